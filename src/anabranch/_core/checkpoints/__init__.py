@@ -1,0 +1,1 @@
+"""From records in flight to a position that is safe to commit."""

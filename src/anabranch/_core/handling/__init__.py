@@ -1,0 +1,1 @@
+"""How records reach handlers: order lanes, batches, and what follows a failure."""

@@ -1,0 +1,1 @@
+"""Who owns which shard: members, heartbeats, the seal, the fence, fair balance."""

@@ -1,0 +1,1 @@
+"""How a shard is read: its lifecycle, the pace of polling, the window of what is prefetched."""

@@ -1,0 +1,68 @@
+"""Hash keys: how a partition key finds its shard.
+
+A hash key is a 128-bit unsigned integer: the MD5 of the partition key's UTF-8 bytes, read big-endian, or the explicit hash key
+that overrides it. Every open shard holds one inclusive range of them, and the ranges of the open shards cover the space once.
+MD5 is AWS's choice and no matter of security here.
+"""
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
+
+__all__ = ["HashKeyRange", "check_partition_key", "hash_key", "md5_hash_key", "parse_hash_key", "even_ranges"]
+
+_HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
+
+
+def md5_hash_key(partition_key: str) -> int:
+    return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
+
+
+def parse_hash_key(text: str) -> int:
+    if _HASH_KEY.fullmatch(text) is None or (value := int(text)) > HASH_KEY_MAX:
+        raise ValueError(f"a hash key is a decimal integer from 0 to 2**128 - 1 without leading zeros, not {text!r}")
+    return value
+
+
+def hash_key(partition_key: str, explicit_hash_key: str | None = None) -> int:
+    """The effective hash key of a record."""
+    return md5_hash_key(partition_key) if explicit_hash_key is None else parse_hash_key(explicit_hash_key)
+
+
+def check_partition_key(partition_key: str) -> str:
+    """The key itself, if the service would take it (1 to 256 Unicode characters)."""
+    if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS_MAX:
+        raise ValueError(f"a partition key has 1 to {PARTITION_KEY_CHARACTERS_MAX} characters, not {len(partition_key)}")
+    try:
+        partition_key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a partition key must be encodable as UTF-8: {error}") from None
+    return partition_key
+
+
+class HashKeyRange(NamedTuple):
+    """An inclusive range of hash keys."""
+
+    start: int
+    end: int
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and self.start <= key <= self.end
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start + 1
+
+    def is_adjacent_to(self, other: "HashKeyRange") -> bool:
+        return self.end + 1 == other.start or other.end + 1 == self.start
+
+
+def even_ranges(count: int) -> list[HashKeyRange]:
+    """The hash space cut as AWS cuts it: floor(2**128 / count) each, the last one takes the rest."""
+    width = (HASH_KEY_MAX + 1) // count
+    starts = [width * i for i in range(count)]
+    return [
+        HashKeyRange(start, HASH_KEY_MAX if i == count - 1 else start + width - 1) for i, start in enumerate(starts)
+    ]

@@ -1,0 +1,254 @@
+"""Everything that anabranch raises on purpose.
+
+    AnabranchError                       base of all; `.retryable` says whether the same call may succeed later
+    ├── ConfigurationError               a setting is wrong; every violation is listed at once
+    ├── UsageError                       the call does not fit the object's state (closed producer, second iterator)
+    ├── CodecError                       bytes that are no valid frame or body; nothing of them was used
+    ├── TransportError                   retryable: no answer from the service (connect, TLS, time-out, broken answer)
+    ├── CredentialsError                 no usable credentials or region; the message says where they are looked for
+    ├── ServiceError                     the service answered with an error: .operation .code .status .request_id
+    │   ├── ThrottledError               retryable: over a quota
+    │   ├── UnavailableError             retryable: 5xx, internal failure
+    │   ├── ExpiredIteratorError         retryable with a new iterator
+    │   ├── ExpiredTokenError            retryable with fresh credentials, or a corrected clock
+    │   ├── ResourceInUseError           retryable: the stream or consumer is changing, or the subscription is taken
+    │   ├── AccessDeniedError            IAM or KMS said no
+    │   ├── StreamNotFoundError          no such stream, shard or consumer in this account and region
+    │   └── InvalidRequestError          the service did not accept the request's content
+    ├── StreamError                      the stream is not what this application was reading
+    │   ├── StreamDeletedError
+    │   └── StreamRecreatedError
+    ├── LeaseError
+    │   ├── LeaseLostError               another member owns the shard now
+    │   ├── LeaseStoreError              retryable: the store did not answer, or could not do what was asked
+    │   ├── LeaseStoreInvalidError       the store is unusable as it is: no database, wrong schema, refused place
+    │   └── FleetMismatchError           this worker's streams or settings differ from those of its live fleet
+    ├── HandlerError                     a record's handler failed for good; .record names it, __cause__ is the reason
+    │   └── DecodeError                  a record's payload is not what `decode=` expects
+    ├── ConsumerFailedError              a background task ended in an unexpected error; __cause__ is that error
+    └── ProducerError
+        ├── BufferFull                   retryable: the producer's buffer has no room now
+        └── DeliveryFailed               a record was not delivered; .result has the record and every attempt
+
+Losing a race is an outcome and per-record results are values: neither is raised. A class's docstring is its default message.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+__all__ = [
+    "AccessDeniedError",
+    "AnabranchError",
+    "BufferFull",
+    "CodecError",
+    "ConfigurationError",
+    "ConsumerFailedError",
+    "CredentialsError",
+    "DecodeError",
+    "DeliveryFailed",
+    "ExpiredIteratorError",
+    "ExpiredTokenError",
+    "FleetMismatchError",
+    "HandlerError",
+    "InvalidRequestError",
+    "LeaseError",
+    "LeaseLostError",
+    "LeaseStoreError",
+    "LeaseStoreInvalidError",
+    "ProducerError",
+    "ResourceInUseError",
+    "ServiceError",
+    "StreamDeletedError",
+    "StreamError",
+    "StreamNotFoundError",
+    "StreamRecreatedError",
+    "ThrottledError",
+    "TransportError",
+    "UnavailableError",
+    "UsageError",
+]
+
+
+class AnabranchError(Exception):
+    """Something went wrong in anabranch."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class ConfigurationError(AnabranchError, ValueError):
+    """A setting is wrong."""
+
+    def __init__(self, violations: str | Sequence[str]) -> None:
+        self.violations: tuple[str, ...] = (violations,) if isinstance(violations, str) else tuple(violations)
+        super().__init__("; ".join(self.violations))
+
+
+class UsageError(AnabranchError):
+    """The call does not fit the object's state."""
+
+
+class CodecError(AnabranchError, ValueError):
+    """These bytes are not what they should be."""
+
+
+class TransportError(AnabranchError):
+    """The service gave no usable answer."""
+
+    retryable = True
+
+    def __init__(self, message: str | None = None, *, maybe_sent: bool = True) -> None:
+        super().__init__(message)
+        self.maybe_sent = maybe_sent
+        """False only where it is certain that the service never saw the request."""
+
+
+class CredentialsError(AnabranchError):
+    """No usable AWS credentials or region were found."""
+
+
+class ServiceError(AnabranchError):
+    """The service answered with an error."""
+
+    def __init__(
+        self, message: str, *, operation: str, code: str, status: int = 400, request_id: str | None = None
+    ) -> None:
+        parts = [f"{operation}: {code}"]
+        if message:
+            parts.append(f": {message}")
+        if request_id:
+            parts.append(f" (request id {request_id})")
+        super().__init__("".join(parts))
+        self.message = message
+        self.operation = operation
+        self.code = code
+        self.status = status
+        self.request_id = request_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_service_error, (
+            type(self), self.message, self.operation, self.code, self.status, self.request_id,
+        )  # fmt: skip
+
+
+def _rebuild_service_error(
+    kind: type[ServiceError], message: str, operation: str, code: str, status: int, request_id: str | None
+) -> ServiceError:
+    return kind(message, operation=operation, code=code, status=status, request_id=request_id)
+
+
+class ThrottledError(ServiceError):
+    """The call went over a quota."""
+
+    retryable = True
+
+
+class UnavailableError(ServiceError):
+    """The service failed inside."""
+
+    retryable = True
+
+
+class ExpiredIteratorError(ServiceError):
+    """The shard iterator is older than five minutes."""
+
+    retryable = True
+
+
+class ExpiredTokenError(ServiceError):
+    """The credentials or the signature have expired."""
+
+    retryable = True
+
+
+class ResourceInUseError(ServiceError):
+    """The stream or consumer is changing, or the subscription is taken."""
+
+    retryable = True
+
+
+class AccessDeniedError(ServiceError):
+    """IAM or KMS refused the call."""
+
+
+class StreamNotFoundError(ServiceError):
+    """There is no such stream, shard or consumer in this account and region."""
+
+
+class InvalidRequestError(ServiceError):
+    """The service did not accept the content of the request."""
+
+
+class StreamError(AnabranchError):
+    """The stream is not the one this application was reading."""
+
+
+class StreamDeletedError(StreamError):
+    """The stream was deleted while this application was reading it."""
+
+
+class StreamRecreatedError(StreamError):
+    """The stream was deleted and created anew while this application was reading it."""
+
+
+class LeaseError(AnabranchError):
+    """Something went wrong with a lease."""
+
+
+class LeaseLostError(LeaseError):
+    """Another member of the fleet owns this shard now."""
+
+
+class LeaseStoreError(LeaseError):
+    """The lease store did not do what was asked."""
+
+    retryable = True
+
+
+class LeaseStoreInvalidError(LeaseError):
+    """The lease store cannot be used as it is."""
+
+
+class FleetMismatchError(LeaseError):
+    """This worker's settings differ from those of its live fleet."""
+
+
+class HandlerError(AnabranchError):
+    """A record could not be handled."""
+
+    def __init__(self, message: str | None = None, *, record: Any = None) -> None:
+        super().__init__(message)
+        self.record = record
+
+
+class DecodeError(HandlerError):
+    """A record's payload is not what `decode=` expects."""
+
+
+class ConsumerFailedError(AnabranchError):
+    """A part of the consumer ended in an unexpected error."""
+
+
+class ProducerError(AnabranchError):
+    """Something went wrong while writing."""
+
+
+class BufferFull(ProducerError):  # noqa: N818 -- the standard library's queue.Full, in our words
+    """The producer's buffer has no room for this record now."""
+
+    retryable = True
+
+
+class DeliveryFailed(ProducerError):  # noqa: N818 -- an outcome that is raised only where it was asked for
+    """A record was not delivered."""
+
+    def __init__(self, message: str | None = None, *, results: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.results: tuple[Any, ...] = tuple(results)
+        """One PutResult for each record that was not delivered, with the record and every attempt."""
+
+    @property
+    def result(self) -> Any:
+        return self.results[0] if self.results else None

@@ -1,0 +1,100 @@
+"""The public values: what handlers receive, and what a write ends as.
+
+All are plain values that a unit test can build. A record holds no reference to the batch, the consumer or a tracker: there may be
+millions of them, so they are slim and not tracked by the garbage collector.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
+
+__all__ = ["Attempt", "Batch", "PutResult", "Record"]
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
+    """One record as its producer wrote it: a record of the stream, or one sub-record of a KPL aggregate."""
+
+    stream: str
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int = BEFORE_FIRST_SUB
+    """Its index inside an aggregate; -1 for a record that was written alone."""
+    partition_key: str
+    explicit_hash_key: str | None = None
+    """Known for sub-records of an aggregate only: the service does not return it."""
+    arrival_seconds: float
+    """When the service took it, in seconds since 1970; approximate, and not always increasing."""
+    data: bytes
+    value: T = None  # type: ignore[assignment]
+    """What `decode=` made of the data; the data itself by default."""
+    misrouted: bool = False
+    """The hash key of this sub-record lies outside its shard's range: other writers' aggregates that straddled a split."""
+
+    @property
+    def approximate_arrival_timestamp(self) -> datetime:
+        return datetime.fromtimestamp(self.arrival_seconds, UTC)
+
+    @property
+    def position(self) -> Position:
+        return Position(int(self.sequence_number), self.sub_sequence_number)
+
+
+class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """Records of one shard, in stream order."""
+
+    stream: str
+    shard_id: str
+    records: list[Record[T]]
+    millis_behind_latest: int | None = None
+
+    def __iter__(self) -> Iterator[Record[T]]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try to write a record."""
+
+    started_seconds: float
+    """Wall-clock time, in seconds since 1970."""
+    duration_seconds: float
+    code: str | None = None
+    """None for the attempt that succeeded; else AWS's code, or ours for what never reached AWS."""
+    message: str | None = None
+    request_id: str | None = None
+
+
+class PutResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How the writing of one record ended: delivered, failed, or left open by the service (`maybe_written`)."""
+
+    stream: str
+    partition_key: str
+    explicit_hash_key: str | None = None
+    data: bytes
+    shard_id: str | None = None
+    """None where it was not delivered."""
+    sequence_number: str | None = None
+    sub_sequence_number: int = BEFORE_FIRST_SUB
+    attempts: tuple[Attempt, ...] = ()
+    maybe_written: bool = False
+    """A call that carried this record got no answer: the record may be in the stream although it is not known to be."""
+
+    @property
+    def delivered(self) -> bool:
+        return self.sequence_number is not None
+
+    @property
+    def error(self) -> str | None:
+        """Why it was not delivered, in one line; None if it was."""
+        if self.delivered:
+            return None
+        last: Any = self.attempts[-1] if self.attempts else None
+        return "never sent" if last is None else f"{last.code}: {last.message}"

@@ -1,0 +1,1 @@
+"""Lease stores: where a fleet keeps its leases, checkpoints and members."""

@@ -34,7 +34,9 @@ def hash_key(partition_key: str, explicit_hash_key: str | None = None) -> int:
 def check_partition_key(partition_key: str) -> str:
     """The key itself, if the service would take it (1 to 256 Unicode characters)."""
     if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS_MAX:
-        raise ValueError(f"a partition key has 1 to {PARTITION_KEY_CHARACTERS_MAX} characters, not {len(partition_key)}")
+        raise ValueError(
+            f"a partition key has 1 to {PARTITION_KEY_CHARACTERS_MAX} characters, not {len(partition_key)}"
+        )
     try:
         partition_key.encode()
     except UnicodeEncodeError as error:

@@ -43,5 +43,7 @@ class Position(NamedTuple):
         """The opposite of `str`: `49590…` or `49590…:3`."""
         number, colon, sub = text.partition(":")
         if colon and not (sub.isascii() and sub.isdigit()):
-            raise ValueError(f"a position is a sequence number, or one with ':' and a sub-sequence number, not {text!r}")
+            raise ValueError(
+                f"a position is a sequence number, or one with ':' and a sub-sequence number, not {text!r}"
+            )
         return cls(parse_sequence_number(number), int(sub) if colon else BEFORE_FIRST_SUB)

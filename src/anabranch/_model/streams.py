@@ -9,7 +9,9 @@ from anabranch.limits import STREAM_NAME_CHARACTERS_MAX
 __all__ = ["StreamName", "parse_stream"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
-_ARN = re.compile(r"arn:(?P<partition>aws[a-z-]*):kinesis:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):stream/(?P<name>[^/]+)")
+_ARN = re.compile(
+    r"arn:(?P<partition>aws[a-z-]*):kinesis:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):stream/(?P<name>[^/]+)"
+)
 
 
 class StreamName(msgspec.Struct, frozen=True):

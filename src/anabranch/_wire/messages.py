@@ -1,0 +1,121 @@
+"""The data calls' answers as typed values, in AWS's words.
+
+They are what `_ports.kinesis` speaks: the client decodes bytes into them, the simulated stream builds them directly. Only the
+record is decoded straight off the wire (its members carry AWS's names there); everything else is small.
+"""
+
+import msgspec
+
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.shards import Shard
+
+__all__ = [
+    "ChildShard",
+    "ConsumerDescription",
+    "GetRecordsResponse",
+    "KinesisRecord",
+    "ListShardsResponse",
+    "PutRecordResponse",
+    "PutRecordsEntry",
+    "PutRecordsResponse",
+    "PutRecordsResultEntry",
+    "StreamSummary",
+    "SubscribeToShardEvent",
+]
+
+
+class KinesisRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record of the stream as the service returns it: perhaps an aggregate of many."""
+
+    data: bytes = msgspec.field(name="Data")
+    partition_key: str = msgspec.field(name="PartitionKey")
+    sequence_number: str = msgspec.field(name="SequenceNumber")
+    arrival_seconds: float = msgspec.field(name="ApproximateArrivalTimestamp", default=0.0)
+    encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
+
+
+class ChildShard(msgspec.Struct, frozen=True):
+    shard_id: str
+    parent_shard_ids: tuple[str, ...]
+    hash_key_range: HashKeyRange
+
+
+class GetRecordsResponse(msgspec.Struct, frozen=True):
+    records: list[KinesisRecord]
+    next_shard_iterator: str | None
+    """None at the end of a closed shard."""
+    millis_behind_latest: int | None = None
+    child_shards: tuple[ChildShard, ...] = ()
+    """Named with the end of a closed shard; may be absent there too."""
+    server_seconds: float | None = None
+    """The service's clock: the Date of this answer."""
+    body_bytes: int = 0
+    """What the answer weighed on the wire."""
+
+
+class ListShardsResponse(msgspec.Struct, frozen=True):
+    shards: tuple[Shard, ...]
+    next_token: str | None = None
+
+
+class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arn: str
+    status: str
+    """CREATING, UPDATING, ACTIVE or DELETING."""
+    created_seconds: float
+    retention_hours: int
+    open_shard_count: int
+    stream_mode: str = "PROVISIONED"
+    record_bytes_max: int = 1 << 20
+    record_distribution: str | None = None
+    """AUTO where the service places records itself and partition keys mean nothing."""
+    consumer_count: int = 0
+    server_seconds: float | None = None
+
+
+class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False):
+    data: bytes
+    partition_key: str
+    explicit_hash_key: str | None = None
+
+
+class PutRecordsResultEntry(msgspec.Struct, frozen=True, gc=False):
+    """One slot of a PutRecords answer: written (sequence number and shard) or not (code and message)."""
+
+    sequence_number: str | None = msgspec.field(name="SequenceNumber", default=None)
+    shard_id: str | None = msgspec.field(name="ShardId", default=None)
+    error_code: str | None = msgspec.field(name="ErrorCode", default=None)
+    error_message: str | None = msgspec.field(name="ErrorMessage", default=None)
+
+
+class PutRecordsResponse(msgspec.Struct, frozen=True):
+    entries: list[PutRecordsResultEntry]
+    failed_record_count: int = 0
+    request_id: str | None = None
+
+
+class PutRecordResponse(msgspec.Struct, frozen=True):
+    shard_id: str
+    sequence_number: str
+    request_id: str | None = None
+
+
+class SubscribeToShardEvent(msgspec.Struct, frozen=True):
+    """One pushed event of a subscription; may hold no record."""
+
+    records: list[KinesisRecord]
+    continuation_sequence_number: str | None
+    """Where to go on; None at the end of a closed shard."""
+    millis_behind_latest: int | None = None
+    child_shards: tuple[ChildShard, ...] = ()
+    body_bytes: int = 0
+
+
+class ConsumerDescription(msgspec.Struct, frozen=True):
+    name: str
+    arn: str
+    status: str
+    """CREATING, ACTIVE or DELETING."""
+    created_seconds: float
+    stream_arn: str | None = None

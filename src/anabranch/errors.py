@@ -30,7 +30,8 @@
         ├── BufferFull                   retryable: the producer's buffer has no room now
         └── DeliveryFailed               a record was not delivered; .result has the record and every attempt
 
-Losing a race is an outcome and per-record results are values: neither is raised. A class's docstring is its default message.
+Losing a race is an outcome and per-record results are values: neither is raised. A class's docstring is its
+default message.
 """
 
 from collections.abc import Sequence

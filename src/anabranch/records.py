@@ -1,7 +1,7 @@
 """The public values: what handlers receive, and what a write ends as.
 
-All are plain values that a unit test can build. A record holds no reference to the batch, the consumer or a tracker: there may be
-millions of them, so they are slim and not tracked by the garbage collector.
+All are plain values that a unit test can build. A record holds no reference to the batch, the consumer or a
+tracker: there may be millions of them, so they are slim and not tracked by the garbage collector.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ class Record(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     value: T = None  # type: ignore[assignment]
     """What `decode=` made of the data; the data itself by default."""
     misrouted: bool = False
-    """The hash key of this sub-record lies outside its shard's range: other writers' aggregates that straddled a split."""
+    """The hash key of this sub-record lies outside its shard's range: other writers' aggregates that straddled a
+    split.
+    """
 
     @property
     def approximate_arrival_timestamp(self) -> datetime:

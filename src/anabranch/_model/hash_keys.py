@@ -1,8 +1,8 @@
 """Hash keys: how a partition key finds its shard.
 
-A hash key is a 128-bit unsigned integer: the MD5 of the partition key's UTF-8 bytes, read big-endian, or the explicit hash key
-that overrides it. Every open shard holds one inclusive range of them, and the ranges of the open shards cover the space once.
-MD5 is AWS's choice and no matter of security here.
+A hash key is a 128-bit unsigned integer: the MD5 of the partition key's UTF-8 bytes, read big-endian, or the
+explicit hash key that overrides it. Every open shard holds one inclusive range of them, and the ranges of the
+open shards cover the space once. MD5 is AWS's choice and no matter of security here.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
 
-__all__ = ["HashKeyRange", "check_partition_key", "hash_key", "md5_hash_key", "parse_hash_key", "even_ranges"]
+__all__ = ["HashKeyRange", "check_partition_key", "even_ranges", "hash_key", "md5_hash_key", "parse_hash_key"]
 
 _HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
 

@@ -1,8 +1,9 @@
 """Sequence numbers and positions in a shard.
 
-A sequence number is a decimal integer of up to 129 digits; AWS's are larger than 128 bits, so they are Python integers here and
-strings on the wire and in records. A `Position` also counts the sub-records of a KPL aggregate: all of them share their record's
-sequence number and are told apart by a sub-sequence number from 0. `BEFORE_FIRST_SUB` sorts before all of them.
+A sequence number is a decimal integer of up to 129 digits; AWS's are larger than 128 bits, so they are Python
+integers here and strings on the wire and in records. A `Position` also counts the sub-records of a KPL
+aggregate: all of them share their record's sequence number and are told apart by a sub-sequence number from 0.
+`BEFORE_FIRST_SUB` sorts before all of them.
 
 Positions of one shard are ordered; positions of different shards are not comparable, and nothing here compares them.
 """

@@ -1,7 +1,7 @@
-"""Where reading a shard begins: AWS's five iterator types as values, in the words that GetShardIterator and SubscribeToShard share.
+"""Where reading a shard begins: AWS's five iterator types, as GetShardIterator and SubscribeToShard know them.
 
-LATEST is not among those the engine sends: "latest" is pinned to a time once (rule T1), so that a crash before the first
-checkpoint loses nothing. It exists for the tools that look at a stream without following it.
+LATEST is not among those the engine sends: "latest" is pinned to a time once (rule T1), so that a crash before
+the first checkpoint loses nothing. It exists for the tools that look at a stream without following it.
 """
 
 from typing import Literal

@@ -1,8 +1,9 @@
 """Kinesis, as far as the engine needs it: the calls that carry data and the small ones beside them.
 
-Rules for every implementation: a call either returns its typed answer or raises `ServiceError` (the service said no),
-`TransportError` (no usable answer; `maybe_sent` tells whether the service may have acted) or `CredentialsError`. Nothing is
-retried inside: the engine decides. Cancelling a call gives up the answer at once; the service may still act on the request.
+Rules for every implementation: a call either returns its typed answer or raises `ServiceError` (the service
+said no), `TransportError` (no usable answer; `maybe_sent` tells whether the service may have acted) or
+`CredentialsError`. Nothing is retried inside: the engine decides. Cancelling a call gives up the answer at
+once; the service may still act on the request.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,8 @@
 """The data calls' answers as typed values, in AWS's words.
 
-They are what `_ports.kinesis` speaks: the client decodes bytes into them, the simulated stream builds them directly. Only the
-record is decoded straight off the wire (its members carry AWS's names there); everything else is small.
+They are what `_ports.kinesis` speaks: the client decodes bytes into them, the simulated stream builds them
+directly. Only the record is decoded straight off the wire (its members carry AWS's names there); everything
+else is small.
 """
 
 import msgspec

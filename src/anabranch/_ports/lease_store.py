@@ -1,0 +1,132 @@
+"""The lease store: one application's rows, each written under a condition.
+
+Rules for every implementation, checked by `anabranch.testing.check_lease_store`:
+- every write is atomic and conditional; a condition that does not hold is an outcome (`Conflict`, `None`),
+  never an exception;
+- reads see every write that was acknowledged before the read began;
+- nothing is retried inside; a call that cannot be completed raises `LeaseStoreError`, and may or may not have
+  taken effect;
+- rows are returned as stored after the write, so that a caller whose earlier answer was lost learns what is
+  there.
+
+The store compares versions, owners and counters. It knows no clock, decides no expiry and never changes a row
+by itself.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from anabranch._model.leases import (
+    AppRow,
+    ControlRow,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    ShardStatus,
+    StreamRow,
+)
+
+__all__ = ["Beat", "Conflict", "LeaseStore"]
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """The condition did not hold; this is the row as it is now (None: there is no such row)."""
+
+    row: LeaseRow | None
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat writes beside the counter."""
+
+    member_id: str
+    attempt: int
+    """Grows with every attempt, also over failures; the stored counter becomes the larger of the two (rule L2)."""
+    load: int = 0
+    lease_version: int = 0
+    reads_healthy: bool = True
+    draining: bool = False
+    status: tuple[ShardStatus, ...] = ()
+    answered: tuple[HandOffRequest, ...] = ()
+    """Requests that this member has answered, to be removed from `wanted`."""
+
+
+class LeaseStore(Protocol):
+    async def open(self, app: AppRow) -> AppRow:
+        """Makes the tables and the application's row where there are none; returns the row that stands."""
+
+    async def read_app(self) -> AppRow | None: ...
+
+    async def incarnation(self) -> str:
+        """An identity of the storage itself: another one means that acknowledged writes may be gone (rule L13)."""
+
+    async def close(self) -> None: ...
+
+    # members
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        """Put if absent; returns the row that stands."""
+
+    async def heartbeat(self, beat: Beat) -> MemberRow | None:
+        """Updates the row if it exists and is live; returns it as it is then, None if there is none. Never an upsert."""
+
+    async def read_members(self) -> Sequence[MemberRow]: ...
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        """Live -> sealed if the counter is still the observed one; returns the row as it is then (rule L3)."""
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        """Live -> left: one write frees all the member's leases."""
+
+    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+        """Adds to a live donor's `wanted`, once; returns the donor's row as it is then."""
+
+    async def delete_member(self, member_id: str) -> bool:
+        """Removes a sealed or left member that no lease names."""
+
+    # streams
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        """Put if absent; returns the row that stands."""
+
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        """Replaces the row if its version is still the expected one; None if it is not."""
+
+    async def read_streams(self) -> Sequence[StreamRow]: ...
+
+    # leases
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        """Put if absent; returns the row that stands."""
+
+    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+        """In the order of their keys. Finished rows are left out unless asked for (rule S6: waiting for retention is
+        free).
+        """
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None: ...
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int
+    ) -> LeaseRow | Conflict:
+        """Owner becomes `member_id`, version and epoch grow by one, `takes_without_progress` by one.
+
+        Holds only while the row has the expected owner and version, and that owner is absent, sealed or left (rule L7).
+        """
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        """The owner's own write: `row` with version `expected_version + 1` replaces the stored one.
+
+        Holds only while the stored row names `member_id` as its owner and has the expected version. Commits, finishes,
+        stops, releases (owner None) and gives (owner another member) are all this write.
+        """
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        """Removes a finished row of the expected version (rule S6)."""
+
+    # commands
+    async def put_control(self, row: ControlRow) -> None: ...
+
+    async def write_control(self, row: ControlRow) -> bool:
+        """Replaces a pending command; False if it is pending no more."""
+
+    async def read_controls(self) -> Sequence[ControlRow]: ...

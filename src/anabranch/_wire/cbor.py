@@ -1,0 +1,215 @@
+"""CBOR as AWS's `application/x-amz-cbor-1.1` uses it: a reader and a writer for whole bodies.
+
+Bodies are None, bool, int, float, str, bytes, list, dict with text keys, and `Timestamp`. AWS differs from RFC
+8949 in one point: tag 1 holds whole *milliseconds*, not seconds, so a stock decoder refuses it or is wrong by a
+factor of 1000. A peer may also leave the tag out; only whoever knows the member's name can tell then, so such a
+number stays a number here.
+
+Definite and indefinite lengths are read, definite ones are written. Depth and number of items are bounded, and
+a length is believed only as far as there are bytes: a hostile body costs a small multiple of its own size. Tags
+other than 1, simple values other than false, true, null and undefined, and keys that are no text are refused:
+AWS has no use for them.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from anabranch._wire.timestamps import Timestamp
+from anabranch.errors import CodecError
+
+__all__ = ["DEPTH_MAX", "ITEMS_MAX", "decode", "encode"]
+
+DEPTH_MAX: Final = 32
+ITEMS_MAX: Final = 1 << 20  # a full GetRecords answer has about 120,000
+
+_UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
+_TIMESTAMP_TAG: Final = 1
+_BREAK: Final = 0xFF
+_INDEFINITE: Final = -1
+_ARGUMENT_BYTES: Final = {24: 1, 25: 2, 26: 4, 27: 8}
+_FLOATS: Final = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
+_SIMPLE_VALUES: Final[dict[int, bool | None]] = {20: False, 21: True, 22: None, 23: None}
+
+_FLOAT_64: Final = struct.Struct(">Bd")
+_ARGUMENTS: Final = (  # (limit, additional information, packer of initial byte and argument)
+    (1 << 8, 24, struct.Struct(">BB")),
+    (1 << 16, 25, struct.Struct(">BH")),
+    (1 << 32, 26, struct.Struct(">BI")),
+    (1 << 64, 27, struct.Struct(">BQ")),
+)
+_SMALL_HEADS: Final = tuple(bytes([initial]) for initial in range(256))
+
+
+def decode(body: bytes | bytearray | memoryview) -> Any:
+    """The one value in `body`, copied out of it."""
+    reader = _Reader(bytes(body))
+    try:
+        value = reader.read(0)
+    except IndexError:
+        raise CodecError(f"CBOR body of {len(body)} bytes ends in the middle of a value") from None
+    except UnicodeDecodeError as error:
+        raise CodecError(f"CBOR text is not UTF-8: {error}") from None
+    if reader.position != len(reader.body):
+        raise CodecError(f"CBOR body has {len(reader.body) - reader.position} bytes after its value")
+    return value
+
+
+class _Reader:
+    __slots__ = ("body", "items_left", "position")
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.position = 0
+        self.items_left = ITEMS_MAX
+
+    def read(self, depth: int) -> Any:
+        self.items_left -= 1
+        if self.items_left < 0:
+            raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
+        start = self.position
+        initial = self.body[start]
+        major = initial >> 5
+        if major == _SIMPLE:
+            return self._simple(initial & 31)
+        argument = self._argument()
+        if major == _TEXT:
+            return self._text() if argument == _INDEFINITE else self._take(argument).decode()
+        if major == _BYTES:
+            return b"".join(self._chunks(_BYTES)) if argument == _INDEFINITE else self._take(argument)
+        if major == _UNSIGNED and argument != _INDEFINITE:
+            return argument
+        if major == _NEGATIVE and argument != _INDEFINITE:
+            return -1 - argument
+        if depth >= DEPTH_MAX:
+            raise CodecError(f"CBOR body is nested deeper than {DEPTH_MAX} levels")
+        if major == _MAP:
+            return self._map(argument, depth + 1)
+        if major == _ARRAY:
+            return self._array(argument, depth + 1)
+        if major == _TAG and argument == _TIMESTAMP_TAG:
+            return self._timestamp(depth + 1)
+        raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} begins nothing that AWS's bodies have")
+
+    def _argument(self) -> int:
+        """The number that goes with an initial byte: a value, a length, a count or a tag."""
+        information = self.body[self.position] & 31
+        self.position += 1
+        if information < 24:
+            return information
+        if information == 31:
+            return _INDEFINITE
+        size = _ARGUMENT_BYTES.get(information)
+        if size is None:
+            raise CodecError(f"CBOR additional information {information} is reserved")
+        return int.from_bytes(self._take(size))
+
+    def _take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self.body):
+            raise CodecError(f"CBOR length {size} at offset {self.position} passes the end of the body")
+        taken = self.body[self.position : end]
+        self.position = end
+        return taken
+
+    def _chunks(self, major: int) -> Iterable[bytes]:
+        while not self._ended():
+            chunk_major, size = self.body[self.position] >> 5, self._argument()
+            if chunk_major != major or size == _INDEFINITE:
+                raise CodecError("CBOR string of indefinite length holds something other than its chunks")
+            self.items_left -= 1
+            if self.items_left < 0:
+                raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
+            yield self._take(size)
+
+    def _text(self) -> str:
+        return "".join([chunk.decode() for chunk in self._chunks(_TEXT)])
+
+    def _ended(self) -> bool:
+        """Whether a collection of indefinite length ends here; then its break is passed."""
+        if self.body[self.position] != _BREAK:
+            return False
+        self.position += 1
+        return True
+
+    def _array(self, count: int, depth: int) -> list[Any]:
+        if count != _INDEFINITE:
+            return [self.read(depth) for _ in range(count)]
+        items = []
+        while not self._ended():
+            items.append(self.read(depth))
+        return items
+
+    def _map(self, count: int, depth: int) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        while not self._ended() if count == _INDEFINITE else count > 0:
+            key = self.read(depth)
+            if not isinstance(key, str):
+                raise CodecError(f"CBOR map has a key that is no text: {type(key).__name__}")
+            members[key] = self.read(depth)
+            if count > 0:
+                count -= 1
+        return members
+
+    def _timestamp(self, depth: int) -> Timestamp:
+        value = self.read(depth)
+        if isinstance(value, bool | Timestamp) or not isinstance(value, int | float):
+            raise CodecError(f"CBOR tag 1 holds a {type(value).__name__}, not milliseconds since 1970")
+        return Timestamp.from_milliseconds(value)
+
+    def _simple(self, information: int) -> Any:
+        self.position += 1
+        layout = _FLOATS.get(information)
+        if layout is not None:
+            return layout.unpack(self._take(layout.size))[0]
+        if information not in _SIMPLE_VALUES:
+            raise CodecError(f"CBOR simple value {information} (31 is a break) stands where a value should")
+        return _SIMPLE_VALUES[information]
+
+
+def encode(value: Any) -> bytes:
+    parts: list[bytes] = []
+    try:
+        _write(value, parts, 0)
+    except UnicodeEncodeError as error:
+        raise CodecError(f"a text that is not Unicode cannot be written as CBOR: {error}") from None
+    return b"".join(parts)
+
+
+def _head(major: int, argument: int) -> bytes:
+    if argument < 24:
+        return _SMALL_HEADS[major << 5 | argument]
+    for limit, information, layout in _ARGUMENTS:
+        if argument < limit:
+            return layout.pack(major << 5 | information, argument)
+    raise CodecError(f"CBOR has no integer as large as {argument}")
+
+
+def _write(value: Any, parts: list[bytes], depth: int) -> None:
+    if isinstance(value, str):
+        text = value.encode()
+        parts += (_head(_TEXT, len(text)), text)
+    elif isinstance(value, bytes | bytearray):
+        parts += (_head(_BYTES, len(value)), bytes(value))
+    elif value is None or isinstance(value, bool):
+        parts.append(b"\xf6" if value is None else b"\xf5" if value else b"\xf4")
+    elif isinstance(value, int):
+        parts.append(_head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value))
+    elif isinstance(value, Timestamp):
+        parts.append(_SMALL_HEADS[_TAG << 5 | _TIMESTAMP_TAG])
+        _write(value.milliseconds, parts, depth)
+    elif isinstance(value, float):
+        parts.append(_FLOAT_64.pack(_SIMPLE << 5 | 27, value))
+    elif depth >= DEPTH_MAX:
+        raise CodecError(f"a value nested deeper than {DEPTH_MAX} levels is not written as CBOR")
+    elif isinstance(value, dict):
+        parts.append(_head(_MAP, len(value)))
+        for key, member in value.items():
+            _write(key, parts, depth + 1)
+            _write(member, parts, depth + 1)
+    elif isinstance(value, list | tuple):
+        parts.append(_head(_ARRAY, len(value)))
+        for item in value:
+            _write(item, parts, depth + 1)
+    else:
+        raise CodecError(f"AWS's CBOR has no form for a value of type {type(value).__name__}")

@@ -1,0 +1,220 @@
+"""AWS event-stream messages: the frames in which SubscribeToShard pushes its events.
+
+    total length (4) | header length (4) | CRC-32 of these 8 bytes (4) | headers | payload | CRC-32 of all before (4)
+
+Everything is big-endian, and the second checksum goes on where the first one ended. `MessageDecoder` takes bytes
+cut anywhere. It believes a length only after its checksum and its bounds have been checked, so that no more than
+one frame is ever buffered. A stream repeats the same few header blocks; each is parsed once and then found by its
+bytes, and its headers are shared between messages, read-only.
+
+Nothing here knows what a message means: see `subscriptions`.
+"""
+
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from anabranch._wire.timestamps import Timestamp
+from anabranch.errors import CodecError
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "HEADERS_BYTES_MAX",
+    "HeaderValue",
+    "Message",
+    "MessageDecoder",
+    "Uuid",
+    "encode_headers",
+    "encode_message",
+    "frame",
+]
+
+FRAME_BYTES_MAX: Final = 24 << 20  # the bound that AWS's SDKs keep
+HEADERS_BYTES_MAX: Final = 128 << 10  # likewise
+
+_PRELUDE: Final = struct.Struct(">III")
+_LENGTHS: Final = struct.Struct(">II")
+_CRC: Final = struct.Struct(">I")
+_VALUE_LENGTH: Final = struct.Struct(">H")
+_OVERHEAD_BYTES: Final = _PRELUDE.size + _CRC.size
+_CACHED_BLOCKS_MAX: Final = 64
+_CACHED_BLOCK_BYTES_MAX: Final = 1024
+
+_TRUE, _FALSE, _BYTE, _SHORT, _INTEGER, _LONG, _BYTES, _STRING, _TIMESTAMP, _UUID = range(10)
+_INTEGERS: Final = {
+    _BYTE: struct.Struct(">b"),
+    _SHORT: struct.Struct(">h"),
+    _INTEGER: struct.Struct(">i"),
+    _LONG: struct.Struct(">q"),
+}
+
+
+class Uuid(bytes):
+    """The sixteen bytes of a header of type UUID."""
+
+    __slots__ = ()
+
+
+HeaderValue = bool | int | bytes | str | Timestamp | Uuid
+
+
+class Message(msgspec.Struct, frozen=True):
+    headers: Mapping[str, HeaderValue]
+    payload: bytes
+
+
+class MessageDecoder:
+    """Whole messages out of a stream of bytes. After a CodecError the stream has lost its frames: drop it."""
+
+    __slots__ = ("_blocks", "_buffer", "_wanted_bytes")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._wanted_bytes = _PRELUDE.size
+        self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a message that is not whole yet; a stream that ends cleanly leaves none."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
+        """The messages that are whole now, copied out of `data`."""
+        if not self._buffer:
+            messages, used = self._read(data)
+            self._buffer += data[used:]
+            return messages
+        self._buffer += data
+        if len(self._buffer) < self._wanted_bytes:
+            return []
+        messages, used = self._read(self._buffer)
+        del self._buffer[:used]
+        return messages
+
+    def _read(self, data: bytes | bytearray | memoryview) -> tuple[list[Message], int]:
+        messages: list[Message] = []
+        start = 0
+        with memoryview(data) as view:
+            while True:
+                self._wanted_bytes = _PRELUDE.size
+                if len(view) - start < _PRELUDE.size:
+                    return messages, start
+                total, headers_bytes, prelude_crc = _PRELUDE.unpack_from(view, start)
+                crc = crc32(view[start : start + _LENGTHS.size])
+                if crc != prelude_crc:
+                    raise CodecError("event-stream frame has a wrong checksum over its lengths")
+                if not _OVERHEAD_BYTES + headers_bytes <= total <= FRAME_BYTES_MAX or headers_bytes > HEADERS_BYTES_MAX:
+                    raise CodecError(f"event-stream frame claims {total} bytes, {headers_bytes} of them headers")
+                if len(view) - start < total:
+                    self._wanted_bytes = total
+                    return messages, start
+                end = start + total - _CRC.size
+                if crc32(view[start + _LENGTHS.size : end], crc) != _CRC.unpack_from(view, end)[0]:
+                    raise CodecError(f"event-stream frame of {total} bytes has a wrong checksum")
+                payload_start = start + _PRELUDE.size + headers_bytes
+                headers = self._headers(bytes(view[start + _PRELUDE.size : payload_start]))
+                messages.append(Message(headers, bytes(view[payload_start:end])))
+                start += total
+
+    def _headers(self, block: bytes) -> Mapping[str, HeaderValue]:
+        known = self._blocks.get(block)
+        if known is None:
+            known = MappingProxyType(_decode_headers(block))
+            if len(self._blocks) < _CACHED_BLOCKS_MAX and len(block) <= _CACHED_BLOCK_BYTES_MAX:
+                self._blocks[block] = known
+        return known
+
+
+def _decode_headers(block: bytes) -> dict[str, HeaderValue]:
+    headers: dict[str, HeaderValue] = {}
+    position = 0
+    try:
+        while position < len(block):
+            name_end = position + 1 + block[position]
+            name = block[position + 1 : name_end].decode()
+            if not name or name in headers:
+                raise CodecError(f"event-stream header {name!r} is empty or stands twice")
+            headers[name], position = _decode_value(block, name_end)
+    except (IndexError, struct.error):
+        raise CodecError("event-stream header passes the end of the headers") from None
+    except UnicodeDecodeError as error:
+        raise CodecError(f"event-stream header is not UTF-8: {error}") from None
+    return headers
+
+
+def _decode_value(block: bytes, position: int) -> tuple[HeaderValue, int]:
+    kind = block[position]
+    position += 1
+    if kind in (_TRUE, _FALSE):
+        return kind == _TRUE, position
+    layout = _INTEGERS.get(kind)
+    if layout is not None:
+        return layout.unpack_from(block, position)[0], position + layout.size
+    if kind == _TIMESTAMP:
+        (milliseconds,) = _INTEGERS[_LONG].unpack_from(block, position)
+        return Timestamp.from_milliseconds(milliseconds), position + _INTEGERS[_LONG].size
+    if kind == _UUID:
+        size = 16
+    elif kind in (_BYTES, _STRING):
+        (size,) = _VALUE_LENGTH.unpack_from(block, position)
+        position += _VALUE_LENGTH.size
+    else:
+        raise CodecError(f"event-stream header has the unknown type {kind}")
+    value = block[position : position + size]
+    if len(value) != size:
+        raise IndexError
+    position += size
+    return (value.decode() if kind == _STRING else Uuid(value) if kind == _UUID else value), position
+
+
+def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
+    """The block of bytes for `frame`; worth keeping where the same headers are sent again and again."""
+    parts: list[bytes] = []
+    for name, value in headers.items():
+        name_bytes = name.encode()
+        if not 1 <= len(name_bytes) <= 255:
+            raise CodecError(f"an event-stream header's name has 1 to 255 bytes, not {len(name_bytes)}")
+        parts += (bytes([len(name_bytes)]), name_bytes, _encode_value(name, value))
+    block = b"".join(parts)
+    if len(block) > HEADERS_BYTES_MAX:
+        raise CodecError(f"event-stream headers have at most {HEADERS_BYTES_MAX} bytes, not {len(block)}")
+    return block
+
+
+def _encode_value(name: str, value: HeaderValue) -> bytes:
+    """An integer goes out in the narrowest type that holds it."""
+    if isinstance(value, bool):
+        return bytes([_TRUE if value else _FALSE])
+    if isinstance(value, int):
+        for kind, layout in _INTEGERS.items():
+            if -1 << (8 * layout.size - 1) <= value < 1 << (8 * layout.size - 1):
+                return bytes([kind]) + layout.pack(value)
+        raise CodecError(f"event-stream header {name} has no type for an integer as large as {value}")
+    if isinstance(value, Timestamp):
+        return bytes([_TIMESTAMP]) + _INTEGERS[_LONG].pack(value.milliseconds)
+    if isinstance(value, Uuid):
+        if len(value) != 16:
+            raise CodecError(f"event-stream header {name} has a UUID of {len(value)} bytes instead of 16")
+        return bytes([_UUID]) + value
+    kind, content = (_STRING, value.encode()) if isinstance(value, str) else (_BYTES, value)
+    if len(content) > 0xFFFF:
+        raise CodecError(f"event-stream header {name} has a value of {len(content)} bytes; 65535 is the most")
+    return bytes([kind]) + _VALUE_LENGTH.pack(len(content)) + content
+
+
+def frame(header_block: bytes, payload: bytes) -> bytes:
+    total = _OVERHEAD_BYTES + len(header_block) + len(payload)
+    if total > FRAME_BYTES_MAX:
+        raise CodecError(f"an event-stream frame has at most {FRAME_BYTES_MAX} bytes, not {total}")
+    lengths = _LENGTHS.pack(total, len(header_block))
+    prelude_crc = _CRC.pack(crc := crc32(lengths))
+    crc = crc32(payload, crc32(header_block, crc32(prelude_crc, crc)))
+    return b"".join((lengths, prelude_crc, header_block, payload, _CRC.pack(crc)))
+
+
+def encode_message(headers: Mapping[str, HeaderValue], payload: bytes) -> bytes:
+    return frame(encode_headers(headers), payload)

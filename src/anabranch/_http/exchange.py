@@ -1,0 +1,143 @@
+"""One request on its way to one answer, whichever HTTP version carries it.
+
+A handler is given a `Request` and returns an answer, or an awaitable of one: most answers need no task, so none is
+made for them. An answer is a `Response` that is complete, a `StreamingResponse` whose chunks come as they come, or an
+`Abandon`, which is how a server behaves that has gone away. The connection offers a `Sink`; how bytes are framed there
+is not known here. An `Exchange` owns the task that makes its answer, and ends it when the client is gone.
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Abandon", "Answer", "Exchange", "Handler", "Headers", "Request", "Response", "Sink", "StreamingResponse"]
+
+logger = logging.getLogger("anabranch.http")
+
+Headers = list[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Request:
+    method: str
+    target: str
+    """Path and query as the client wrote them."""
+    headers: dict[str, str]
+    """Names in lower case; values of a repeated name are joined by a comma."""
+    body: bytes | bytearray
+    http_version: str
+    """`1.0`, `1.1` or `2`."""
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> str:
+        return self.target.partition("?")[2]
+
+
+@dataclass(slots=True)
+class Response:
+    status: int
+    body: bytes = b""
+    headers: Headers = field(default_factory=list)
+    """Without content-length, date and connection: those belong to the connection."""
+
+
+@dataclass(slots=True)
+class StreamingResponse:
+    status: int
+    chunks: AsyncGenerator[bytes, None]
+    """Closed when the client leaves, so its `finally` is where a subscription ends."""
+    headers: Headers = field(default_factory=list)
+
+
+class Abandon(enum.Enum):
+    """No answer at all."""
+
+    HANG_UP = "hang up"
+    """The connection is reset."""
+    SILENCE = "silence"
+    """The connection stays open and nothing ever comes."""
+
+
+Answer = Response | StreamingResponse | Abandon
+Handler = Callable[[Request], Answer | Awaitable[Answer]]
+
+
+class Sink(Protocol):
+    """Where the bytes of one answer go."""
+
+    def send(self, response: Response, /) -> None: ...
+    def start(self, response: StreamingResponse, /) -> None: ...
+    async def write(self, chunk: bytes, /) -> None: ...
+    def finish(self) -> None: ...
+    def abandon(self, how: Abandon, /) -> None: ...
+
+
+class Exchange:
+    """Runs the handler for one request and hands its answer to the sink."""
+
+    def __init__(
+        self, handler: Handler, sink: Sink, spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    ) -> None:
+        self._handler = handler
+        self._sink = sink
+        self._spawn = spawn
+        self._task: asyncio.Task[None] | None = None
+        self.streaming = False
+
+    def begin(self, request: Request) -> None:
+        try:
+            outcome = self._handler(request)
+        except Exception as error:  # noqa: BLE001 -- supervisor: one answer's defect must not end the connection
+            self._sink.send(_defect(request, error))
+            return
+        if isinstance(outcome, Response):
+            self._sink.send(outcome)
+        elif isinstance(outcome, Abandon):
+            self._sink.abandon(outcome)
+        else:
+            self._task = self._spawn(self._perform(request, outcome))
+
+    def cancel(self) -> None:
+        """The client is gone, or the server stops: nobody waits for the answer any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _perform(self, request: Request, outcome: StreamingResponse | Awaitable[Answer]) -> None:
+        try:
+            answer = outcome if isinstance(outcome, StreamingResponse) else await outcome
+        except Exception as error:  # noqa: BLE001 -- as in begin
+            self._sink.send(_defect(request, error))
+            return
+        if isinstance(answer, Response):
+            self._sink.send(answer)
+        elif isinstance(answer, Abandon):
+            self._sink.abandon(answer)
+        else:
+            await self._stream(request, answer)
+
+    async def _stream(self, request: Request, answer: StreamingResponse) -> None:
+        self.streaming = True
+        self._sink.start(answer)
+        try:
+            async with aclosing(answer.chunks) as chunks:
+                async for chunk in chunks:
+                    if chunk:
+                        await self._sink.write(chunk)
+        except Exception:  # as in begin; the head is sent, so the client can only be told by a broken stream
+            logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
+            self._sink.abandon(Abandon.HANG_UP)
+            return
+        self._sink.finish()
+
+
+def _defect(request: Request, error: Exception) -> Response:
+    logger.error("the handler of %s %s failed", request.method, request.path, exc_info=error)
+    return Response(500, b"Internal Server Error\n", [("content-type", "text/plain")])

@@ -1,0 +1,306 @@
+"""One HTTP/1.1 connection of a server: requests in, answers out, one after another in the order they came.
+
+Bytes are received straight into one growing buffer (a `BufferedProtocol`: TLS would otherwise allocate 256 KiB for
+each 16 KiB it reads). A pipelined request waits in the buffer until the answer before it is written; a client that
+sends more than a little ahead is not read further. An HTTP/2 client, by ALPN or by its preface, is handed over.
+"""
+
+import asyncio
+import time
+from http import HTTPStatus
+from typing import Final
+
+from anabranch._http.chunked_body import ChunkedBody
+from anabranch._http.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
+from anabranch._http.http2_server import PREFACE, Http2Connection
+from anabranch._http.request_head import BadRequest, RequestHead, parse_request_head
+from anabranch._http.service import Service
+
+__all__ = ["Http1Connection"]
+
+_BUFFER_BYTES: Final = 64 << 10
+_KEPT_BUFFER_BYTES: Final = 1 << 20
+_WRITE_BYTES: Final = 64 << 10  # TLS encrypts pieces of this size faster than one large body
+_PIPELINED_BYTES_MAX: Final = 64 << 10
+_LINGER_SECONDS: Final = 2.0
+_WITHOUT_BODY: Final = frozenset({204, 304})
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Http1Connection(asyncio.BufferedProtocol):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._transport: asyncio.Transport
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._start = 0
+        self._end = 0
+        self._head: RequestHead | None = None
+        self._chunks: ChunkedBody | None = None
+        self._exchange: Exchange | None = None
+        self._keep_alive = True
+        self._version_known = False
+        self._reading_paused = False
+        self._writable: asyncio.Event = asyncio.Event()
+        self._writable.set()
+        self._advancing = False
+        self._discarding = False
+        self._head_only = False
+        self._chunked_answer = True
+        self._deadline: float | None = None
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._service.full or self._service.stopping:
+            self._send(Response(503, b"too many connections\n"))
+            transport.close()
+            return
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
+            self._hand_over()
+            return
+        self._service.add(self)
+        self._set_deadline(self._service.limits.idle_timeout)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._service.remove(self)
+        self._writable.set()
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        free = len(self._buffer) - self._end
+        if free < _BUFFER_BYTES // 4:
+            self._make_room()
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._discarding:
+            return
+        self._end += nbytes
+        if self._exchange is None:
+            self._advance()
+        elif self._end - self._start > _PIPELINED_BYTES_MAX and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """True keeps the connection for an answer under way: the client may have closed only its own half."""
+        self._keep_alive = False
+        return self._exchange is not None and not self._exchange.streaming and not self._discarding
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._set_deadline(self._service.limits.write_timeout)
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        self._deadline = None
+        if self._exchange is None and not self._discarding:
+            self._next_request()
+
+    # What the service calls
+
+    def check(self, now: float) -> None:
+        if self._deadline is not None and now >= self._deadline:
+            self._transport.abort()
+
+    def drain(self) -> None:
+        self._keep_alive = False
+        if self._exchange is None:
+            self._transport.close()
+        elif self._exchange.streaming:
+            if self._chunked_answer:
+                self._transport.write(b"0\r\n\r\n")
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # Requests
+
+    def _make_room(self) -> None:
+        """A new buffer rather than a longer one: the transport may still hold a view of the old."""
+        waiting = self._end - self._start
+        size = max(_BUFFER_BYTES, 2 * waiting)
+        buffer = bytearray(size)
+        buffer[:waiting] = memoryview(self._buffer)[self._start : self._end]
+        self._buffer, self._start, self._end = buffer, 0, waiting
+
+    def _advance(self) -> None:
+        """Reads and answers what is in the buffer, in a loop: pipelined requests must not nest."""
+        self._advancing = True
+        try:
+            while self._exchange is None and self._writable.is_set() and not self._transport.is_closing():
+                request = self._read_request() if self._recognise_version() else None
+                if request is None:
+                    break
+                self._deadline = None
+                self._exchange = Exchange(self._service.handler, self, self._service.spawn)
+                self._exchange.begin(request)
+        except BadRequest as refused:
+            self._refuse(refused)
+        finally:
+            self._advancing = False
+
+    def _refuse(self, refused: BadRequest) -> None:
+        """Answers, then reads past what still comes for a moment: closing at once would reset the answer away."""
+        self._keep_alive = False
+        self._discarding = True
+        self._send(Response(refused.status, f"{refused.reason}\n".encode(), [("content-type", "text/plain")]))
+        self._set_deadline(_LINGER_SECONDS)
+
+    def _recognise_version(self) -> bool:
+        """False while it is open, or once this connection has been handed over to HTTP/2."""
+        if self._version_known:
+            return True
+        beginning = bytes(self._buffer[self._start : min(self._end, self._start + len(PREFACE))])
+        if PREFACE.startswith(beginning):
+            if len(beginning) == len(PREFACE):
+                self._service.remove(self)
+                self._hand_over()
+            elif beginning:
+                self._shorten_deadline(self._service.limits.head_timeout)
+            return False
+        self._version_known = True
+        return True
+
+    def _hand_over(self) -> None:
+        successor = Http2Connection(self._service)
+        self._transport.set_protocol(successor)
+        successor.connection_made(self._transport)
+        if self._end > self._start:
+            successor.data_received(bytes(self._buffer[self._start : self._end]))
+
+    def _read_request(self) -> Request | None:
+        limits = self._service.limits
+        if self._head is None:
+            while self._buffer.startswith(b"\r\n", self._start, self._end):  # RFC 9112, 2.2
+                self._start += 2
+            head_end = self._buffer.find(b"\r\n\r\n", self._start, self._end)
+            if max(head_end, self._end if head_end < 0 else 0) - self._start > limits.head_bytes_max:
+                raise BadRequest(431, f"request line and headers are longer than {limits.head_bytes_max} bytes")
+            if head_end < 0:
+                if self._end > self._start:
+                    self._shorten_deadline(limits.head_timeout)
+                return None
+            self._take_head(parse_request_head(bytes(memoryview(self._buffer)[self._start : head_end])), head_end + 4)
+        assert self._head is not None
+        body = self._read_body(self._head)
+        if body is None:
+            return None
+        head, self._head, self._chunks = self._head, None, None
+        self._keep_alive = self._keep_alive and head.keep_alive and not self._service.stopping
+        self._head_only = head.method == "HEAD"
+        self._chunked_answer = head.http_version == "1.1"
+        return Request(head.method, head.target, head.headers, body, head.http_version)
+
+    def _take_head(self, head: RequestHead, body_start: int) -> None:
+        limits = self._service.limits
+        if head.content_length > limits.body_bytes_max:
+            raise BadRequest(413, f"the body is longer than {limits.body_bytes_max} bytes")
+        self._head, self._start = head, body_start
+        self._chunks = ChunkedBody(limits.body_bytes_max) if head.chunked else None
+        self._set_deadline(limits.body_timeout)
+        if head.expects_continue and self._end == self._start and (head.chunked or head.content_length):
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _read_body(self, head: RequestHead) -> bytes | bytearray | None:
+        if self._chunks is not None:
+            self._start += self._chunks.feed(memoryview(self._buffer)[self._start : self._end])
+            return self._chunks.body if self._chunks.complete else None
+        body_end = self._start + head.content_length
+        if body_end > self._end:
+            return None
+        body = bytes(memoryview(self._buffer)[self._start : body_end])
+        self._start = body_end
+        return body
+
+    def _next_request(self) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > _KEPT_BUFFER_BYTES:
+                self._buffer = bytearray(_BUFFER_BYTES)
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        self._set_deadline(self._service.limits.idle_timeout)
+        if self._end > self._start and not self._advancing:
+            self._advance()
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def _shorten_deadline(self, seconds: float) -> None:
+        """Only once for one head: a client that sends a byte a second does not push it away."""
+        deadline = time.monotonic() + seconds
+        if self._deadline is None or deadline < self._deadline:
+            self._deadline = deadline
+
+    # Answers (the exchange's Sink)
+
+    def send(self, response: Response) -> None:
+        self._send(response)
+        self._answered()
+
+    def start(self, response: StreamingResponse) -> None:
+        headers = list(response.headers)
+        if self._chunked_answer:
+            headers.append(("transfer-encoding", "chunked"))
+        else:
+            self._keep_alive = False
+        self._transport.write(self._render_head(response.status, headers))
+
+    async def write(self, chunk: bytes) -> None:
+        if self._chunked_answer:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        else:
+            self._transport.write(chunk)
+        await self._writable.wait()
+
+    def finish(self) -> None:
+        if self._chunked_answer:
+            self._transport.write(b"0\r\n\r\n")
+        self._answered()
+
+    def abandon(self, how: Abandon) -> None:
+        self._keep_alive = False
+        if how is Abandon.HANG_UP:
+            self._transport.abort()
+        else:
+            self._discarding = True
+
+    def _send(self, response: Response) -> None:
+        if self._transport.is_closing():
+            return
+        body = response.body
+        headers = response.headers
+        if response.status not in _WITHOUT_BODY:
+            headers = [*headers, ("content-length", str(len(body)))]
+        head = self._render_head(response.status, headers)
+        if self._head_only or response.status in _WITHOUT_BODY:
+            body = b""
+        if len(body) <= _WRITE_BYTES:
+            self._transport.write(head + body)
+            return
+        self._transport.write(head)
+        view = memoryview(body)
+        for start in range(0, len(view), _WRITE_BYTES):
+            self._transport.write(view[start : start + _WRITE_BYTES])
+
+    def _render_head(self, status: int, headers: Headers) -> bytes:
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", f"date: {self._service.date(time.time())}"]
+        lines.extend(f"{name}: {value}" for name, value in headers)
+        if not self._keep_alive:
+            lines.append("connection: close")
+        lines.append("\r\n")
+        return "\r\n".join(lines).encode("latin-1", "replace")
+
+    def _answered(self) -> None:
+        self._exchange = None
+        if not self._keep_alive:
+            self._transport.close()
+        elif self._writable.is_set() and not self._transport.is_closing():
+            self._next_request()

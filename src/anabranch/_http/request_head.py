@@ -1,0 +1,98 @@
+"""The head of an HTTP/1.1 request: bytes in, a checked value out. Pure.
+
+Strict where leniency would let two readers see two different requests (folded lines, spaces before the colon, two
+lengths, a length beside a transfer coding); everything refused carries the status that says why.
+"""
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["BadRequest", "RequestHead", "parse_request_head"]
+
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FORBIDDEN_IN_VALUE = re.compile(r"[\x00\r\n]")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_HEADERS_MAX = 256
+
+
+class BadRequest(Exception):  # noqa: N818 -- an answer, not a failure of ours
+    """The bytes are no request this server takes."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class RequestHead:
+    method: str
+    target: str
+    http_version: str
+    headers: dict[str, str]
+    content_length: int
+    """0 where there is no body, or where the body is chunked."""
+    chunked: bool
+    keep_alive: bool
+    expects_continue: bool
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """`head` is everything before the empty line, without it."""
+    line, _, rest = head.partition(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        if b" HTTP/" in line and not line.rpartition(b" HTTP/")[2].startswith(b"1."):
+            raise BadRequest(505, "this server speaks HTTP/1.1 and HTTP/2")
+        raise BadRequest(400, "the request line is not `METHOD target HTTP/1.1`")
+    headers = _parse_headers(rest.decode("latin-1"))
+    http_version = "1.1" if match[3] == b"1" else "1.0"
+    if http_version == "1.1" and "host" not in headers:
+        raise BadRequest(400, "the host header is missing")
+    content_length, chunked = _body_length(headers)
+    connection = headers.get("connection", "").lower()
+    return RequestHead(
+        method=match[1].decode("ascii"),
+        target=match[2].decode("latin-1"),
+        http_version=http_version,
+        headers=headers,
+        content_length=content_length,
+        chunked=chunked,
+        keep_alive="close" not in connection and (http_version == "1.1" or "keep-alive" in connection),
+        expects_continue=headers.get("expect", "").lower() == "100-continue",
+    )
+
+
+def _parse_headers(text: str) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if not text:
+        return headers
+    lines = text.split("\r\n")
+    if len(lines) > _HEADERS_MAX:
+        raise BadRequest(431, f"more than {_HEADERS_MAX} headers")
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or _NAME.fullmatch(name) is None:
+            raise BadRequest(400, "a header line is not `name: value`")
+        if _FORBIDDEN_IN_VALUE.search(value):
+            raise BadRequest(400, "a header value holds a control character")
+        name = name.lower()
+        value = value.strip(" \t")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _body_length(headers: dict[str, str]) -> tuple[int, bool]:
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is not None:
+        if length is not None:
+            raise BadRequest(400, "content-length beside transfer-encoding")
+        if coding.lower() != "chunked":
+            raise BadRequest(501, "the only transfer coding this server knows is chunked")
+        return 0, True
+    if length is None:
+        return 0, False
+    if _LENGTH.fullmatch(length) is None:
+        raise BadRequest(400, "content-length is not one number")
+    return int(length), False

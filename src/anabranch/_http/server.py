@@ -1,0 +1,115 @@
+"""A small HTTP server: HTTP/1.1 and HTTP/2 on one port, in clear text or over TLS. It knows nothing of what it serves.
+
+One listener, one sweep a second over the connections for those that are too slow, and a stop that lets answers finish.
+Made for the local Kinesis, for health checks and for the dashboard: few dependencies, bounded clients, no routing.
+"""
+
+import asyncio
+import errno
+import ssl
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from anabranch._http.exchange import Handler
+from anabranch._http.http1_server import Http1Connection
+from anabranch._http.server_limits import ServerLimits
+from anabranch._http.service import Service
+from anabranch.errors import ConfigurationError, UsageError
+
+__all__ = ["HttpServer"]
+
+_SWEEP_SECONDS: Final = 1.0
+_BACKLOG: Final = 1_024
+
+
+class HttpServer:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        self._handler = handler
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._limits = limits or ServerLimits()
+        self._service: Service | None = None
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        if self._server is not None:
+            raise UsageError("this server runs already; make another one for another port")
+        loop = asyncio.get_running_loop()
+        service = Service(self._handler, self._limits)
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["h2", "http/1.1"])
+        try:
+            self._server = await loop.create_server(
+                lambda: Http1Connection(service),
+                self._host,
+                self._port,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.head_timeout if self._tls is not None else None,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise ConfigurationError(_explain(error, self._host, self._port)) from error
+        self._service = service
+        self._sweep = loop.call_later(_SWEEP_SECONDS, self._check_connections)
+
+    @property
+    def port(self) -> int:
+        """The port in use, also where port 0 was asked for."""
+        if self._server is None or not self._server.sockets:
+            raise UsageError("the server is not running")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        scheme = "http" if self._tls is None else "https"
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._host, self._host)  # noqa: S104 -- shown as loopback
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        return f"{scheme}://{host}:{self.port}"
+
+    async def stop(self, *, grace: float = 5.0) -> None:
+        """Takes no more clients, lets answers under way finish within `grace` seconds, then cuts the rest."""
+        if self._server is None or self._service is None:
+            return
+        server, service = self._server, self._service
+        server.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        await service.drain(grace)
+        await server.wait_closed()
+        self._server = self._service = self._sweep = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _check_connections(self) -> None:
+        if self._service is not None:
+            now = time.monotonic()
+            for connection in self._service.connections:
+                connection.check(now)
+            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._check_connections)
+
+
+def _explain(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use: stop what runs there, or choose another port (0 takes a free one)"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} needs more rights: choose one above 1023"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"

@@ -1,0 +1,83 @@
+"""What the connections of one server share: the handler, the limits, who is connected, and whether it is stopping.
+
+It owns every task that makes an answer, so that stopping can wait for all of them. It knows no HTTP version.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from email.utils import formatdate
+from typing import Any, Protocol
+
+from anabranch._http.exchange import Handler
+from anabranch._http.server_limits import ServerLimits
+
+__all__ = ["Connection", "Service"]
+
+
+class Connection(Protocol):
+    def check(self, now: float, /) -> None:
+        """Gives up a client that has been slow for too long."""
+
+    def drain(self) -> None:
+        """Ends streams now, answers what is under way, takes nothing new, then closes."""
+
+    def abort(self) -> None: ...
+
+
+class Service:
+    def __init__(self, handler: Handler, limits: ServerLimits) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.stopping = False
+        self._connections: dict[Connection, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._date = (0, "")
+
+    @property
+    def full(self) -> bool:
+        return len(self._connections) >= self.limits.connections_max
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self._connections)
+
+    def add(self, connection: Connection) -> None:
+        self._connections[connection] = None
+        self._none_left.clear()
+
+    def remove(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        if not self._connections:
+            self._none_left.set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def date(self, now: float) -> str:
+        """The date header's value, made once a second. `now` is wall time."""
+        second = int(now)
+        if self._date[0] != second:
+            self._date = (second, formatdate(second, usegmt=True))
+        return self._date[1]
+
+    async def drain(self, grace: float) -> None:
+        """Lets answers under way finish within `grace` seconds, then cuts what is left and waits for every task."""
+        self.stopping = True
+        for connection in self.connections:
+            connection.drain()
+        try:
+            async with asyncio.timeout(grace):
+                await self._none_left.wait()
+        except TimeoutError:
+            for connection in self.connections:
+                connection.abort()
+            await self._none_left.wait()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,7 +20,9 @@ from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
 
 __all__ = [
     "AppRow",
+    "Beat",
     "Checkpoint",
+    "Conflict",
     "ControlRow",
     "Finish",
     "HandOffRequest",
@@ -44,6 +46,10 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     app_id: str
     """A random identity; another one under the same name means that the store was reset."""
     created_wall_ms: int
+    incarnation: str = ""
+    """The storage that the fleet trusts; another one is recorded only after the longest expiry was waited out, so that
+    a process that starts just after a roll-back knows of it too (rule L13).
+    """
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +189,27 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     wanted: tuple[HandOffRequest, ...] = ()
     status: tuple[ShardStatus, ...] = ()
     joined_wall_ms: int = 0
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat writes beside the counter."""
+
+    member_id: str
+    attempt: int
+    """Grows with every attempt, also over failures; the stored counter becomes the larger of the two (rule L2)."""
+    load: int = 0
+    lease_version: int = 0
+    reads_healthy: bool = True
+    draining: bool = False
+    status: tuple[ShardStatus, ...] = ()
+    answered: tuple[HandOffRequest, ...] = ()
+    """Requests that this member has answered, to be removed from `wanted`."""
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """A lease was not written, since its condition did not hold; this is the row as it is now (None: there is none)."""
+
+    row: LeaseRow | None
 
 
 class ControlRow(msgspec.Struct, frozen=True, kw_only=True):

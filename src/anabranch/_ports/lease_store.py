@@ -9,48 +9,27 @@ Rules for every implementation, checked by `anabranch.testing.check_lease_store`
 - rows are returned as stored after the write, so that a caller whose earlier answer was lost learns what is
   there.
 
-The store compares versions, owners and counters. It knows no clock, decides no expiry and never changes a row
+What each condition means is written once, in `_core.leases.rows`, as functions over rows. The store compares
+versions, owners and counters. It knows no clock, decides no expiry and never changes a row
 by itself.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from anabranch._model.leases import (
     AppRow,
+    Beat,
+    Conflict,
     ControlRow,
     HandOffRequest,
     LeaseKey,
     LeaseRow,
     MemberRow,
-    ShardStatus,
     StreamRow,
 )
 
 __all__ = ["Beat", "Conflict", "LeaseStore"]
-
-
-class Conflict(msgspec.Struct, frozen=True):
-    """The condition did not hold; this is the row as it is now (None: there is no such row)."""
-
-    row: LeaseRow | None
-
-
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a heartbeat writes beside the counter."""
-
-    member_id: str
-    attempt: int
-    """Grows with every attempt, also over failures; the stored counter becomes the larger of the two (rule L2)."""
-    load: int = 0
-    lease_version: int = 0
-    reads_healthy: bool = True
-    draining: bool = False
-    status: tuple[ShardStatus, ...] = ()
-    answered: tuple[HandOffRequest, ...] = ()
-    """Requests that this member has answered, to be removed from `wanted`."""
 
 
 class LeaseStore(Protocol):
@@ -62,6 +41,9 @@ class LeaseStore(Protocol):
     async def incarnation(self) -> str:
         """An identity of the storage itself: another one means that acknowledged writes may be gone (rule L13)."""
 
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        """Writes the app row's incarnation if it is still the expected one; returns the row as it is then."""
+
     async def close(self) -> None: ...
 
     # members
@@ -69,7 +51,7 @@ class LeaseStore(Protocol):
         """Put if absent; returns the row that stands."""
 
     async def heartbeat(self, beat: Beat) -> MemberRow | None:
-        """Updates the row if it exists and is live; returns it as it is then, None if there is none. Never an upsert."""
+        """Updates the row if it exists and is live; returns it as it is then, None if there is none. No upsert."""
 
     async def read_members(self) -> Sequence[MemberRow]: ...
 
@@ -106,9 +88,10 @@ class LeaseStore(Protocol):
     async def read_lease(self, key: LeaseKey) -> LeaseRow | None: ...
 
     async def take_lease(
-        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
-        """Owner becomes `member_id`, version and epoch grow by one, `takes_without_progress` by one.
+        """Owner becomes `member_id`; version and `takes_without_progress` grow by one, epoch to one more than the
+        larger of its own and the floor (rule U3: the highest epoch of the parents).
 
         Holds only while the row has the expected owner and version, and that owner is absent, sealed or left (rule L7).
         """

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
 
@@ -125,6 +126,8 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """Where a shard without a watermark is read from: the pin for a root, its beginning for every other shard."""
     waits_for: tuple[str, ...] = ()
     """The parents that had a row when this one was made; set once (rule S1)."""
+    hash_key_range: HashKeyRange | None = None
+    """The shard's part of the hash space, so that lineage and strays can be judged after it has left the listing."""
     owner: str | None = None
     version: int = 0
     epoch: int = 0

@@ -55,6 +55,13 @@ class LeaseStore(Protocol):
 
     async def read_members(self) -> Sequence[MemberRow]: ...
 
+    async def dead_members(self) -> Sequence[str]:
+        """Live rows whose process is dead for certain, so that they may be sealed without waiting (rule L17).
+
+        Only a store that can prove it names any; "not seen for long" is no proof.
+        """
+        return ()
+
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
         """Live -> sealed if the counter is still the observed one; returns the row as it is then (rule L3)."""
 

@@ -184,6 +184,8 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""
     """Settings that a fleet must share (rule U2)."""
     generation: int = 0
+    shards_max: int | None = None
+    """How many shards this member takes at most; the balance of every other member respects it."""
     load: int = 0
     lease_version: int = 0
     """Grows when this member's leases change, so that others know when to read the lease rows again."""

@@ -16,6 +16,7 @@ __all__ = [
     "GetRecordsResponse",
     "KinesisRecord",
     "ListShardsResponse",
+    "ListStreamConsumersResponse",
     "PutRecordResponse",
     "PutRecordsEntry",
     "PutRecordsResponse",
@@ -25,11 +26,12 @@ __all__ = [
 ]
 
 
-class KinesisRecord(msgspec.Struct, frozen=True, gc=False):
+class KinesisRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A record of the stream as the service returns it: perhaps an aggregate of many."""
 
     data: bytes = msgspec.field(name="Data")
-    partition_key: str = msgspec.field(name="PartitionKey")
+    partition_key: str = msgspec.field(name="PartitionKey", default="")
+    """Empty where it was written without one, as streams of AUTO distribution allow."""
     sequence_number: str = msgspec.field(name="SequenceNumber")
     arrival_seconds: float = msgspec.field(name="ApproximateArrivalTimestamp", default=0.0)
     encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
@@ -120,3 +122,8 @@ class ConsumerDescription(msgspec.Struct, frozen=True):
     """CREATING, ACTIVE or DELETING."""
     created_seconds: float
     stream_arn: str | None = None
+
+
+class ListStreamConsumersResponse(msgspec.Struct, frozen=True):
+    consumers: tuple[ConsumerDescription, ...]
+    next_token: str | None = None

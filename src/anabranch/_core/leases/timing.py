@@ -1,0 +1,101 @@
+"""All times of the lease protocol, derived from one setting: the lease expiry (rule L10).
+
+An owner starts nothing once its fence time has passed since it began its last acknowledged heartbeat; others seal it
+once its expiry has passed since they saw its counter move. The owner must be done before the others may begin, with
+clocks that run fast or slow by up to 1 %:
+
+    fence / (1 - 1 %) + grace + slack <= expiry / (1 + 1 %)
+
+and an owner that loses two heartbeats in a row must not lose its leases for it:
+
+    heartbeat interval + 3 * call deadline <= fence
+
+Times are whole milliseconds, and the comparison is exact: no floats.
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from anabranch.errors import ConfigurationError
+
+__all__ = ["CLOCK_RATE_ERROR_PERCENT", "LEASE_EXPIRY_MS_DEFAULT", "LEASE_EXPIRY_MS_MIN", "LeaseTiming", "lease_timing"]
+
+CLOCK_RATE_ERROR_PERCENT: Final = 1
+LEASE_EXPIRY_MS_DEFAULT: Final = 10_000
+LEASE_EXPIRY_MS_MIN: Final = 3_000
+
+_TYPICAL_CALL_MS: Final = 100
+_POLLED_MEMBERS_MAX: Final = 25
+_POLL_MS_PER_MEMBER: Final = 40
+
+
+class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
+    expiry_ms: int
+    """E: a member whose counter stood still this long may be sealed."""
+    heartbeat_interval_ms: int
+    """h"""
+    call_deadline_ms: int
+    """D: a store call that takes longer is given up; it may still take effect."""
+    fence_ms: int
+    """F: nothing is started later than this after the beginning of the last acknowledged heartbeat."""
+    grace_ms: int
+    """G: what running handlers get to end in after the fence."""
+    slack_ms: int
+    """S: what may pass between the look at the clock and the call."""
+    poll_interval_ms: int
+    """p: how often the member rows are read."""
+
+    def violations(self) -> tuple[str, ...]:
+        """Every inequality that does not hold, each with the numbers; empty for a safe timing."""
+        found: list[str] = []
+        if self.expiry_ms < LEASE_EXPIRY_MS_MIN:
+            found.append(f"lease expiry is {self.expiry_ms} ms; it must be at least {LEASE_EXPIRY_MS_MIN} ms")
+        found.extend(
+            f"{name} is {value}; it must be positive" for name, value in structs.asdict(self).items() if value <= 0
+        )
+        slow, fast = 100 - CLOCK_RATE_ERROR_PERCENT, 100 + CLOCK_RATE_ERROR_PERCENT
+        after_fence_ms = self.grace_ms + self.slack_ms
+        # fence * 100/99 + grace + slack <= expiry * 100/101, multiplied by 99 * 101
+        if self.fence_ms * 100 * fast + after_fence_ms * slow * fast > self.expiry_ms * 100 * slow:
+            found.append(
+                f"an owner may still run when another one starts: fence {self.fence_ms} ms / {slow} % + grace "
+                f"{self.grace_ms} ms + slack {self.slack_ms} ms must not exceed expiry {self.expiry_ms} ms / {fast} %"
+            )
+        tries_ms = self.heartbeat_interval_ms + 3 * self.call_deadline_ms
+        if tries_ms > self.fence_ms:
+            found.append(
+                f"too few heartbeats before the fence: interval {self.heartbeat_interval_ms} ms + 3 * call deadline "
+                f"{self.call_deadline_ms} ms must not exceed fence {self.fence_ms} ms"
+            )
+        recovery_ms = self.poll_interval_ms + self.expiry_ms * fast // 100 + 4 * _TYPICAL_CALL_MS
+        if recovery_ms >= self.expiry_ms * 3 // 2:
+            found.append(
+                f"a dead member's shards would be read again after {recovery_ms} ms; that must stay under one and a "
+                f"half times the expiry, {self.expiry_ms * 3 // 2} ms: poll more often than each "
+                f"{self.poll_interval_ms} ms"
+            )
+        return tuple(found)
+
+    def poll_interval_for(self, member_count: int) -> int:
+        """Reads of all rows by all members grow with the square of the fleet, so large fleets poll less often."""
+        if member_count <= _POLLED_MEMBERS_MAX:
+            return self.poll_interval_ms
+        return max(self.poll_interval_ms, member_count * _POLL_MS_PER_MEMBER)
+
+
+def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:
+    """The timing for an expiry; raises `ConfigurationError` with everything that is wrong with it."""
+    timing = LeaseTiming(
+        expiry_ms=expiry_ms,
+        heartbeat_interval_ms=expiry_ms // 4,
+        call_deadline_ms=expiry_ms * 15 // 100,
+        fence_ms=expiry_ms * 7 // 10,
+        grace_ms=expiry_ms // 5,
+        slack_ms=expiry_ms // 20,
+        poll_interval_ms=min(1_000, expiry_ms // 10),
+    )
+    if violations := timing.violations():
+        raise ConfigurationError(violations)
+    return timing

@@ -1,0 +1,126 @@
+"""Batches of one shard's records, one after another, in stream order.
+
+A batch is handed out when it is full (by count or bytes), when its first record has waited long enough, or when the
+shard has no more; the next one only after this one is finished. This is also how records are iterated over: a batch is
+then a stretch that is walked record by record.
+"""
+
+import msgspec
+
+from anabranch._core.checkpoints.tracker import Tracker
+from anabranch._core.reading.pages import Page
+from anabranch._core.reading.window import Window
+from anabranch._model.leases import Checkpoint
+from anabranch.records import Record
+
+__all__ = ["BatchLane", "BatchLimits"]
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    max_records: int = 500
+    max_bytes: int = 1 << 20
+    """Of payload; a single larger record is a batch of its own."""
+    max_wait_ms: int = 1000
+
+
+class BatchLane:
+    def __init__(self, checkpoint: Checkpoint, window: Window, limits: BatchLimits) -> None:
+        self._tracker = Tracker(checkpoint, "shard")
+        self._window = window
+        self._limits = limits
+        self._filling: list[Record[bytes]] = []
+        self._pages: list[Page] = []
+        self._filling_bytes = 0
+        self._filling_since_ms = 0
+        self._out: list[Record[bytes]] | None = None
+        self._finished_here = 0
+        """How many records of the batch that is out are finished already."""
+        self._not_before_ms = 0
+        self._stopped = False
+        self.attempts = 0
+        """Failed attempts at the batch that is out."""
+
+    def next(self, now_ms: int, *, ended: bool) -> list[Record[bytes]] | None:
+        """The next batch, if one is due; `ended` says that the shard has no more than what was read."""
+        if self._stopped or self._out is not None or now_ms < self._not_before_ms:
+            return None
+        full = self._fill(now_ms)
+        waited = self._filling and now_ms - self._filling_since_ms >= self._limits.max_wait_ms
+        if not (full or waited or (ended and self._filling)):
+            return None
+        self._out, self._filling = self._filling, []
+        self._filling_bytes = self._finished_here = self.attempts = 0
+        return self._out
+
+    def _fill(self, now_ms: int) -> bool:
+        """Pulls what fits; True if the batch can grow no more."""
+        limits, window = self._limits, self._window
+        while len(self._filling) < limits.max_records:
+            upcoming = window.peek()
+            if upcoming is None:
+                return False
+            if self._filling and self._filling_bytes + len(upcoming.data) > limits.max_bytes:
+                return True
+            pulled = window.pull()
+            assert pulled is not None
+            record, page = pulled
+            if self._tracker.skips(record):
+                window.finish(record, page)
+                continue
+            if not self._filling:
+                self._filling_since_ms = now_ms
+            self._filling.append(record)
+            self._pages.append(page)
+            self._filling_bytes += len(record.data)
+        return True
+
+    def finish_through(self, count: int) -> None:
+        """The first `count` records of the batch that is out are finished; with all of them, the batch is."""
+        out = self._out
+        assert out is not None
+        if count > self._finished_here:
+            self._tracker.finish_through(out[count - 1], count - self._finished_here)
+            for index in range(self._finished_here, count):
+                self._window.finish(out[index], self._pages[index])
+            self._finished_here = count
+        if count == len(out):
+            self._out, self._pages = None, []
+
+    def retry_at(self, at_ms: int) -> list[Record[bytes]]:
+        """The attempt failed; what is left of the batch is to be tried again from then on."""
+        out = self._out
+        assert out is not None
+        self.attempts += 1
+        self._not_before_ms = at_ms
+        return out[self._finished_here :]
+
+    def stop(self) -> None:
+        """No batch is handed out any more; the one that is out may still finish."""
+        self._stopped = True
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        if self._stopped or self._out is not None or not self._filling:
+            return None
+        return max(self._filling_since_ms + self._limits.max_wait_ms, self._not_before_ms)
+
+    @property
+    def running_count(self) -> int:
+        return 0 if self._out is None else 1
+
+    @property
+    def unfinished_count(self) -> int:
+        return len(self._filling) + (0 if self._out is None else len(self._out) - self._finished_here)
+
+    @property
+    def finished_count(self) -> int:
+        return self._tracker.finished_count
+
+    @property
+    def first_unfinished(self) -> Record[bytes] | None:
+        if self._out is not None:
+            return self._out[self._finished_here]
+        return self._filling[0] if self._filling else None
+
+    def checkpoint(self, seen_through_seconds: float | None = None) -> Checkpoint:
+        return self._tracker.checkpoint((), seen_through_seconds)

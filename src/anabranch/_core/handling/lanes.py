@@ -1,0 +1,185 @@
+"""Order lanes: which record of a shard may be started now.
+
+| order   | at once                                   | a record waits for                          |
+|---------|-------------------------------------------|---------------------------------------------|
+| "shard" | one record                                | the one before it in the shard              |
+| "key"   | as many as there are runners, one a key   | the one before it of its partition key      |
+| "none"  | as many as there are runners              | nothing                                     |
+
+A lane pulls records from its window in stream order, enters each in the tracker, and hands them out by `next`. With
+order "key" a record whose key is busy is held back while later ones of other keys pass; what is held back is bounded in
+keys, in bytes of this process and in bytes that a fail-over would read again (rules M1, M3, D6). A record that is to be
+tried again later keeps its key (or its shard) waiting, and frees its runner.
+
+Lanes know nothing of handlers, fences or time beyond `now_ms`.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from anabranch._core.checkpoints.tracker import Entry, Tracker
+from anabranch._core.reading.window import Window
+from anabranch._model.leases import Checkpoint, OrderMode
+from anabranch.records import Record
+
+__all__ = ["Lane", "LaneLimits"]
+
+ENTRY_BYTES = 256
+"""What a held-back record costs beside its payload (rule B2)."""
+
+
+class LaneLimits(msgspec.Struct, frozen=True):
+    open_keys_max: int = 132
+    """Keys with an unfinished record between watermark and frontier: concurrency and 100 parked ones."""
+    held_back_bytes_max: int = 16 << 20
+    replay_bytes_max: int = 256 << 20
+
+
+class Lane:
+    """One shard's records on their way to handlers."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        order: OrderMode,
+        window: Window,
+        limits: LaneLimits | None = None,
+    ) -> None:
+        self._order: OrderMode = order
+        self._window = window
+        self._limits = limits or LaneLimits()
+        self._tracker = Tracker(checkpoint, order)
+        self._ready: deque[Entry] = deque()
+        self._later: list[tuple[int, int, Entry]] = []
+        self._queues: dict[str, deque[Entry]] = {}
+        """With order "key": each key's unfinished entries, the first one running, ready or waiting to be retried."""
+        self._running: dict[int, Entry] = {}
+        self._held_back_bytes = 0
+        self._stopped = False
+
+    # what may start
+
+    def next(self, now_ms: int) -> Entry | None:
+        """The next record that may be started now; the caller starts it, and reports its end."""
+        if self._stopped:
+            return None
+        while self._later and self._later[0][0] <= now_ms:
+            self._ready.append(heapq.heappop(self._later)[2])
+        if self._order == "shard" and (self._running or (self._later and not self._ready)):
+            return None
+        entry = self._ready.popleft() if self._ready else self._scan()
+        if entry is not None:
+            self._running[entry.ordinal] = entry
+        return entry
+
+    def _scan(self) -> Entry | None:
+        while self.standstill is None:
+            pulled = self._window.pull()
+            if pulled is None:
+                return None
+            record, page = pulled
+            entry = self._tracker.enter(record, page)
+            if entry.finished:
+                self._window.finish(record, page)
+                continue
+            if self._order != "key":
+                return entry
+            queue = self._queues.get(record.partition_key)
+            if queue is None:
+                self._queues[record.partition_key] = deque((entry,))
+                return entry
+            queue.append(entry)
+            self._held_back_bytes += len(record.data) + ENTRY_BYTES
+        return None
+
+    @property
+    def standstill(self) -> str | None:
+        """Why nothing beyond what was entered may be started, in words for the operator; None while it may."""
+        limits = self._limits
+        if self._order == "shard":
+            return None
+        waiting = len(self._queues) if self._order == "key" else len(self._running) + len(self._later)
+        if waiting >= limits.open_keys_max:
+            return f"{waiting} keys have unfinished records, as many as may be open at once"
+        if self._held_back_bytes >= limits.held_back_bytes_max:
+            return f"{self._held_back_bytes} bytes wait behind unfinished records of their keys"
+        if self._tracker.replay_bytes >= limits.replay_bytes_max:
+            first = self._tracker.first_unfinished
+            assert first is not None
+            return (
+                f"record {first.position} of key {first.partition_key!r} is unfinished and "
+                f"{self._tracker.replay_bytes} bytes of later ones are finished"
+            )
+        return None
+
+    # how it ended
+
+    def finish(self, entry: Entry) -> None:
+        del self._running[entry.ordinal]
+        self._tracker.finish(entry)
+        self._window.finish(entry.record, entry.page)
+        if self._order == "key":
+            queue = self._queues[entry.record.partition_key]
+            queue.popleft()
+            if queue:
+                follower = queue[0]
+                self._held_back_bytes -= len(follower.record.data) + ENTRY_BYTES
+                self._ready.append(follower)
+            else:
+                del self._queues[entry.record.partition_key]
+
+    def retry_at(self, entry: Entry, at_ms: int) -> None:
+        """The attempt ended without success; the record is ready again at `at_ms`, and nothing of its key before it."""
+        del self._running[entry.ordinal]
+        heapq.heappush(self._later, (at_ms, entry.ordinal, entry))
+
+    def give_back(self, entry: Entry) -> None:
+        """The record was taken and not started after all: it is the next one again."""
+        del self._running[entry.ordinal]
+        self._ready.appendleft(entry)
+
+    def stop(self) -> None:
+        """Nothing is started any more; what runs may still finish."""
+        self._stopped = True
+
+    # what is known
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._later[0][0] if self._later else None
+
+    @property
+    def running(self) -> Iterator[Entry]:
+        return iter(self._running.values())
+
+    @property
+    def running_count(self) -> int:
+        return len(self._running)
+
+    @property
+    def unfinished_count(self) -> int:
+        return self._tracker.unfinished_count
+
+    @property
+    def finished_count(self) -> int:
+        return self._tracker.finished_count
+
+    @property
+    def first_unfinished(self) -> Record[bytes] | None:
+        return self._tracker.first_unfinished
+
+    def checkpoint(self, seen_through_seconds: float | None = None) -> Checkpoint:
+        return self._tracker.checkpoint(self._heads(), seen_through_seconds)
+
+    def _heads(self) -> Iterator[Entry]:
+        if self._order == "key":
+            for queue in self._queues.values():
+                yield queue[0]
+            return
+        yield from self._running.values()
+        yield from self._ready
+        for _, _, entry in self._later:
+            yield entry

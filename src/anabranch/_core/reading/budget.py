@@ -1,0 +1,51 @@
+"""One byte budget for everything that a consumer has read and not finished; several consumers may share one.
+
+The rules (P5): room is reserved before a read, for the largest answer there can be, and the difference is given
+back when the answer is here (rule B1); who finds no room is called again when there is some, and nothing is ever
+dropped to make room.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from anabranch.errors import ConfigurationError
+from anabranch.limits import GET_RECORDS_BYTES_MAX, MIB
+
+__all__ = ["READ_RESERVE_BYTES", "Budget"]
+
+READ_RESERVE_BYTES = 24 * MIB
+"""A full GetRecords answer of 10 MiB in JSON: its text, and the bytes decoded from it (rule B1)."""
+
+assert READ_RESERVE_BYTES > 2 * GET_RECORDS_BYTES_MAX
+
+
+class Budget:
+    """Bytes that may be held at once. Not thread-safe: share it between consumers of one event loop."""
+
+    def __init__(self, limit_bytes: int = 256 * MIB) -> None:
+        if limit_bytes < READ_RESERVE_BYTES:
+            raise ConfigurationError(
+                f"a budget of {limit_bytes} bytes is too small: one read may need {READ_RESERVE_BYTES} bytes"
+            )
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def try_reserve(self, wanted_bytes: int) -> bool:
+        if self.used_bytes + wanted_bytes > self.limit_bytes:
+            return False
+        self.used_bytes += wanted_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return True
+
+    def wait(self, on_room: Callable[[], None]) -> None:
+        """Calls back once, when bytes were released: the caller then tries to reserve again."""
+        self._waiting.append(on_room)
+
+    def release(self, freed_bytes: int) -> None:
+        self.used_bytes -= freed_bytes
+        assert self.used_bytes >= 0, "more released than reserved"
+        waiting, self._waiting = self._waiting, deque()
+        for on_room in waiting:
+            on_room()

@@ -1,0 +1,309 @@
+"""What happens inside, as values: logs, metrics and tests all feed on these.
+
+The set is closed. Every event names the stream and shard it is about, reads as one sentence (`str(event)`), and has a
+level for the log. A handler given as `on_event` is called on the event loop, right when it happens: it must not block,
+and an error in it is logged and changes nothing.
+"""
+
+import logging
+from typing import ClassVar
+
+import msgspec
+
+__all__ = [
+    "CheckpointFailed",
+    "ConsumerStarted",
+    "ConsumerStopped",
+    "DataLost",
+    "Event",
+    "HandOffKept",
+    "HandlerFailed",
+    "LeaseGiven",
+    "LeaseLost",
+    "LeaseReleased",
+    "LeaseTaken",
+    "LoopBlocked",
+    "MemberEnded",
+    "MemberSealed",
+    "Misrouted",
+    "ReadFailed",
+    "ShardFinished",
+    "ShardStarted",
+    "ShardStopped",
+    "StandstillBegan",
+    "StoreReset",
+    "StoreRolledBack",
+    "StreamChanged",
+    "TaskRestarted",
+    "ZombieCall",
+]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened."""
+
+    level: ClassVar[int] = logging.INFO
+
+    stream: str | None = None
+    shard_id: str | None = None
+
+    def __str__(self) -> str:
+        where = "/".join(part for part in (self.stream, self.shard_id) if part)
+        return f"{where}: {self.sentence()}" if where else self.sentence()
+
+    def sentence(self) -> str:
+        return (type(self).__doc__ or "").strip()
+
+
+class ConsumerStarted(Event, frozen=True, kw_only=True):
+    """A consumer has joined its application."""
+
+    app: str
+    member_id: str
+    store: str
+
+    def sentence(self) -> str:
+        return f"application {self.app!r} started as member {self.member_id}, leases in {self.store}"
+
+
+class ConsumerStopped(Event, frozen=True, kw_only=True):
+    """A consumer has left its application."""
+
+    leftover_count: int
+
+    def sentence(self) -> str:
+        left = f", {self.leftover_count} records were left unfinished" if self.leftover_count else ""
+        return f"stopped{left}"
+
+
+class LeaseTaken(Event, frozen=True, kw_only=True):
+    """This member owns the shard from now on."""
+
+    fence_token: int
+    from_member: str | None = None
+
+    def sentence(self) -> str:
+        before = f", before held by {self.from_member}" if self.from_member else ""
+        return f"lease taken (fence token {self.fence_token}{before})"
+
+
+class LeaseLost(Event, frozen=True, kw_only=True):
+    """Another member owns the shard, or this one may not be sure any more."""
+
+    level = logging.WARNING
+    reason: str
+
+    def sentence(self) -> str:
+        return f"lease lost: {self.reason}"
+
+
+class LeaseReleased(Event, frozen=True, kw_only=True):
+    """This member has given the shard up."""
+
+    def sentence(self) -> str:
+        return "lease released"
+
+
+class LeaseGiven(Event, frozen=True, kw_only=True):
+    """This member has handed the shard to another."""
+
+    to_member: str
+
+    def sentence(self) -> str:
+        return f"lease given to {self.to_member}"
+
+
+class HandOffKept(Event, frozen=True, kw_only=True):
+    """A hand-off was asked for, and the shard could not be drained in time: it stays."""
+
+    level = logging.WARNING
+    running_count: int
+
+    def sentence(self) -> str:
+        return f"kept although it was asked for: {self.running_count} handler calls did not end in time"
+
+
+class MemberSealed(Event, frozen=True, kw_only=True):
+    """This member has ended another that showed no life."""
+
+    level = logging.WARNING
+    member_id: str
+
+    def sentence(self) -> str:
+        return f"member {self.member_id} showed no life and was sealed"
+
+
+class MemberEnded(Event, frozen=True, kw_only=True):
+    """This member is over by the store's word; the process goes on as a new one."""
+
+    level = logging.WARNING
+    member_id: str
+    reason: str
+
+    def sentence(self) -> str:
+        return f"member {self.member_id} ended ({self.reason}): nothing that it held is worked on any more"
+
+
+class ShardStarted(Event, frozen=True, kw_only=True):
+    """Reading has begun."""
+
+    position: str
+
+    def sentence(self) -> str:
+        return f"reading from {self.position}"
+
+
+class ShardFinished(Event, frozen=True, kw_only=True):
+    """The shard's last record is finished."""
+
+    children: tuple[str, ...]
+    reason: str = "end"
+
+    def sentence(self) -> str:
+        next_ones = ", ".join(self.children) or "none"
+        return f"finished ({self.reason}); children: {next_ones}"
+
+
+class ShardStopped(Event, frozen=True, kw_only=True):
+    """The shard stands still on purpose; its lease is kept and the record is named."""
+
+    level = logging.ERROR
+    reason: str
+    position: str | None
+    partition_key: str | None
+
+    def sentence(self) -> str:
+        at = f" at record {self.position} (partition key {self.partition_key!r})" if self.position else ""
+        return f"stopped{at}: {self.reason}"
+
+
+class StandstillBegan(Event, frozen=True, kw_only=True):
+    """The shard does not move, for a named reason."""
+
+    level = logging.WARNING
+    reason: str
+
+    def sentence(self) -> str:
+        return f"stands still: {self.reason}"
+
+
+class HandlerFailed(Event, frozen=True, kw_only=True):
+    """One attempt to handle a record failed."""
+
+    level = logging.WARNING
+    position: str
+    partition_key: str
+    attempt: int
+    error: str
+    retry_in_ms: int | None
+
+    def sentence(self) -> str:
+        then = "no further attempt" if self.retry_in_ms is None else f"again in {self.retry_in_ms} ms"
+        return f"attempt {self.attempt} at record {self.position} failed: {self.error}; {then}"
+
+
+class ReadFailed(Event, frozen=True, kw_only=True):
+    """A read of the shard failed and will be tried again."""
+
+    level = logging.WARNING
+    error: str
+    failure_count: int
+
+    def sentence(self) -> str:
+        return f"read failed ({self.failure_count} in a row): {self.error}"
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True):
+    """A commit got no answer from the store and will be tried again; nothing is lost by it."""
+
+    level = logging.WARNING
+    error: str
+
+    def sentence(self) -> str:
+        return f"checkpoint not written: {self.error}"
+
+
+class DataLost(Event, frozen=True, kw_only=True):
+    """Records were trimmed from the stream before they could be read."""
+
+    level = logging.ERROR
+    from_position: str
+
+    def sentence(self) -> str:
+        return f"records after {self.from_position} left the stream (retention) before they were read"
+
+
+class Misrouted(Event, frozen=True, kw_only=True):
+    """Sub-records were found in a shard that their hash key does not belong to."""
+
+    level = logging.WARNING
+    delivered_count: int
+    skipped_aggregate_count: int
+
+    def sentence(self) -> str:
+        return (
+            f"aggregates that straddled a reshard: {self.delivered_count} misrouted records delivered, "
+            f"{self.skipped_aggregate_count} aggregates of our own producer skipped (it sends them again)"
+        )
+
+
+class ZombieCall(Event, frozen=True, kw_only=True):
+    """A handler call still runs although its lease may be another member's by now."""
+
+    level = logging.ERROR
+    position: str
+    fence_token: int
+
+    def sentence(self) -> str:
+        return f"the handler of record {self.position} outlived its lease (fence token {self.fence_token})"
+
+
+class LoopBlocked(Event, frozen=True, kw_only=True):
+    """Something keeps the event loop from turning."""
+
+    level = logging.WARNING
+    blocked_ms: int
+    stack: str
+
+    def sentence(self) -> str:
+        return f"the event loop has been blocked for {self.blocked_ms} ms at:\n{self.stack}"
+
+
+class TaskRestarted(Event, frozen=True, kw_only=True):
+    """A background task ended in an unexpected error and was started again."""
+
+    level = logging.ERROR
+    task: str
+    error: str
+    restart: int
+
+    def sentence(self) -> str:
+        return f"{self.task} failed unexpectedly and is started again (restart {self.restart}): {self.error}"
+
+
+class StoreRolledBack(Event, frozen=True, kw_only=True):
+    """The lease store has forgotten writes that it had acknowledged."""
+
+    level = logging.ERROR
+
+    def sentence(self) -> str:
+        return "the lease store went back in time: all leases are dropped and taken anew after the longest expiry"
+
+
+class StoreReset(Event, frozen=True, kw_only=True):
+    """The application's row in the lease store is gone or another one."""
+
+    level = logging.CRITICAL
+
+    def sentence(self) -> str:
+        return "the lease store no longer holds this application: stopping instead of starting from nothing"
+
+
+class StreamChanged(Event, frozen=True, kw_only=True):
+    """The stream was deleted, or created anew."""
+
+    level = logging.ERROR
+    change: str
+
+    def sentence(self) -> str:
+        return self.change

@@ -1,0 +1,351 @@
+"""One HTTP/1.1 connection of a client: one request at a time, its answer read into memory that is used again and again.
+
+`asyncio.BufferedProtocol` lets TLS decrypt straight into our buffer; the answer's body is handed out as a view of it,
+valid until the connection is released. Writes go out in the pieces they come in, held back while the transport is
+full.
+
+    IDLE ── exchange ──> HEAD ──> BODY | CHUNKS | REST ──> HELD ── release ──> IDLE
+                          └── open_stream, status 200 ──> the transport belongs to a ResponseStream
+    every phase ── abort, a lost connection, a broken answer, a deadline ──> CLOSED
+
+There is no timer here: whoever owns the connection calls `check` now and then. Cancelling a call aborts the
+connection, since nobody knows how much of the answer is still under way.
+"""
+
+import asyncio
+import enum
+import select
+from collections.abc import Sequence
+from typing import Final, cast
+
+from anabranch._http.client_limits import ClientLimits
+from anabranch._http.client_stream import ResponseStream
+from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch._http.response_chunks import ResponseChunks
+from anabranch._http.response_head import CHUNKED, UNTIL_CLOSE, ResponseHead, parse_response_head
+from anabranch.errors import TransportError
+
+__all__ = ["ClientConnection", "Response"]
+
+_FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length is not believed beyond this before bytes have come
+
+
+class Phase(enum.Enum):
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    CHUNKS = "chunks"
+    REST = "rest"
+    HELD = "held"
+    CLOSED = "closed"
+
+
+class Response:
+    """A whole answer. `body` is valid until its connection is released."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: dict[bytes, bytes], body: memoryview) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+Answer = Response | ResponseStream
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer: str,
+        limits: ClientLimits,
+        read_timeout: float,
+        buffers: ReceiveBuffers,
+    ) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._limits = limits
+        self._read_timeout = read_timeout
+        self._buffers = buffers
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
+        self._own = self._buffer = bytearray(limits.head_bytes_max)
+        self._own_view = self._view = memoryview(self._own)
+        self._end = 0  # bytes of the buffer that are filled
+        self._body_start = 0
+        self._body_end = 0
+        self._phase = Phase.IDLE
+        self._head: ResponseHead | None = None
+        self._chunks = ResponseChunks()
+        self._collected = bytearray()
+        self._answer: asyncio.Future[Answer] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._sending = False
+        self._streaming = False
+        self._interim_answers = 0
+        self._answered = False  # by one byte at least
+        self._deadline = 0.0
+        self._heard_at = 0.0
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self.exchanges = 0
+        self.idle_since = loop.time()
+        self.dropped_before_answer = False
+        """The server closed a kept connection instead of answering: most likely it was closing it as we wrote."""
+
+    # What the owner asks
+
+    @property
+    def usable(self) -> bool:
+        return self._phase is Phase.IDLE and not self._transport.is_closing()
+
+    def has_input(self) -> bool:
+        """True for an idle connection that the kernel knows to be ended or out of step, before the event loop does."""
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def exchange(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> Response:
+        answer = self._begin(deadline)
+        try:
+            if len(pieces) < 2:
+                self._transport.write(head + pieces[0] if pieces else head)
+            else:
+                await self._write(head, pieces, answer)
+            return cast("Response", await answer)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def open_stream(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> Response | ResponseStream:
+        """The stream once the server has accepted it (status 200), else the whole refusal."""
+        answer = self._begin(deadline)
+        self._streaming = True
+        try:
+            await self._write(head, pieces, answer)
+            return await answer
+        except BaseException:
+            self.abort()
+            raise
+
+    def release(self) -> bool:
+        """Ends the use of an answer; true if the connection can carry another request."""
+        reusable = self._phase is Phase.HELD and self._head is not None and self._head.keep_alive
+        if self._buffer is not self._own:
+            self._buffers.give_back(self._buffer)
+            self._buffer, self._view = self._own, self._own_view
+        if not reusable or self._transport.is_closing():
+            self.abort()
+            return False
+        self._phase = Phase.IDLE
+        self._head = None
+        self._end = 0
+        self.idle_since = self._loop.time()
+        return True
+
+    def abort(self) -> None:
+        if self._phase is not Phase.CLOSED:
+            self._phase = Phase.CLOSED
+            self._answer = None
+            self._transport.abort()
+
+    def fail(self, error: TransportError) -> None:
+        answer = self._answer
+        self.abort()
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    def check(self, now: float) -> None:
+        """Gives up an answer that is late or has fallen silent."""
+        if self._answer is None:
+            return
+        if now >= self._deadline:
+            self.fail(TransportError(f"{self._peer} gave no complete answer in time"))
+        elif not self._sending and now - self._heard_at >= self._read_timeout:
+            self.fail(
+                TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s in the middle of a call")
+            )
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._closed)
+
+    # Sending
+
+    def _begin(self, deadline: float) -> asyncio.Future[Answer]:
+        if not self.usable:
+            raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
+        self._phase = Phase.HEAD
+        self._deadline = deadline
+        self._heard_at = self._loop.time()
+        self._interim_answers = 0
+        self._answered = False
+        self.exchanges += 1
+        self._answer = answer = self._loop.create_future()
+        return answer
+
+    async def _write(self, head: bytes, pieces: Sequence[bytes], answer: asyncio.Future[Answer]) -> None:
+        self._sending = True
+        self._transport.write(head + pieces[0] if pieces else head)
+        for piece in pieces[1:]:
+            if self._drained is not None:
+                await self._drained
+            if answer.done():  # refused before all was sent, or lost
+                return
+            self._transport.write(piece)
+        self._sending = False
+        self._heard_at = self._loop.time()
+
+    def pause_writing(self) -> None:
+        if self._drained is None:
+            self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    # Receiving
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- asyncio's hint is a constant, our buffer is larger
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self._heard_at = self._loop.time()
+        self._answered = True
+        phase = self._phase
+        try:
+            if phase is Phase.HEAD:
+                self._read_head(self._end - nbytes)
+            elif phase is Phase.BODY:
+                self._read_body()
+            elif phase is Phase.CHUNKS:
+                self._read_chunks()
+            elif phase is Phase.REST:
+                self._read_rest()
+            else:
+                self._end = 0
+                self.fail(TransportError(f"{self._peer} sent bytes that nobody asked for"))
+        except TransportError as error:
+            self.fail(error)
+            self._end = 0  # asyncio must never be given an empty buffer, not even by a closed connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self.resume_writing()
+        if self._phase is Phase.REST and exc is None:
+            self._complete(memoryview(self._collected))
+            return
+        self.dropped_before_answer = self._phase is Phase.HEAD and self.exchanges > 1 and not self._answered
+        reason = f": {exc}" if exc else ""
+        self.fail(TransportError(f"{self._peer} closed the connection before its answer was complete{reason}"))
+
+    def _read_head(self, seen: int) -> None:
+        head_end = self._buffer.find(b"\r\n\r\n", max(0, seen - 3), self._end)
+        if head_end < 0:
+            if self._end >= len(self._buffer):
+                raise TransportError(f"the headers of {self._peer}'s answer are longer than {len(self._buffer)} bytes")
+            return
+        head = parse_response_head(bytes(self._view[:head_end]))
+        body_start = head_end + 4
+        if head.status < 200:
+            self._skip_interim(head, body_start)
+            return
+        self._head = head
+        if self._streaming and head.status == 200:
+            self._become_stream(head, body_start)
+        elif head.length >= 0:
+            self._body_start, self._body_end = body_start, body_start + head.length
+            if head.length > self._limits.body_bytes_max:
+                bytes_max = self._limits.body_bytes_max
+                raise TransportError(f"{self._peer} announced {head.length} bytes; at most {bytes_max} are read")
+            self._phase = Phase.BODY
+            self._read_body()
+        else:
+            self._body_start = body_start
+            self._collected = bytearray()
+            if head.length == CHUNKED:
+                self._phase = Phase.CHUNKS
+                self._chunks = ResponseChunks()
+                self._read_chunks()
+            else:
+                assert head.length == UNTIL_CLOSE
+                self._phase = Phase.REST
+                self._read_rest()
+
+    def _skip_interim(self, head: ResponseHead, body_start: int) -> None:
+        self._interim_answers += 1
+        if head.status == 101 or self._interim_answers > self._limits.interim_answers_max:
+            raise TransportError(f"{self._peer} answered with status {head.status} where none was asked for")
+        rest = bytes(self._view[body_start : self._end])
+        self._view[: len(rest)] = rest
+        self._end = len(rest)
+        if rest:
+            self._read_head(0)
+
+    def _become_stream(self, head: ResponseHead, body_start: int) -> None:
+        stream = ResponseStream(
+            self._loop, self._transport, self._peer, head, bytes(self._view[body_start : self._end]), self._read_timeout
+        )
+        self._transport.set_protocol(stream)
+        answer, self._answer = self._answer, None
+        self._phase = Phase.CLOSED  # the connection as such is over: the transport is the stream's now
+        self._closed.set_result(None)
+        if answer is not None and not answer.done():
+            answer.set_result(stream)
+        else:
+            stream.close()
+
+    def _read_body(self) -> None:
+        if self._end >= self._body_end:
+            if self._end > self._body_end:
+                raise TransportError(f"{self._peer}'s answer is longer than its length says")
+            self._complete(self._view[self._body_start : self._body_end])
+        elif self._body_end >= len(self._buffer):
+            self._grow(self._body_end + 1)
+
+    def _grow(self, needed: int) -> None:
+        """Room for `needed` bytes, or for the part of them that what has come so far makes believable."""
+        if self._buffer is not self._own and self._end < len(self._buffer):
+            return
+        size = min(needed, max(_FIRST_ALLOCATION_BYTES_MAX, 2 * self._end))
+        larger = self._buffers.borrow(size)
+        view = memoryview(larger)
+        view[: self._end] = self._view[: self._end]
+        if self._buffer is not self._own:
+            self._buffers.give_back(self._buffer)
+        self._buffer, self._view = larger, view
+
+    # Bodies without an announced length: rare, so they are collected beside the receive buffer
+
+    def _read_chunks(self) -> None:
+        chunks = self._chunks
+        for payload in chunks.feed(self._view[self._body_start : self._end]):
+            self._collect(payload)
+        self._body_start = self._end = 0
+        if chunks.complete:
+            if chunks.surplus:
+                raise TransportError(f"{self._peer} sent more than its answer")
+            self._complete(memoryview(self._collected))
+
+    def _read_rest(self) -> None:
+        self._collect(self._view[self._body_start : self._end])
+        self._body_start = self._end = 0
+
+    def _collect(self, payload: memoryview) -> None:
+        if len(self._collected) + len(payload) > self._limits.body_bytes_max:
+            raise TransportError(f"{self._peer}'s answer is longer than {self._limits.body_bytes_max} bytes")
+        self._collected += payload
+
+    def _complete(self, body: memoryview) -> None:
+        head, answer = self._head, self._answer
+        assert head is not None
+        self._phase = Phase.HELD
+        self._answer = None
+        if self._sending:
+            head.keep_alive = False  # answered before all was sent: the rest would be taken for another request
+        if answer is not None and not answer.done():
+            answer.set_result(Response(head.status, head.headers, body))

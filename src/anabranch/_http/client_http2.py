@@ -1,0 +1,278 @@
+"""HTTP/2 for streamed answers: many streams on one connection, by `h2`.
+
+What a reader has not fetched stays in its stream's window and is granted again only once it is fetched: a slow reader
+holds up itself, never its neighbours, since the connection's window has room for every stream's. Closing a stream
+resets it at once.
+
+No task runs here: asyncio's callbacks feed `h2`, readers wait on futures.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, cast
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from anabranch._http.client_limits import ClientLimits
+from anabranch.errors import TransportError
+
+__all__ = ["Http2Connection", "Http2Stream"]
+
+STREAMS_MAX: Final = 16
+_WINDOW_BYTES: Final = 1 << 20
+_CONNECTION_WINDOW_BYTES: Final = STREAMS_MAX * _WINDOW_BYTES
+_FRAME_BYTES_MAX: Final = 1 << 20  # the fewer frames, the less work; the server chooses
+_BUFFER_BYTES: Final = 256 << 10
+_DEFAULT_WINDOW_BYTES: Final = 65_535  # RFC 9113, 6.9.2
+
+
+class Http2Stream:
+    """One request and its streamed answer."""
+
+    def __init__(self, connection: "Http2Connection", stream_id: int, now: float) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self._connection = connection
+        self._stream_id = stream_id
+        self._waiting: list[memoryview] = []
+        self._waiting_bytes = 0
+        self._owed_bytes = 0  # handed to the reader, not granted to the server again yet
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: TransportError | None = None
+        self._ended = False
+        self._heard_at = now
+
+    @property
+    def ended(self) -> bool:
+        return self._ended or self._error is not None
+
+    async def accepted(self) -> None:
+        """Returns when the status is known."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._more()
+
+    async def receive(self) -> list[memoryview]:
+        self._grant()
+        while not self._waiting:
+            if self._ended:
+                return []
+            if self._error is not None:
+                raise self._error
+            await self._more()
+        payloads, self._waiting = self._waiting, []
+        self._owed_bytes, self._waiting_bytes = self._waiting_bytes, 0
+        return payloads
+
+    def close(self) -> None:
+        if not self.ended:
+            self._connection.reset(self._stream_id)
+            self.fail(TransportError("the stream was closed on this side"))
+        self._owed_bytes += self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+        self._grant()
+
+    def check(self, now: float) -> None:
+        self._connection.check_stream(self, now)
+
+    async def wait_closed(self) -> None:
+        """Nothing to wait for: the connection lives on for its other streams."""
+
+    def silent_for(self, now: float) -> float:
+        """Seconds that a reader has been waiting for the server."""
+        return now - self._heard_at if self._waiter is not None else 0.0
+
+    # What the connection tells
+
+    def head(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
+        self.status, self.headers, self._heard_at = status, headers, now
+        self._wake()
+
+    def data(self, payload: bytes, flow_bytes: int, now: float) -> None:
+        """`flow_bytes` counts the padding too: it was paid from the window."""
+        self._heard_at = now
+        if payload:
+            self._waiting.append(memoryview(payload))
+        self._waiting_bytes += flow_bytes
+        self._wake()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def fail(self, error: TransportError) -> None:
+        if not self.ended:
+            self._error = error
+        self._wake()
+
+    def _grant(self) -> None:
+        if self._owed_bytes:
+            self._connection.grant(self._stream_id, self._owed_bytes)
+            self._owed_bytes = 0
+
+    async def _more(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Http2Connection(asyncio.BufferedProtocol):
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, limits: ClientLimits, read_timeout: float
+    ) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._authority = authority
+        self._read_timeout = read_timeout
+        config = h2.config.H2Configuration(client_side=True, header_encoding=None)
+        self._h2 = h2.connection.H2Connection(config)
+        self._h2.max_inbound_frame_size = _FRAME_BYTES_MAX
+        self._h2.local_settings = h2.settings.Settings(
+            client=True,
+            initial_values={
+                h2.settings.SettingCodes.ENABLE_PUSH: 0,
+                h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES,
+                h2.settings.SettingCodes.MAX_FRAME_SIZE: _FRAME_BYTES_MAX,
+                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: limits.head_bytes_max,
+            },
+        )
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._streams: dict[int, Http2Stream] = {}
+        self._leaving = False  # the server takes no new streams
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self.idle_since = loop.time()
+
+    @property
+    def usable(self) -> bool:
+        """True if it can take one more stream."""
+        if self._leaving or self._transport.is_closing():
+            return False
+        return len(self._streams) < min(STREAMS_MAX, self._h2.remote_settings.max_concurrent_streams)
+
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    async def open_stream(self, headers: Iterable[tuple[str, str]], body: bytes) -> Http2Stream:
+        """Returns with the answer's status. `headers` may name the host: it becomes the authority."""
+        pseudo = ((":method", "POST"), (":scheme", self._scheme), (":authority", self._authority), (":path", "/"))
+        named = [(name, value) for name, value in headers if name not in {"host", "connection"}]
+        stream_id = 0
+        try:
+            stream_id = self._h2.get_next_available_stream_id()
+            self._h2.send_headers(stream_id, [*pseudo, *named])
+            self._h2.send_data(stream_id, body, end_stream=True)
+        except h2.exceptions.H2Error as error:
+            raise TransportError(f"{self._peer} takes no request over HTTP/2: {error}", maybe_sent=False) from error
+        stream = self._streams[stream_id] = Http2Stream(self, stream_id, self._loop.time())
+        self._flush()
+        try:
+            await stream.accepted()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def reset(self, stream_id: int) -> None:
+        self._forget(stream_id)
+        try:
+            self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+        except h2.exceptions.H2Error:
+            return  # it has ended by itself in the meantime
+        self._flush()
+
+    def grant(self, stream_id: int, flow_bytes: int) -> None:
+        try:
+            self._h2.acknowledge_received_data(flow_bytes, stream_id)
+        except h2.exceptions.H2Error:
+            return  # the connection is over
+        self._flush()
+
+    def check_stream(self, stream: Http2Stream, now: float) -> None:
+        if stream.silent_for(now) >= self._read_timeout:
+            stream.fail(TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s inside a stream"))
+
+    def abort(self) -> None:
+        self._leaving = True
+        self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._closed)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._scheme = "https" if transport.get_extra_info("ssl_object") is not None else "http"
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
+        self._flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- always the whole of it
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        now = self._loop.time()
+        try:
+            for event in self._h2.receive_data(self._view[:nbytes]):
+                self._apply(event, now)
+        except h2.exceptions.H2Error as error:
+            self._fail_all(TransportError(f"{self._peer} broke the rules of HTTP/2: {error}"))
+            self._flush()
+            self.abort()
+            return
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leaving = True
+        if not self._closed.done():
+            self._closed.set_result(None)
+        reason = f": {exc}" if exc else ""
+        self._fail_all(TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}"))
+
+    def _apply(self, event: h2.events.Event, now: float) -> None:
+        if isinstance(event, h2.events.DataReceived):
+            if (stream := self._streams.get(event.stream_id)) is not None:
+                stream.data(event.data, event.flow_controlled_length, now)
+        elif isinstance(event, h2.events.ResponseReceived):
+            if (stream := self._streams.get(event.stream_id)) is not None:
+                headers = {bytes(name): bytes(value) for name, value in event.headers}
+                stream.head(int(headers.get(b":status", b"0")), headers, now)
+        elif isinstance(event, h2.events.StreamEnded):
+            if (stream := self._forget(event.stream_id)) is not None:
+                stream.end()
+        elif isinstance(event, h2.events.StreamReset):
+            if (stream := self._forget(event.stream_id)) is not None:
+                stream.fail(TransportError(f"{self._peer} reset the stream (HTTP/2 error {event.error_code})"))
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self._leaving = True
+            for stream_id in [id_ for id_ in self._streams if id_ > (event.last_stream_id or 0)]:
+                self._streams.pop(stream_id).fail(
+                    TransportError(f"{self._peer} is closing and did not take the request", maybe_sent=False)
+                )
+
+    def _forget(self, stream_id: int) -> Http2Stream | None:
+        self.idle_since = self._loop.time()
+        return self._streams.pop(stream_id, None)
+
+    def _fail_all(self, error: TransportError) -> None:
+        for stream_id in list(self._streams):
+            self._streams.pop(stream_id).fail(error)
+
+    def _flush(self) -> None:
+        if data := self._h2.data_to_send():
+            self._transport.write(data)

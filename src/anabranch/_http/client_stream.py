@@ -1,0 +1,152 @@
+"""An answer without an end, read as it comes over HTTP/1.1: the transport of one connection, taken over after its head.
+
+`receive` hands out what has arrived as views of the receive buffer, valid until the next `receive`. A reader that
+does not come back lets the buffer fill, then the transport is paused: the server feels it, memory does not. `close`
+ends it at once.
+"""
+
+import asyncio
+from typing import Final, Protocol
+
+from anabranch._http.response_chunks import ResponseChunks
+from anabranch._http.response_head import CHUNKED, UNTIL_CLOSE, ResponseHead
+from anabranch.errors import TransportError
+
+__all__ = ["BodyStream", "ResponseStream"]
+
+_BUFFER_BYTES: Final = 256 << 10
+_ROOM_BYTES_MIN: Final = 16 << 10  # one TLS record
+
+
+class BodyStream(Protocol):
+    """The body of a streamed answer, whichever HTTP version carries it."""
+
+    headers: dict[bytes, bytes]
+
+    async def receive(self) -> list[memoryview]:
+        """The next bytes, valid until the next call; an empty list at the end."""
+
+    def close(self) -> None: ...
+
+    def check(self, now: float, /) -> None:
+        """Gives up a stream that has fallen silent."""
+
+    async def wait_closed(self) -> None: ...
+
+
+class ResponseStream(asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        peer: str,
+        head: ResponseHead,
+        first: bytes,
+        read_timeout: float,
+    ) -> None:
+        self.headers = head.headers
+        self._loop = loop
+        self._transport = transport
+        self._peer = peer
+        self._read_timeout = read_timeout
+        self._chunks = ResponseChunks() if head.length == CHUNKED else None
+        self._left = head.length if head.length >= 0 else None
+        self._until_close = head.length == UNTIL_CLOSE
+        self._buffer = bytearray(max(_BUFFER_BYTES, len(first) + _ROOM_BYTES_MIN))
+        self._view = memoryview(self._buffer)
+        self._view[: len(first)] = first
+        self._start = 0  # of what the reader has not seen
+        self._end = len(first)
+        self._paused = False
+        self._finished = self._left == 0
+        self._error: TransportError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._heard_at = loop.time()
+        self._closed: asyncio.Future[None] = loop.create_future()
+
+    async def receive(self) -> list[memoryview]:
+        while True:
+            if self._start == self._end:
+                self._start = self._end = 0
+                if self._paused:
+                    self._paused = False
+                    self._heard_at = self._loop.time()  # silence of our own making does not count
+                    self._transport.resume_reading()
+            else:
+                view = self._view[self._start : self._end]
+                self._start = self._end
+                if payloads := self._unframe(view):
+                    return payloads
+                continue
+            if self._finished:
+                return []
+            if self._error is not None:
+                raise self._error
+            await self._more()
+
+    def close(self) -> None:
+        self._finish(TransportError("the stream was closed on this side"))
+
+    def check(self, now: float) -> None:
+        if not self._paused and self._waiter is not None and now - self._heard_at >= self._read_timeout:
+            self._finish(TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s inside a stream"))
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._closed)
+
+    async def _more(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _unframe(self, view: memoryview) -> list[memoryview]:
+        if self._chunks is not None:
+            payloads = self._chunks.feed(view)
+            if self._chunks.complete:
+                self._end_of_body()
+            return payloads
+        if self._left is not None:
+            view = view[: self._left]
+            self._left -= len(view)
+            if self._left == 0:
+                self._end_of_body()
+        return [view] if view else []
+
+    def _end_of_body(self) -> None:
+        self._finished = True
+        self._transport.abort()
+
+    def _finish(self, error: TransportError) -> None:
+        if self._error is None:
+            self._error = error
+        self._transport.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # asyncio's side
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- the room is what it is
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self._heard_at = self._loop.time()
+        if len(self._buffer) - self._end < _ROOM_BYTES_MIN and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._until_close and exc is None and self._error is None:
+            self._finished = True
+        elif self._error is None:
+            reason = f": {exc}" if exc else ""
+            self._error = TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}")
+        self._wake()

@@ -1,0 +1,169 @@
+"""Streamed answers from one endpoint: HTTP/2 where the server speaks it, else one HTTP/1.1 connection for each.
+
+Over TLS the handshake decides (ALPN). In clear text nothing can: `http2="always"` begins with HTTP/2 at once, for a
+server that is known to speak it. The first connection decides for all: those that come in the meantime wait for it,
+and share it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from anabranch._http.client_connection import ClientConnection, Response
+from anabranch._http.client_http2 import Http2Connection, Http2Stream
+from anabranch._http.client_limits import ClientLimits, ClientTimeouts
+from anabranch._http.client_stream import BodyStream
+from anabranch._http.dialer import Dialer
+from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch.errors import TransportError, UsageError
+
+__all__ = ["StreamClient"]
+
+_SWEEP_SECONDS: Final = 1.0
+_REFUSAL_BYTES_MAX: Final = 1 << 20
+
+
+class StreamClient:
+    def __init__(
+        self,
+        dialer: Dialer,
+        *,
+        http2: Literal["auto", "always", "never"] = "auto",
+        streams_max: int = 1_000,
+        timeouts: ClientTimeouts | None = None,
+        limits: ClientLimits | None = None,
+    ) -> None:
+        self._dialer = dialer
+        self._http2 = http2
+        self._streams_max = streams_max
+        self._timeouts = timeouts or ClientTimeouts()
+        self._limits = limits or ClientLimits()
+        self._loop = asyncio.get_running_loop()
+        self._buffers = ReceiveBuffers(0)
+        self._dialling = asyncio.Lock()
+        self._speaks_http2: bool | None = None
+        self._connections: list[Http2Connection] = []
+        self._opening: dict[ClientConnection, None] = {}
+        self._streams: dict[BodyStream, None] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def open(self, headers: Iterable[tuple[str, str]], body: bytes) -> BodyStream | Response:
+        """The stream once the server has accepted it (status 200), else the whole refusal."""
+        if self._closed:
+            raise UsageError("this client is closed")
+        if len(self._streams) + len(self._opening) >= self._streams_max:
+            raise TransportError(f"{self._streams_max} streams are open already", maybe_sent=False)
+        deadline = self._loop.time() + self._timeouts.total
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await self._connection(deadline)
+                answer = await self._open_on(connection, headers, body, deadline)
+        except TimeoutError:
+            raise TransportError(f"{self._dialer.endpoint.url} accepted no stream in time") from None
+        if not isinstance(answer, Response):
+            self._streams[answer] = None
+            self._watch()
+        return answer
+
+    def close_stream(self, stream: BodyStream) -> None:
+        stream.close()
+        self._streams.pop(stream, None)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        streams, self._streams = list(self._streams), {}
+        for connection in self._opening:
+            connection.fail(TransportError("the client was closed"))
+        for stream in streams:
+            stream.close()
+        for http2 in self._connections:
+            http2.abort()
+        for stream in streams:
+            await stream.wait_closed()
+        for http2 in self._connections:
+            await http2.wait_closed()
+        self._connections.clear()
+
+    async def _connection(self, deadline: float) -> Http2Connection | ClientConnection:
+        if self._speaks_http2 is False:
+            return await self._dialer.dial(self._choose, deadline)
+        async with self._dialling:
+            for kept in self._connections:
+                if kept.usable:
+                    return kept
+            connection = await self._dialer.dial(self._choose, deadline)
+            self._speaks_http2 = isinstance(connection, Http2Connection)
+            if isinstance(connection, Http2Connection):
+                self._connections.append(connection)
+                self._watch()
+            return connection
+
+    def _choose(self, negotiated: str | None) -> Http2Connection | ClientConnection:
+        endpoint = self._dialer.endpoint
+        if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
+            return Http2Connection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts.read)
+        return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts.read, self._buffers)
+
+    async def _open_on(
+        self,
+        connection: Http2Connection | ClientConnection,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+        deadline: float,
+    ) -> BodyStream | Response:
+        if isinstance(connection, Http2Connection):
+            return await self._open_http2(connection, headers, body)
+        return await self._open_http1(connection, headers, body, deadline)
+
+    async def _open_http2(
+        self, connection: Http2Connection, headers: Iterable[tuple[str, str]], body: bytes
+    ) -> Http2Stream | Response:
+        stream = await connection.open_stream([*headers, ("content-length", str(len(body)))], body)
+        if stream.status == 200:
+            return stream
+        refusal = bytearray()
+        try:
+            while payloads := await stream.receive():
+                for payload in payloads:
+                    refusal += payload
+                if len(refusal) > _REFUSAL_BYTES_MAX:
+                    raise TransportError(f"{self._dialer.endpoint.url} refused a stream without end")
+        finally:
+            stream.close()
+        return Response(stream.status, stream.headers, memoryview(refusal))
+
+    async def _open_http1(
+        self, connection: ClientConnection, headers: Iterable[tuple[str, str]], body: bytes, deadline: float
+    ) -> BodyStream | Response:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        head = self._dialer.request_start + f"{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
+        self._opening[connection] = None
+        try:
+            answer = await connection.open_stream(head, [body], deadline)
+            if isinstance(answer, Response):
+                answer.body = memoryview(bytes(answer.body))
+                connection.abort()
+        finally:
+            del self._opening[connection]
+        return answer
+
+    def _watch(self) -> None:
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._sweep = None
+        now = self._loop.time()
+        for stream in list(self._streams):
+            stream.check(now)
+        for connection in list(self._connections):
+            idle = connection.stream_count == 0 and now - connection.idle_since > self._timeouts.idle
+            if idle or (connection.stream_count == 0 and not connection.usable):
+                connection.abort()
+                self._connections.remove(connection)
+        if self._streams or self._connections:
+            self._watch()

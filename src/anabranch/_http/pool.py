@@ -1,0 +1,213 @@
+"""Kept HTTP/1.1 connections for one purpose: at most so many at once, the one used last first.
+
+Last in, first out keeps few connections warm and lets the others go idle and be closed. A caller that finds none free
+and no room waits its turn; it dials in its own task, so cancelling it cancels the dialling. Deadlines cost no timer
+for each call: one sweep looks at everything that is under way ten times a second, and stops when nothing is.
+
+The pool knows no retry: a connection that failed is discarded, the caller is told.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from anabranch._http.client_connection import ClientConnection
+from anabranch._http.client_limits import ClientLimits, ClientTimeouts
+from anabranch._http.dialer import Dialer
+from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch.errors import TransportError, UsageError
+
+__all__ = ["ConnectionPool"]
+
+_SWEEP_SECONDS: Final = 0.1
+_IDLE_SWEEP_SECONDS: Final = 1.0
+
+
+class _Waiter:
+    __slots__ = ("deadline", "turn")
+
+    def __init__(self, turn: "asyncio.Future[ClientConnection | None]", deadline: float) -> None:
+        self.turn = turn
+        """Becomes a connection, or None: the room to dial one."""
+        self.deadline = deadline
+
+
+class ConnectionPool:
+    def __init__(
+        self,
+        dialer: Dialer,
+        *,
+        connections_max: int,
+        limits: ClientLimits,
+        timeouts: ClientTimeouts,
+        buffers: ReceiveBuffers,
+    ) -> None:
+        self._dialer = dialer
+        self._connections_max = connections_max
+        self._limits = limits
+        self._timeouts = timeouts
+        self._buffers = buffers
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[ClientConnection] = []
+        self._busy: dict[ClientConnection, None] = {}
+        self._open = 0  # idle, busy and dialling
+        self._waiters: deque[_Waiter] = deque()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def open_count(self) -> int:
+        return self._open
+
+    def take(self) -> ClientConnection | None:
+        """A kept connection, if one is free: the usual case, without an await."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                self._busy[connection] = None
+                if self._sweep is None:
+                    self._watch(_SWEEP_SECONDS)
+                return connection
+            self._open -= 1
+        return None
+
+    async def acquire(self, deadline: float) -> ClientConnection:
+        """A kept connection or a new one, waiting for room where there is none."""
+        if self._closed:
+            raise UsageError("this client is closed")
+        if (kept := self.take()) is not None:
+            return kept
+        if self._open >= self._connections_max:
+            if (handed := await self._wait(deadline)) is not None:
+                return handed
+        else:
+            self._open += 1
+        try:
+            connection = await self._dialer.dial(self._new_connection, deadline)
+        except BaseException:
+            self._free_room()
+            raise
+        self._admit(connection)
+        return connection
+
+    def release(self, connection: ClientConnection) -> None:
+        """The answer has been used; the connection goes to whoever waits longest, or is kept."""
+        self._busy.pop(connection, None)
+        if not connection.release() or self._closed:
+            connection.abort()
+            self._free_room()
+            return
+        self._keep(connection)
+
+    def discard(self, connection: ClientConnection) -> None:
+        self._busy.pop(connection, None)
+        connection.abort()
+        connection.release()  # gives a borrowed buffer back
+        self._free_room()
+
+    def drop_idle(self) -> None:
+        """One kept connection was found closed by the server: the others were most likely closed with it."""
+        while self._idle:
+            self._idle.pop().abort()
+            self._open -= 1
+
+    async def close(self) -> None:
+        """Ends calls under way with a TransportError, and returns when every connection is gone."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        connections = [*self._idle, *self._busy]
+        for waiter in self._waiters:
+            if not waiter.turn.done():
+                waiter.turn.set_exception(TransportError("the client was closed", maybe_sent=False))
+        self._waiters.clear()
+        for connection in connections:
+            connection.fail(TransportError("the client was closed in the middle of a call"))
+        self._open -= len(self._idle)
+        self._idle.clear()
+        for connection in connections:
+            await connection.wait_closed()
+
+    def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool asks for HTTP/1.1 only
+        peer = self._dialer.endpoint.url
+        return ClientConnection(self._loop, peer, self._limits, self._timeouts.read, self._buffers)
+
+    def _admit(self, connection: ClientConnection) -> None:
+        self._busy[connection] = None
+        if self._closed:
+            self.discard(connection)
+            raise TransportError("the client was closed", maybe_sent=False)
+        self._watch(_SWEEP_SECONDS)
+
+    async def _wait(self, deadline: float) -> ClientConnection | None:
+        waiter = _Waiter(self._loop.create_future(), deadline)
+        self._waiters.append(waiter)
+        self._watch(_SWEEP_SECONDS)
+        try:
+            return await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
+                self._pass_on(waiter.turn.result())  # our turn came in the moment we gave up
+            raise
+
+    def _pass_on(self, handed: ClientConnection | None) -> None:
+        if handed is None:
+            self._free_room()
+        else:
+            del self._busy[handed]
+            self._keep(handed)
+
+    def _keep(self, connection: ClientConnection) -> None:
+        if self._give(connection):
+            self._busy[connection] = None
+        else:
+            self._idle.append(connection)
+
+    def _free_room(self) -> None:
+        if not self._give(None):
+            self._open -= 1
+
+    def _give(self, offer: ClientConnection | None) -> bool:
+        """To whoever waits longest; false if nobody does."""
+        while self._waiters:
+            turn = self._waiters.popleft().turn
+            if not turn.done():
+                turn.set_result(offer)
+                return True
+        return False
+
+    # The sweep
+
+    def _watch(self, delay: float) -> None:
+        """Looks again after `delay`; a sweep that is due later is brought forward."""
+        if self._sweep is not None:
+            if self._sweep.when() <= self._loop.time() + delay:
+                return
+            self._sweep.cancel()
+        self._sweep = self._loop.call_later(delay, self._look)
+
+    def _look(self) -> None:
+        self._sweep = None
+        now = self._loop.time()
+        for connection in list(self._busy):
+            connection.check(now)
+        if self._waiters:
+            self._give_up_waiters(now)
+        kept_since = now - self._timeouts.idle
+        while self._idle and (self._idle[0].idle_since < kept_since or not self._idle[0].usable):
+            self._idle.pop(0).abort()
+            self._open -= 1
+        if self._busy or self._waiters:
+            self._watch(_SWEEP_SECONDS)
+        elif self._idle:
+            self._watch(_IDLE_SWEEP_SECONDS)
+
+    def _give_up_waiters(self, now: float) -> None:
+        where = self._dialer.endpoint.url
+        for waiter in self._waiters:
+            if now >= waiter.deadline and not waiter.turn.done():
+                busy = f"all {self._connections_max} connections to {where} were busy until the deadline"
+                waiter.turn.set_exception(TransportError(busy, maybe_sent=False))
+        self._waiters = deque(waiter for waiter in self._waiters if not waiter.turn.done())

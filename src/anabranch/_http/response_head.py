@@ -1,0 +1,80 @@
+"""The head of an HTTP/1.1 answer: bytes in, a checked value out. Pure.
+
+Strict where leniency would let two readers see two different answers: folded lines, names that are no tokens, two
+lengths that differ. What is refused is a `TransportError`: the service may have acted, its answer just cannot be
+read.
+"""
+
+import re
+from typing import Final
+
+from anabranch.errors import TransportError
+
+__all__ = ["CHUNKED", "UNTIL_CLOSE", "ResponseHead", "parse_response_head"]
+
+CHUNKED: Final = -1
+UNTIL_CLOSE: Final = -2
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\x00]*)?")
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_HEADERS_MAX: Final = 128
+
+
+class ResponseHead:
+    __slots__ = ("headers", "keep_alive", "length", "status")
+
+    def __init__(self, status: int, headers: dict[bytes, bytes], length: int, *, keep_alive: bool) -> None:
+        self.status = status
+        self.headers = headers
+        """Names in lower case; values of a repeated name are joined by a comma."""
+        self.length = length
+        """Of the body in bytes, or CHUNKED, or UNTIL_CLOSE."""
+        self.keep_alive = keep_alive
+
+
+def parse_response_head(block: bytes) -> ResponseHead:
+    """`block` is everything before the empty line, without it."""
+    lines = block.split(b"\r\n")
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
+        raise TransportError(f"the answer is not HTTP/1.1: it begins with {lines[0][:80]!r}")
+    if len(lines) > _HEADERS_MAX:
+        raise TransportError(f"the answer has more than {_HEADERS_MAX} headers")
+    headers: dict[bytes, bytes] = {}
+    is_name = _NAME.fullmatch
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or is_name(name) is None:
+            raise TransportError(f"a header of the answer is not `name: value`: {line[:80]!r}")
+        name = name.lower()
+        value = value.strip(b" \t")
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    status = int(match[2])
+    length = _body_length(status, headers)
+    connection = headers.get(b"connection", b"").lower()
+    keep_alive = length != UNTIL_CLOSE and (
+        b"keep-alive" in connection if match[1] == b"0" else b"close" not in connection
+    )
+    if length == CHUNKED and b"content-length" in headers:
+        keep_alive = False  # RFC 9112, 6.3: read it as chunked, and never trust this connection again
+    return ResponseHead(status, headers, length, keep_alive=keep_alive)
+
+
+def _body_length(status: int, headers: dict[bytes, bytes]) -> int:
+    if status < 200 or status in {204, 304}:
+        return 0
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.lower() != b"chunked":
+            raise TransportError(f"the answer has a transfer coding that was not asked for: {coding[:80]!r}")
+        return CHUNKED
+    length = headers.get(b"content-length")
+    if length is None:
+        return UNTIL_CLOSE
+    if _LENGTH.fullmatch(length) is None:
+        first, *others = length.split(b", ")
+        if _LENGTH.fullmatch(first) is None or any(other != first for other in others):
+            raise TransportError(f"the answer's content-length is not one number: {length[:80]!r}")
+        length = first
+    return int(length)

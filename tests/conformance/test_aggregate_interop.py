@@ -145,6 +145,8 @@ def as_protobuf_reads(message):
         parsed = messages.AggregatedRecord.FromString(message)
     except protobuf.DecodeError:
         return None
+    if not parsed.IsInitialized():  # Python's parser leaves the check of required fields to its caller, Java's does not
+        return None
     keys, hash_keys = parsed.partition_key_table, parsed.explicit_hash_key_table
     try:
         return [

@@ -16,7 +16,7 @@ def read(data):
     """Everything that a consumer does with a record's bytes; says whether they were an aggregate."""
     aggregate = open_aggregate(data)
     if aggregate is None:
-        with pytest.raises(CodecError, match="."):
+        with pytest.raises(CodecError, match=r"."):
             parse_aggregate(data)
         return False
     sub_records = aggregate.sub_records()

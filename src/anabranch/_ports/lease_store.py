@@ -36,7 +36,8 @@ class LeaseStore(Protocol):
     async def open(self, app: AppRow) -> AppRow:
         """Makes the tables and the application's row where there are none; returns the row that stands."""
 
-    async def read_app(self) -> AppRow | None: ...
+    async def read_app(self) -> AppRow | None:
+        """Also before `open`; makes nothing."""
 
     async def incarnation(self) -> str:
         """An identity of the storage itself: another one means that acknowledged writes may be gone (rule L13)."""
@@ -53,7 +54,8 @@ class LeaseStore(Protocol):
     async def heartbeat(self, beat: Beat) -> MemberRow | None:
         """Updates the row if it exists and is live; returns it as it is then, None if there is none. No upsert."""
 
-    async def read_members(self) -> Sequence[MemberRow]: ...
+    async def read_members(self) -> Sequence[MemberRow]:
+        """In the order of their ids, whatever their state."""
 
     async def dead_members(self) -> Sequence[str]:
         """Live rows whose process is dead for certain, so that they may be sealed without waiting (rule L17).
@@ -114,9 +116,11 @@ class LeaseStore(Protocol):
         """Removes a finished row of the expected version (rule S6)."""
 
     # commands
-    async def put_control(self, row: ControlRow) -> None: ...
+    async def put_control(self, row: ControlRow) -> None:
+        """Put if absent: a command whose answer was lost may be sent again under its id."""
 
     async def write_control(self, row: ControlRow) -> bool:
         """Replaces a pending command; False if it is pending no more."""
 
-    async def read_controls(self) -> Sequence[ControlRow]: ...
+    async def read_controls(self) -> Sequence[ControlRow]:
+        """In the order in which they were requested, then of their ids."""

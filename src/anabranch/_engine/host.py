@@ -1,0 +1,54 @@
+"""The one background task of a consumer or producer: started by whoever first needs it, awaited by whoever closes it.
+
+Everything else runs in task groups inside it, so that nothing binds to the caller's task: an object may be opened in
+one task and closed in another. This is the only place that makes a task outside a group, and it never lets go of it.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+__all__ = ["Host"]
+
+
+class Host:
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._task is None, "started twice"
+        self._task = asyncio.get_running_loop().create_task(work, name=name)
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the work ended, if it ended in an error: the single cause, not the group around it."""
+        task = self._task
+        if task is None or not task.done() or task.cancelled():
+            return None
+        return _single_cause(task.exception())
+
+    async def wait(self) -> None:
+        """Until the work has ended, however it ends; cancelling the waiter does not cancel the work."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    async def cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+def _single_cause(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        # Several tasks failed at once: the first is the cause, the others are kept as its notes.
+        first, *others = error.exceptions
+        for other in others:
+            first.add_note(f"also: {other!r}")
+        return _single_cause(first)
+    return error

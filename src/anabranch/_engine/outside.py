@@ -1,0 +1,24 @@
+"""Everything outside of the engine that it touches, in one value: the ports, and whom to tell what happens."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from anabranch._model.entropy import Entropy
+from anabranch._ports.clock import Clock
+from anabranch._ports.kinesis import Kinesis
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.events import Event
+
+__all__ = ["Outside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    kinesis: Kinesis
+    store: LeaseStore
+    clock: Clock
+    entropy: Entropy
+    emit: Callable[[Event], None]
+    before_call: Callable[[], Awaitable[None]] | None = None
+    """Awaited between the look at the fence and the handler's call: where a process may be stopped at the worst moment.
+    A simulation stops it there; nothing else sets it."""

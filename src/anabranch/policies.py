@@ -1,0 +1,44 @@
+"""What follows a failed handler call: how often it is tried again, and what happens after the last attempt.
+
+The default ends in `Stop`: the shard stands still loudly, its lease kept and the record named. Nothing is skipped in
+silence.
+"""
+
+from dataclasses import dataclass, field
+
+from anabranch.errors import ConfigurationError
+
+__all__ = ["Retry", "Stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the shard at the record that failed, keep its lease, and say so. A new process tries the record again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Try again with growing, jittered pauses; the record's key (or its shard) waits meanwhile."""
+
+    attempts: int = 3
+    """Calls in all, the first included. They are counted over fail-overs where the order mode keeps count."""
+    backoff: float = 0.2
+    """The longest first pause in seconds; it doubles with every attempt."""
+    backoff_max: float = 30.0
+    timeout: float | None = None
+    """Seconds that one call may take. An asynchronous handler is cancelled; the next attempt starts after it ended."""
+    then: Stop = field(default_factory=Stop)
+
+    def __post_init__(self) -> None:
+        violations = []
+        if self.attempts < 1:
+            violations.append(f"attempts is {self.attempts}; it must be at least 1")
+        if self.backoff < 0 or self.backoff_max < self.backoff:
+            violations.append(
+                f"backoff is {self.backoff} and backoff_max {self.backoff_max}; "
+                "backoff must not be negative, nor larger than backoff_max"
+            )
+        if self.timeout is not None and self.timeout <= 0:
+            violations.append(f"timeout is {self.timeout}; it must be positive, or None for no limit")
+        if violations:
+            raise ConfigurationError(violations)

@@ -14,7 +14,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Abandon", "Answer", "Exchange", "Handler", "Headers", "Request", "Response", "Sink", "StreamingResponse"]
+__all__ = [
+    "Abandon",
+    "Answer",
+    "Exchange",
+    "Handler",
+    "HangUp",
+    "Headers",
+    "Request",
+    "Response",
+    "Sink",
+    "StreamingResponse",
+]
 
 logger = logging.getLogger("anabranch.http")
 
@@ -64,6 +75,10 @@ class Abandon(enum.Enum):
     """The connection is reset."""
     SILENCE = "silence"
     """The connection stays open and nothing ever comes."""
+
+
+class HangUp(Exception):  # noqa: N818 -- an order, not a failure
+    """Raised by a streaming answer's chunks: break the connection here, on purpose."""
 
 
 Answer = Response | StreamingResponse | Abandon
@@ -131,6 +146,9 @@ class Exchange:
                 async for chunk in chunks:
                     if chunk:
                         await self._sink.write(chunk)
+        except HangUp:
+            self._sink.abandon(Abandon.HANG_UP)
+            return
         except Exception:  # as in begin; the head is sent, so the client can only be told by a broken stream
             logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
             self._sink.abandon(Abandon.HANG_UP)

@@ -1,6 +1,6 @@
 """A small HTTP server: HTTP/1.1 and HTTP/2 on one port, in clear text or over TLS. It knows nothing of what it serves.
 
-One listener, one sweep a second over the connections for those that are too slow, and a stop that lets answers finish.
+One listener, one regular sweep over the connections for those that are too slow, and a stop that lets answers finish.
 Made for the local Kinesis, for health checks and for the dashboard: few dependencies, bounded clients, no routing.
 """
 
@@ -19,7 +19,6 @@ from anabranch.errors import ConfigurationError, UsageError
 
 __all__ = ["HttpServer"]
 
-_SWEEP_SECONDS: Final = 1.0
 _BACKLOG: Final = 1_024
 
 
@@ -61,7 +60,7 @@ class HttpServer:
         except OSError as error:
             raise ConfigurationError(_explain(error, self._host, self._port)) from error
         self._service = service
-        self._sweep = loop.call_later(_SWEEP_SECONDS, self._check_connections)
+        self._sweep = loop.call_later(self._limits.check_interval, self._check_connections)
 
     @property
     def port(self) -> int:
@@ -104,7 +103,7 @@ class HttpServer:
             now = time.monotonic()
             for connection in self._service.connections:
                 connection.check(now)
-            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._check_connections)
+            self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections)
 
 
 def _explain(error: OSError, host: str, port: int) -> str:

@@ -24,3 +24,5 @@ class ServerLimits:
     """Between requests on a kept connection."""
     write_timeout: float = 330.0
     """How long a client may leave an answer unread; above the five minutes of a paused subscription."""
+    check_interval: float = 1.0
+    """How often connections are looked at for these times."""

@@ -1,0 +1,70 @@
+import pytest
+
+from anabranch._http.request_head import BadRequest, parse_request_head
+
+
+def head(*lines, request_line="POST / HTTP/1.1"):
+    return "\r\n".join([request_line, *lines]).encode("latin-1")
+
+
+def refusal(raw):
+    with pytest.raises(BadRequest) as refused:
+        parse_request_head(raw)
+    return refused.value.status
+
+
+def test_names_are_lowered_and_repeated_values_are_joined():
+    parsed = parse_request_head(head("Host: x", "X-A: 1", "x-a:2 "))
+    assert parsed.headers == {"host": "x", "x-a": "1, 2"}
+    assert (parsed.method, parsed.target, parsed.http_version) == ("POST", "/", "1.1")
+
+
+@pytest.mark.parametrize(
+    "version, connection, keep_alive",
+    [("1.1", None, True), ("1.1", "close", False), ("1.0", None, False), ("1.0", "Keep-Alive", True)],
+)
+def test_a_connection_is_kept_as_its_version_and_header_say(version, connection, keep_alive):
+    lines = ["Host: x"] + ([f"Connection: {connection}"] if connection else [])
+    assert parse_request_head(head(*lines, request_line=f"GET / HTTP/{version}")).keep_alive is keep_alive
+
+
+def test_the_length_of_a_body_is_known_from_the_head():
+    assert parse_request_head(head("Host: x", "Content-Length: 12")).content_length == 12
+    assert parse_request_head(head("Host: x", "Transfer-Encoding: Chunked")).chunked
+    assert parse_request_head(head("Host: x", "Expect: 100-Continue")).expects_continue
+
+
+@pytest.mark.parametrize(
+    "lines, status",
+    [
+        ([], 400),  # no host
+        (["Host: x", "no colon"], 400),
+        (["Host: x", " folded: line"], 400),
+        (["Host: x", "space : before"], 400),
+        (["Host: x", "nul: \x00"], 400),
+        (["Host: x", "Content-Length: 1, 1"], 400),
+        (["Host: x", "Content-Length: -1"], 400),
+        (["Host: x", "Content-Length: +1"], 400),
+        (["Host: x", "Content-Length: 1", "Transfer-Encoding: chunked"], 400),
+        (["Host: x", "Content-Length: 1", "Content-Length: 2"], 400),
+        (["Host: x", "Transfer-Encoding: gzip, chunked"], 501),
+        (["Host: x", *(f"h{n}: 1" for n in range(300))], 431),
+    ],
+)
+def test_what_two_readers_could_read_differently_is_refused(lines, status):
+    assert refusal(head(*lines)) == status
+
+
+@pytest.mark.parametrize(
+    "line, status",
+    [
+        ("GET /", 400),
+        ("GET  / HTTP/1.1", 400),
+        ("GET / HTTP/2.0", 505),
+        ("GET / HTTP/1.2", 400),
+        ("", 400),
+        ("G\x00T / HTTP/1.1", 400),
+    ],
+)
+def test_a_request_line_has_one_form(line, status):
+    assert refusal(head("Host: x", request_line=line)) == status

@@ -1,0 +1,44 @@
+import json
+
+from anabranch._wire.bodies import JSON
+from anabranch._wire.messages import ConsumerDescription, ListStreamConsumersResponse
+from anabranch._wire.stream_consumers import (
+    decode_describe_stream_consumer,
+    decode_list_stream_consumers,
+    decode_register_stream_consumer,
+    encode_deregister_stream_consumer,
+    encode_describe_stream_consumer,
+    encode_list_stream_consumers,
+    encode_register_stream_consumer,
+)
+
+CONSUMER = {
+    "ConsumerName": "billing",
+    "ConsumerARN": "arn:c",
+    "ConsumerStatus": "CREATING",
+    "ConsumerCreationTimestamp": 1.5e9,
+}
+VALUE = ConsumerDescription("billing", "arn:c", "CREATING", 1.5e9)
+
+
+def test_requests_name_what_they_are_about() -> None:
+    assert encode_register_stream_consumer("arn:s", "billing") == [b'{"StreamARN":"arn:s","ConsumerName":"billing"}']
+    assert encode_describe_stream_consumer(consumer_arn="arn:c") == [b'{"ConsumerARN":"arn:c"}']
+    assert encode_describe_stream_consumer(stream_arn="arn:s", name="billing") == [
+        b'{"StreamARN":"arn:s","ConsumerName":"billing"}'
+    ]
+    assert encode_list_stream_consumers("arn:s", next_token="T", max_results=2) == [
+        b'{"StreamARN":"arn:s","NextToken":"T","MaxResults":2}'
+    ]
+    assert encode_deregister_stream_consumer("arn:c") == [b'{"ConsumerARN":"arn:c"}']
+
+
+def test_a_consumer_is_the_same_value_in_every_answer() -> None:
+    assert decode_register_stream_consumer(json.dumps({"Consumer": CONSUMER}).encode(), JSON) == VALUE
+    described = json.dumps({"ConsumerDescription": CONSUMER | {"StreamARN": "arn:s"}}).encode()
+    assert decode_describe_stream_consumer(described, JSON) == ConsumerDescription(
+        "billing", "arn:c", "CREATING", 1.5e9, "arn:s"
+    )
+    listed = json.dumps({"Consumers": [CONSUMER], "NextToken": "T"}).encode()
+    assert decode_list_stream_consumers(listed, JSON) == ListStreamConsumersResponse((VALUE,), "T")
+    assert decode_list_stream_consumers(b"{}", JSON) == ListStreamConsumersResponse(())

@@ -1,0 +1,46 @@
+import pytest
+
+from anabranch._wire.event_stream import HeaderValue, Message
+from anabranch._wire.messages import KinesisRecord, SubscribeToShardEvent
+from anabranch._wire.service_errors import AwsError
+from anabranch._wire.subscriptions import decode_subscription_message
+from anabranch.errors import CodecError
+
+EVENT: dict[str, HeaderValue] = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
+
+
+@pytest.mark.parametrize("content_type", [{}, {":content-type": "application/json"}, {":content-type": 5}])
+def test_an_event_carries_records(content_type: dict[str, HeaderValue]) -> None:
+    payload = (
+        b'{"Records":[{"Data":"QQ==","PartitionKey":"k","SequenceNumber":"1"}],'
+        b'"ContinuationSequenceNumber":"2","MillisBehindLatest":0}'
+    )
+    assert decode_subscription_message(Message(EVENT | content_type, payload)) == SubscribeToShardEvent(
+        [KinesisRecord(data=b"A", partition_key="k", sequence_number="1")], "2", 0, body_bytes=len(payload)
+    )
+
+
+@pytest.mark.parametrize("event_type", ["initial-response", "SomethingNew"])
+def test_the_first_message_and_unknown_events_carry_nothing(event_type: str) -> None:
+    assert decode_subscription_message(Message(EVENT | {":event-type": event_type}, b"{}")) is None
+
+
+def test_an_exception_in_the_stream_is_an_error_with_its_code() -> None:
+    headers: dict[str, HeaderValue] = {":message-type": "exception", ":exception-type": "ResourceInUseException"}
+    message = Message(headers, b'{"message":"Another active subscription exists"}')
+    assert decode_subscription_message(message) == AwsError(
+        "ResourceInUseException", "Another active subscription exists"
+    )
+
+
+def test_an_error_without_a_payload_is_read_from_its_headers() -> None:
+    headers: dict[str, HeaderValue] = {":message-type": "error", ":error-code": "InternalError"}
+    assert decode_subscription_message(Message(headers, b"")) == AwsError("InternalError")
+    with_message = headers | {":error-message": "it broke"}
+    assert decode_subscription_message(Message(with_message, b"")) == AwsError("InternalError", "it broke")
+
+
+@pytest.mark.parametrize("headers", [{}, {":message-type": "other"}, {":message-type": 1}])
+def test_a_message_of_no_known_type_is_refused(headers: dict[str, HeaderValue]) -> None:
+    with pytest.raises(CodecError, match="unknown type"):
+        decode_subscription_message(Message(headers, b""))

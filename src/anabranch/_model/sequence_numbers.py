@@ -16,6 +16,7 @@ __all__ = ["BEFORE_FIRST_SUB", "Position", "is_sequence_number", "parse_sequence
 BEFORE_FIRST_SUB: Final = -1
 
 _SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,128}")  # API: pattern of SequenceNumber
+_SUB_SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")  # KCL keeps it in 64 bits
 
 
 def is_sequence_number(text: str) -> bool:
@@ -43,7 +44,7 @@ class Position(NamedTuple):
     def parse(cls, text: str) -> "Position":
         """The opposite of `str`: `49590…` or `49590…:3`."""
         number, colon, sub = text.partition(":")
-        if colon and not (sub.isascii() and sub.isdigit()):
+        if colon and _SUB_SEQUENCE_NUMBER.fullmatch(sub) is None:
             raise ValueError(
                 f"a position is a sequence number, or one with ':' and a sub-sequence number, not {text!r}"
             )

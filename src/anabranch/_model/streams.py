@@ -10,7 +10,7 @@ __all__ = ["StreamName", "parse_stream"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 _ARN = re.compile(
-    r"arn:(?P<partition>aws[a-z-]*):kinesis:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):stream/(?P<name>[^/]+)"
+    r"arn:(?P<partition>aws[a-z-]*):kinesis:(?P<region>[a-z0-9-]+):(?P<account>[0-9]{12}):stream/(?P<name>[^/]+)"
 )
 
 

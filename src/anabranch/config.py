@@ -4,18 +4,77 @@ Each field says what it trades and where its default comes from. Durations are s
 they are in `limits`.
 """
 
+import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from anabranch.budget import Budget
 from anabranch.errors import ConfigurationError
 
-__all__ = ["CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings"]
+__all__ = ["Aws", "CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings"]
+
+_REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 
 
 def _refuse(violations: list[str]) -> None:
     if violations:
         raise ConfigurationError(violations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aws:
+    """Which AWS to talk to, and as whom.
+
+    What is left out comes from the standard chain: environment, profile, container, instance.
+    """
+
+    region: str | None = None
+    profile: str | None = None
+    """A profile of the shared configuration files."""
+    endpoint_url: str | None = None
+    """Another address for Kinesis, such as a local one."""
+    session: Any = None
+    """A `boto3.Session` or `botocore.session.Session` to take credentials, region and configuration from."""
+    credentials: Any = None
+    """An object of botocore's kind: `get_frozen_credentials()`, or `access_key`, `secret_key` and `token`."""
+
+    def __post_init__(self) -> None:
+        violations: list[str] = []
+        if self.region is not None and _REGION.fullmatch(self.region) is None:
+            violations.append(f"region: a region looks like eu-west-1, not {self.region!r}")
+        if self.profile is not None and self.session is not None:
+            violations.append("profile: a session already has its profile; give one of the two")
+        if self.endpoint_url is not None and not _is_endpoint(self.endpoint_url):
+            violations.append(f"endpoint_url: an endpoint looks like http://localhost:4567, not {self.endpoint_url!r}")
+        if self.session is not None and not callable(getattr(self.session, "get_credentials", None)):
+            violations.append(f"session: a boto3 or botocore session is wanted, not {type(self.session).__name__}")
+        if self.credentials is not None and not _are_credentials(self.credentials):
+            violations.append(
+                "credentials: an object with get_frozen_credentials(), or with access_key and secret_key, is wanted, "
+                f"not {type(self.credentials).__name__}"
+            )
+        _refuse(violations)
+
+    def __repr__(self) -> str:
+        names = ("region", "profile", "endpoint_url")
+        shown = [f"{name}={value!r}" for name in names if (value := getattr(self, name)) is not None]
+        shown += [f"{name}=..." for name in ("session", "credentials") if getattr(self, name) is not None]
+        return f"Aws({', '.join(shown)})"
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _are_credentials(value: Any) -> bool:
+    return callable(getattr(value, "get_frozen_credentials", None)) or all(
+        isinstance(getattr(value, name, None), str) for name in ("access_key", "secret_key")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,14 @@ class ServiceError(AnabranchError):
     """The service answered with an error."""
 
     def __init__(
-        self, message: str, *, operation: str, code: str, status: int = 400, request_id: str | None = None
+        self,
+        message: str,
+        *,
+        operation: str,
+        code: str,
+        status: int = 400,
+        request_id: str | None = None,
+        retry_after_seconds: float | None = None,
     ) -> None:
         parts = [f"{operation}: {code}"]
         if message:
@@ -127,17 +134,32 @@ class ServiceError(AnabranchError):
         self.code = code
         self.status = status
         self.request_id = request_id
+        self.retry_after_seconds = retry_after_seconds
+        """How long the service asked to be left alone, where it did."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_service_error, (
-            type(self), self.message, self.operation, self.code, self.status, self.request_id,
+            type(self), self.message, self.operation, self.code, self.status, self.request_id, self.retry_after_seconds,
         )  # fmt: skip
 
 
 def _rebuild_service_error(
-    kind: type[ServiceError], message: str, operation: str, code: str, status: int, request_id: str | None
+    kind: type[ServiceError],
+    message: str,
+    operation: str,
+    code: str,
+    status: int,
+    request_id: str | None,
+    retry_after_seconds: float | None,
 ) -> ServiceError:
-    return kind(message, operation=operation, code=code, status=status, request_id=request_id)
+    return kind(
+        message,
+        operation=operation,
+        code=code,
+        status=status,
+        request_id=request_id,
+        retry_after_seconds=retry_after_seconds,
+    )
 
 
 class ThrottledError(ServiceError):

@@ -1,0 +1,179 @@
+"""Leases in this process's memory: for consumers that keep nothing, for tests, and behind the simulated store.
+
+The rows live as long as the object does, and every consumer that is given the same object is of the same fleet.
+The conditions are those of `_core.leases.rows`; this file only holds the rows. A lock keeps each write whole, since
+heartbeats come from a thread of their own.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from anabranch._core.leases import rows
+from anabranch._model.leases import (
+    AppRow,
+    Beat,
+    Conflict,
+    ControlRow,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    StreamRow,
+)
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.errors import UsageError
+
+__all__ = ["MemoryLeaseStore"]
+
+
+class MemoryLeaseStore(LeaseStore):
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._app: AppRow | None = None
+        self._members: dict[str, MemberRow] = {}
+        self._streams: dict[str, StreamRow] = {}
+        self._leases: dict[LeaseKey, LeaseRow] = {}
+        self._controls: dict[str, ControlRow] = {}
+
+    async def open(self, app: AppRow) -> AppRow:
+        with self._lock:
+            if self._app is None:
+                self._app = app
+            if self._app.app != app.app:
+                raise UsageError(
+                    f"this memory store holds application {self._app.app!r}; make another one for {app.app!r}"
+                )
+            return self._app
+
+    async def read_app(self) -> AppRow | None:
+        return self._app
+
+    async def incarnation(self) -> str:
+        return "memory"  # these rows cannot come back without the fleet that wrote them
+
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        with self._lock:
+            self._app = rows.record_incarnation(self._app, expected, incarnation)
+            return self._app
+
+    async def close(self) -> None:
+        """Keeps the rows: whoever shares this object still reads them."""
+
+    # members
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        with self._lock:
+            return self._members.setdefault(row.member_id, row)
+
+    async def heartbeat(self, beat: Beat) -> MemberRow | None:
+        with self._lock:
+            return self._put_member(beat.member_id, rows.heartbeat(self._members.get(beat.member_id), beat))
+
+    async def read_members(self) -> Sequence[MemberRow]:
+        with self._lock:
+            return [self._members[member_id] for member_id in sorted(self._members)]
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        with self._lock:
+            return self._put_member(member_id, rows.seal_member(self._members.get(member_id), observed_counter))
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        with self._lock:
+            return self._put_member(member_id, rows.leave(self._members.get(member_id)))
+
+    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+        with self._lock:
+            return self._put_member(donor, rows.request_hand_off(self._members.get(donor), request))
+
+    async def delete_member(self, member_id: str) -> bool:
+        with self._lock:
+            named = any(lease.owner == member_id for lease in self._leases.values())
+            if not rows.may_delete_member(self._members.get(member_id), is_named_by_a_lease=named):
+                return False
+            del self._members[member_id]
+            return True
+
+    def _put_member(self, member_id: str, row: MemberRow | None) -> MemberRow | None:
+        if row is not None:
+            self._members[member_id] = row
+        return row
+
+    # streams
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        with self._lock:
+            return self._streams.setdefault(row.stream_key, row)
+
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        with self._lock:
+            written = rows.write_stream(self._streams.get(row.stream_key), row, expected_version)
+            if written is not None:
+                self._streams[row.stream_key] = written
+            return written
+
+    async def read_streams(self) -> Sequence[StreamRow]:
+        with self._lock:
+            return [self._streams[stream_key] for stream_key in sorted(self._streams)]
+
+    # leases
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        with self._lock:
+            return self._leases.setdefault(row.key, row)
+
+    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+        with self._lock:
+            found = (self._leases[key] for key in sorted(self._leases))
+            return [row for row in found if with_finished or not row.is_finished]
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
+        return self._leases.get(key)
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        with self._lock:
+            row = self._leases.get(key)
+            owner = self._members.get(row.owner) if row is not None and row.owner is not None else None
+            return self._put_lease(
+                rows.take_lease(
+                    row,
+                    owner,
+                    member_id,
+                    expected_owner=expected_owner,
+                    expected_version=expected_version,
+                    epoch_floor=epoch_floor,
+                )
+            )
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        with self._lock:
+            stored = self._leases.get(row.key)
+            return self._put_lease(
+                rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
+            )
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        with self._lock:
+            if not rows.may_delete_lease(self._leases.get(key), expected_version):
+                return False
+            del self._leases[key]
+            return True
+
+    def _put_lease(self, outcome: LeaseRow | Conflict) -> LeaseRow | Conflict:
+        if isinstance(outcome, LeaseRow):
+            self._leases[outcome.key] = outcome
+        return outcome
+
+    # commands
+    async def put_control(self, row: ControlRow) -> None:
+        with self._lock:
+            self._controls.setdefault(row.command_id, row)
+
+    async def write_control(self, row: ControlRow) -> bool:
+        with self._lock:
+            written = rows.write_control(self._controls.get(row.command_id), row)
+            if written is not None:
+                self._controls[row.command_id] = written
+            return written is not None
+
+    async def read_controls(self) -> Sequence[ControlRow]:
+        with self._lock:
+            return sorted(self._controls.values(), key=lambda row: (row.requested_wall_ms, row.command_id))

@@ -1,0 +1,224 @@
+"""One SQLite file, its connection, and the thread that alone uses it.
+
+Nothing here blocks an event loop: every call is one transaction, run on the file's own thread, awaited from whatever
+loop asked. Each call first makes sure that the path still leads to the file that was opened. A file that was removed
+or replaced is an error then, not a second truth in an unlinked inode; the next call opens what is there, under
+another identity, and a file that is gone is never made again by a running process (rule L14).
+
+A lock that another process holds is waited for during a bounded time; then it is a `LeaseStoreError`, to be retried by
+the caller. Nothing is retried here.
+"""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+from urllib.parse import quote
+
+from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
+from anabranch.stores.sqlite import schema
+from anabranch.stores.sqlite.table import UnreadableRowError
+
+__all__ = ["BUSY_TIMEOUT_MS", "Database"]
+
+BUSY_TIMEOUT_MS: Final = 1_000  # below the default deadline of one store call
+_WAL_POLL_SECONDS: Final = 0.01
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class Database:
+    def __init__(
+        self, path: Path, tables: tuple[str, ...], *, synchronous: Literal["FULL", "NORMAL"], thread_name: str
+    ) -> None:
+        self.path = path
+        self._tables = tables
+        self._synchronous = synchronous
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=thread_name)
+        self._process_id = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._identity = (0, 0)
+        self._is_closed = False
+
+    async def create(self) -> None:
+        """Makes the file and the tables where there are none."""
+        await self.run(self._create)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self.run(lambda: self._transact("BEGIN", work))
+
+    async def write(self, work: Work[T]) -> T:
+        return await self.run(lambda: self._transact("BEGIN IMMEDIATE", work))
+
+    async def exists(self) -> bool:
+        """Whether the file and our tables in it are there; makes nothing."""
+        return await self.run(self._exists)
+
+    async def identity(self) -> str:
+        """What the file is: the mark it got when it was made, and where it lies (rule L13)."""
+        mark = await self.read(schema.read_uuid)
+        return f"{mark}:{self._identity[0]}:{self._identity[1]}"
+
+    async def close(self, last: Callable[[], None] | None = None) -> None:
+        """Ends the thread, once `last` has run on it."""
+        if self._is_closed or self._process_id != os.getpid():
+            return
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._disconnect)
+        if last is not None:
+            await loop.run_in_executor(self._thread, last)
+        self._thread.shutdown(wait=False)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise UsageError(f"the lease store {self.path} is closed")
+        if self._process_id != os.getpid():
+            raise UsageError(f"the lease store {self.path} was made in another process: make it after the fork")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._explained, work)
+
+    # on the thread
+    def _explained(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except sqlite3.Error as error:
+            raise explained(error, self.path) from error
+        except UnreadableRowError as error:
+            raise LeaseStoreInvalidError(
+                f"{self.path}: {error}; correct it in SQL, or restore the file from a backup"
+            ) from error
+
+    def _create(self) -> None:
+        if not self.path.parent.is_dir():
+            raise LeaseStoreInvalidError(f"{self.path}: its folder does not exist; make it, or name another file")
+        self._disconnect()
+        connection = self._connect("rwc")
+        try:
+            if not schema.check_version(connection, str(self.path)):
+                connection.execute("BEGIN IMMEDIATE")
+                schema.create_tables(connection, self._tables)
+                connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(connection)
+
+    def _exists(self) -> bool:
+        if not self.path.exists():
+            return False
+        with closing(self._open("rw")) as connection:
+            return schema.check_version(connection, str(self.path))
+
+    def _transact(self, begin: str, work: Work[T]) -> T:
+        connection = self._current()
+        connection.execute(begin)
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _current(self) -> sqlite3.Connection:
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            self._disconnect()
+            raise LeaseStoreError(
+                f"{self.path} is gone ({error.strerror}): it is not made again while workers run; "
+                "put it back, or stop all workers of the application"
+            ) from error
+        if self._connection is not None and self._identity != (found.st_dev, found.st_ino):
+            self._disconnect()
+            raise LeaseStoreError(f"{self.path} was replaced by another file while it was in use")
+        if self._connection is None:
+            connection = self._connect("rw")
+            if not schema.check_version(connection, str(self.path)):
+                connection.close()
+                raise LeaseStoreInvalidError(
+                    f"{self.path} holds no leases: open the store first; if it was open, its tables were dropped, "
+                    "and all workers of the application must be stopped"
+                )
+            self._keep(connection)
+        assert self._connection is not None
+        return self._connection
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        connection = self._open(mode)
+        try:
+            self._use_write_ahead_log(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self, mode: str) -> sqlite3.Connection:
+        address = f"file:{quote(str(self.path.absolute()))}?mode={mode}"
+        return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+
+    def _use_write_ahead_log(self, connection: sqlite3.Connection) -> None:
+        """SQLite does not wait by itself when two processes switch a new file at once; so it is done here."""
+        give_up = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+                    raise
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(_WAL_POLL_SECONDS)
+                continue
+            if mode != "wal":
+                raise LeaseStoreInvalidError(
+                    f"{self.path}: SQLite cannot keep a write-ahead log there (it stays in mode {mode!r}): "
+                    "name a file on a local disk"
+                )
+            return
+
+    def _keep(self, connection: sqlite3.Connection) -> None:
+        found = self.path.stat()
+        self._identity = (found.st_dev, found.st_ino)
+        self._connection = connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is the extended code
+
+
+def explained(error: sqlite3.Error, path: Path) -> LeaseError:
+    """SQLite's error in words for the person who has to act."""
+    code = _primary_code(error)
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return LeaseStoreError(
+            f"{path} was locked by another process for more than {BUSY_TIMEOUT_MS / 1000:g} s: "
+            "keep other transactions on it short"
+        )
+    if code == sqlite3.SQLITE_NOTADB:
+        return LeaseStoreInvalidError(f"{path} is no SQLite database: name another file, or move this one away")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return LeaseStoreInvalidError(f"{path} is damaged ({error}): restore it from a backup, or move it away")
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN}:
+        return LeaseStoreInvalidError(
+            f"{path} cannot be opened and written ({error}): this user needs to read and write the file and its folder"
+        )
+    if code in {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT}:
+        return LeaseStoreInvalidError(
+            f"{path}: its tables are not what this release of anabranch made ({error}): "
+            "restore the file from a backup, or name another one"
+        )
+    return LeaseStoreError(f"{path}: {error}")

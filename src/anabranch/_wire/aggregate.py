@@ -25,7 +25,7 @@ AGGREGATE_OVERHEAD_BYTES: Final = len(MAGIC) + DIGEST_BYTES
 
 # A field's head is its tag and a varint: its value, or the length of what follows. Encoding heads is half the work of
 # writing small records, so those of small numbers stand ready.
-_READY: Final = 1536
+_READY: Final = 1280
 
 
 def _head(tag: int, number: int) -> bytes:

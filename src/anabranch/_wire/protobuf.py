@@ -19,13 +19,18 @@ _START_GROUP: Final = 3
 _END_GROUP: Final = 4
 _FIXED32: Final = 5
 
-_VARINT_BYTES_MAX: Final = 10
+_VARINT_BYTES_MAX: Final = 10  # 64 bits
+_SHORT_VARINT_BYTES_MAX: Final = 5  # 32 bits: tags and lengths
 _TAG_MIN: Final = 1 << 3  # field numbers start at 1
 _TAG_MAX: Final = (1 << 32) - 1
 _GROUP_DEPTH_MAX: Final = 100  # where protobuf's own parsers stop
 
 
 def encode_varint(number: int) -> bytes:
+    if number < 0x80:
+        return bytes((number,))
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -34,10 +39,10 @@ def encode_varint(number: int) -> bytes:
     return bytes(out)
 
 
-def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """An unsigned 64-bit number; needlessly long encodings are legal, bits above the 64th are dropped."""
+def read_varint(data: bytes, position: int, end: int, bytes_max: int = _VARINT_BYTES_MAX) -> tuple[int, int]:
+    """An unsigned number of at most 64 bits; needlessly long encodings are legal, bits above the 64th are dropped."""
     number = shift = 0
-    for at in range(position, min(end, position + _VARINT_BYTES_MAX)):
+    for at in range(position, min(end, position + bytes_max)):
         byte = data[at]
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -47,7 +52,7 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def read_tag(data: bytes, position: int, end: int) -> tuple[int, int]:
-    tag, after = read_varint(data, position, end)
+    tag, after = read_varint(data, position, end, _SHORT_VARINT_BYTES_MAX)
     if not _TAG_MIN <= tag <= _TAG_MAX:
         raise CodecError(f"the field at byte {position} has the impossible tag {tag}")
     return tag, after
@@ -55,7 +60,7 @@ def read_tag(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 def read_length(data: bytes, position: int, end: int) -> tuple[int, int]:
     """Where a length-delimited field's content starts and stops."""
-    length, start = read_varint(data, position, end)
+    length, start = read_varint(data, position, end, _SHORT_VARINT_BYTES_MAX)
     if length > end - start:
         raise CodecError(f"the field at byte {position} claims {length} bytes, {end - start} are left")
     return start, start + length

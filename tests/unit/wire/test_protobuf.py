@@ -46,6 +46,14 @@ def test_a_tag_without_a_field_number_or_beyond_32_bits_is_refused(tag):
         read_tag(encode_varint(tag), 0, 10)
 
 
+def test_tags_and_lengths_have_at_most_five_bytes():
+    assert read_tag(b"\x88\x80\x80\x80\x00", 0, 5) == (8, 5)
+    assert read_length(b"\x81\x80\x80\x80\x00x", 0, 6) == (5, 6)
+    for read in (read_tag, read_length):
+        with pytest.raises(CodecError, match="does not end where it should"):
+            read(b"\x88\x80\x80\x80\x80\x00" + b"x" * 8, 0, 14)
+
+
 def test_a_length_must_fit_into_its_message():
     assert read_length(b"\x02ab", 0, 3) == (1, 3)
     with pytest.raises(CodecError, match="claims 3 bytes, 2 are left"):

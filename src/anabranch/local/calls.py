@@ -1,29 +1,34 @@
 """The whole local Kinesis as one pure object: `call(operation, request, now_ms=...)` is the service.
 
-No sockets, no clock, no tasks: `now_ms` is wall time in integer milliseconds, entropy is given at construction, and the same calls
-in the same order give the same answers. The HTTP shell and the simulation are two ways to drive it.
+No sockets, no clock, no tasks: `now_ms` is wall time in integer milliseconds, entropy is given at construction,
+and the same calls in the same order give the same answers. The HTTP shell and the simulation are two ways to drive
+it.
 
-Requests and answers are plain dicts with AWS's member names; members that AWS leaves out are absent. Blobs are `bytes`, timestamps
-are `Timestamp` (requests may also hold plain numbers of seconds). Two values are typed for speed, and msgspec writes both as JSON
-without help: the records of GetRecords and of subscription events are `StoredRecord`s, the slots of a PutRecords answer are
-`PutRecordsResultEntry`s; `.members()` of either is the dict for other encodings. An error is a raised `LocalError`.
+Requests and answers are plain dicts with AWS's member names; members that AWS leaves out are absent. Blobs are
+`bytes`, timestamps are `Timestamp` (requests may also hold plain numbers of seconds). Two values are typed for
+speed, and msgspec writes both as JSON without help: the records of GetRecords and of subscription events are
+`StoredRecord`s, the slots of a PutRecords answer are `PutRecordsResultEntry`s; `.members()` of either is the dict
+for other encodings. An error is a raised `LocalError`.
 
 - `serialization.from_json(operation, decoded)` and `from_cbor` turn a decoded body into a request, or raise AWS's
   SerializationException; `call` itself checks constraints (ValidationException).
-- `put_records(PutRecordsRequest)` is the fast path: decode a JSON body with `msgspec.json.Decoder(PutRecordsRequest)` and, when msgspec
-  refuses it, fall back to the generic path for AWS's message.
-- `subscribe(request)` is SubscribeToShard. `subscription.poll(now_ms)` gives one event or None; None means wait for `on_change` of its shard or
-  for `subscription.next_deadline_ms`, whichever is first. After an event with `subscription.is_over` the connection ends. Call
-  `subscription.close()` when the client goes away.
-- `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was closed or
-  was deleted, or whose subscription was taken over. It must not call back into this object.
-- `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) wants `settle(now_ms)`. Every call settles
-  by itself; a shell needs the deadline only so that idle subscribers hear of the change.
-- Durability: `journal(entry)` is called once for each change, before the call returns. Entries are opaque bytes; framing,
-  checksums and fsync are the shell's. Write entries in order, before any later answer leaves the process, and answer after fsync. At
-  start, `restore(entries)`; `snapshot()` gives the entries that make the present state anew, for compaction. State changes that only time
-  makes are in the entries as deadlines, so `settle` journals nothing.
-- `refused_slots` (a fault) maps indices of a PutRecords request to an ErrorCode: these slots fail, the others are written.
+- `put_records(PutRecordsRequest)` is the fast path: decode a JSON body with
+  `msgspec.json.Decoder(PutRecordsRequest)` and, when msgspec refuses it, fall back to the generic path for AWS's
+  message.
+- `subscribe(request)` is SubscribeToShard. `subscription.poll(now_ms)` gives one event or None; None means wait
+  for `on_change` of its shard or for `subscription.next_deadline_ms`, whichever is first. Once
+  `subscription.is_over` (look after every poll, events included) the connection ends. Call `subscription.close()` when the client goes away.
+- `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was
+  closed or was deleted, or whose subscription was taken over. It must not call back into this object.
+- `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) wants `settle(now_ms)`.
+  Every call settles by itself; a shell needs the deadline only so that idle subscribers hear of the change.
+- Durability: `journal(entry)` is called once for each change, before the call returns. Entries are opaque bytes;
+  framing, checksums and fsync are the shell's. Write entries in order, before any later answer leaves the process,
+  and answer after fsync. At start, `restore(entries)`; `snapshot()` gives the entries that make the present state
+  anew, for compaction. Entries hold deadlines, so a change that was due while nobody ran takes effect, as of its
+  deadline, at the first call after a restart.
+- `refused_slots` (a fault) maps indices of a PutRecords request to an ErrorCode: these slots fail, the others are
+  written.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,9 +36,9 @@ from typing import Any
 
 from anabranch._model.entropy import Entropy
 from anabranch.local.actions.put_records import PutRecordsRequest, PutRecordsResponse, put_records
-from anabranch.local.actions.registry import ACTIONS
+from anabranch.local.actions.registry import ACTIONS, REQUESTS
 from anabranch.local.actions.subscribe_to_shard import subscribe_to_shard
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state import journal as entries
 from anabranch.local.state.account import Account
@@ -60,16 +65,16 @@ class LocalState:
         self, operation: str, request: Mapping[str, Any], *, now_ms: int, refused_slots: Mapping[int, str] | None = None
     ) -> dict[str, Any]:
         """Any operation but SubscribeToShard."""
+        if operation == "PutRecords":
+            validate(REQUESTS[operation], request)
+            typed = PutRecordsRequest.from_members(request)
+            return self.put_records(typed, now_ms=now_ms, refused_slots=refused_slots).members()
         action = ACTIONS.get(operation)
         if action is None:
-            raise LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
+            raise unknown_operation(operation)
         self.settle(now_ms)
-        validate(action.request, request)
         self.account.rates.check_call(operation, now_ms)
-        if operation == "PutRecords":
-            return self.put_records(
-                PutRecordsRequest.from_members(request), now_ms=now_ms, refused_slots=refused_slots
-            ).members()
+        validate(action.request, request)
         answer = action.perform(self.account, request, now_ms)
         self._publish()
         return answer
@@ -84,7 +89,7 @@ class LocalState:
 
     def subscribe(self, request: Mapping[str, Any], *, now_ms: int) -> Subscription:
         self.settle(now_ms)
-        validate(ACTIONS["SubscribeToShard"].request, request)
+        validate(REQUESTS["SubscribeToShard"], request)
         subscription = subscribe_to_shard(self.account, request, now_ms)
         self._publish()
         return subscription

@@ -1,16 +1,16 @@
 """AWS's errors as values to be raised: a code, a message, an HTTP status.
 
-The shell writes `LocalError.members()` into the body, whatever its encoding. One quirk of the service lives here and nowhere else:
-a SerializationException calls its message `Message`, all others `message`. Texts are AWS's where they are known, because clients
-match on them; the functions below form those that more than one place needs.
+The shell writes `LocalError.members()` into the body, whatever its encoding. One quirk of the service lives here
+and nowhere else: a SerializationException calls its message `Message`, all others `message`. Texts are AWS's where
+they are known, because clients match on them; the functions below form those that more than one place needs.
 """
 
 from datetime import UTC, datetime
-
-from anabranch.local.timestamp import java_date
+from typing import Final
 
 __all__ = [
     "LocalError",
+    "dry_run",
     "expired_iterator",
     "in_use",
     "invalid_argument",
@@ -20,10 +20,15 @@ __all__ = [
     "slot_message",
     "stream_not_found",
     "throughput_exceeded",
+    "unknown_operation",
+    "validation",
 ]
 
-INTERNAL_FAILURE = "InternalFailure"
-THROUGHPUT_EXCEEDED = "ProvisionedThroughputExceededException"
+INTERNAL_FAILURE: Final = "InternalFailure"
+THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
+
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class LocalError(Exception):
@@ -40,6 +45,15 @@ class LocalError(Exception):
         return {"__type": self.code, key: self.message}
 
 
+def dry_run() -> LocalError:
+    """What a request with DryRun gets when it would have succeeded."""
+    return LocalError("DryRunOperationException", "Request would have succeeded, but the DryRun flag is set.")
+
+
+def unknown_operation(operation: str) -> LocalError:
+    return LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
+
+
 def invalid_argument(message: str) -> LocalError:
     return LocalError("InvalidArgumentException", message)
 
@@ -54,6 +68,10 @@ def in_use(message: str) -> LocalError:
 
 def limit_exceeded(message: str) -> LocalError:
     return LocalError("LimitExceededException", message)
+
+
+def validation(message: str) -> LocalError:
+    return LocalError("ValidationException", message)
 
 
 def stream_not_found(stream_name: str, account_id: str) -> LocalError:
@@ -77,9 +95,15 @@ def slot_message(code: str, shard_id: str, stream_name: str, account_id: str) ->
 
 
 def expired_iterator(created_ms: int, now_ms: int, lifetime_ms: int) -> LocalError:
-    created, now = (java_date(datetime.fromtimestamp(ms // 1000, UTC)) for ms in (created_ms, now_ms))
+    created, now = _java_date(created_ms), _java_date(now_ms)
     return LocalError(
         "ExpiredIteratorException",
         f"Iterator expired. The iterator was created at time {created} while right now it is {now} "
         f"which is further in the future than the tolerated delay of {lifetime_ms} milliseconds.",
     )
+
+
+def _java_date(ms: int) -> str:
+    """`Mon Nov 16 08:27:04 UTC 2026`, as Java prints a date, in English whatever the locale."""
+    when = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{_DAYS[when.weekday()]} {_MONTHS[when.month - 1]} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"

@@ -1,7 +1,7 @@
 """What a local Kinesis is told at its start: where it pretends to be, and how strictly and how fast it lives.
 
-`time_scale` multiplies durations (iterator and subscription lifetime, heartbeats, retention, state delays): 0.01 makes an iterator
-live three seconds. It never touches timestamps or rates.
+`time_scale` multiplies durations (iterator and subscription lifetime, heartbeats, retention, state delays): 0.01
+makes an iterator live three seconds. It never touches timestamps or rates.
 """
 
 import re

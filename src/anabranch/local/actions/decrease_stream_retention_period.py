@@ -1,0 +1,21 @@
+"""DecreaseStreamRetentionPeriod: older records are out of reach at once, and for good."""
+
+from anabranch.local.actions.action import Answer, Request
+from anabranch.local.errors import invalid_argument
+from anabranch.local.lookups import find_active_stream
+from anabranch.local.retention import RETENTION_REQUEST, checked_hours, set_retention
+from anabranch.local.state.account import Account
+
+REQUEST = RETENTION_REQUEST
+
+
+def decrease_stream_retention_period(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    hours = checked_hours(request)
+    if hours > stream.retention_hours:
+        raise invalid_argument(
+            f"Requested retention period ({hours} hours) for stream {stream.name} can not be longer than "
+            f"existing retention period ({stream.retention_hours} hours). Use IncreaseRetentionPeriod API."
+        )
+    set_retention(account, stream, hours, now_ms)
+    return {}

@@ -1,0 +1,117 @@
+"""The state as a sequence of entries: what a restart needs, and nothing that time alone can tell.
+
+Each entry says what is now, not what was asked for: a stream's whole description, the records that were appended,
+a stream that is gone. So replaying needs no rule of any operation, entries may be repeated, and a snapshot is
+simply the shortest journal with the same end. Numbers above 64 bits are text. Iterators live in their own text;
+subscriptions and rates do not outlive a process.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from anabranch.errors import CodecError
+from anabranch.local.state.account import Account, Changes
+from anabranch.local.state.commitment import Commitment
+from anabranch.local.state.record_log import StoredRecord
+from anabranch.local.state.routing import Routing
+from anabranch.local.state.shard import Shard
+from anabranch.local.state.stream import Stream
+
+__all__ = ["encode_changes", "restore", "snapshot"]
+
+_SNAPSHOT_RECORDS: Final = 500  # in one entry
+
+
+class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
+    stream: Stream
+
+
+class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
+    stream_name: str
+
+
+class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
+    stream_name: str
+    shard_id: str
+    records: list[StoredRecord]
+
+
+class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
+    commitment: Commitment
+
+
+_Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
+
+
+def _to_row(value: Any) -> Any:
+    return value.to_row() if isinstance(value, Shard) else None  # the routing follows from the shards
+
+
+def _from_row(kind: type, row: Any) -> Any:
+    return Shard.from_row(row) if kind is Shard else Routing()
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_row)
+_DECODER: Final = msgspec.msgpack.Decoder(_Entry, dec_hook=_from_row)
+
+
+def encode_changes(account: Account, changes: Changes) -> Iterator[bytes]:
+    for stream_name in changes.removed:
+        yield _ENCODER.encode(StreamRemoved(stream_name))
+    for stream_name in changes.written:
+        yield _ENCODER.encode(StreamWritten(account.streams[stream_name]))
+    for stream_name, shard_id, records in changes.appended:
+        yield _ENCODER.encode(RecordsAppended(stream_name, shard_id, records))
+    if changes.commitment:
+        yield _ENCODER.encode(CommitmentWritten(account.commitment))
+
+
+def snapshot(account: Account) -> Iterator[bytes]:
+    yield _ENCODER.encode(CommitmentWritten(account.commitment))
+    for stream in account.streams.values():
+        yield _ENCODER.encode(StreamWritten(stream))
+        for shard in stream.shards.values():
+            records = shard.log.records[shard.log.begin :]
+            for begin in range(0, len(records), _SNAPSHOT_RECORDS):
+                chunk = records[begin : begin + _SNAPSHOT_RECORDS]
+                yield _ENCODER.encode(RecordsAppended(stream.name, shard.shard_id, chunk))
+
+
+def restore(account: Account, entries: Iterable[bytes]) -> None:
+    for position, raw in enumerate(entries):
+        try:
+            entry = _DECODER.decode(raw)
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise CodecError(f"entry {position} of the journal cannot be read: {error}") from error
+        match entry:
+            case StreamWritten(stream):
+                _keep_records(account.streams.get(stream.name), stream)
+                account.streams[stream.name] = stream
+            case StreamRemoved(stream_name):
+                account.streams.pop(stream_name, None)
+            case CommitmentWritten(commitment):
+                account.commitment = commitment
+            case RecordsAppended(stream_name, shard_id, records):
+                _append(account, stream_name, shard_id, records, position)
+    account.plan_deadline()
+
+
+def _keep_records(previous: Stream | None, stream: Stream) -> None:
+    if previous is not None and previous.created_ms == stream.created_ms:
+        for shard_id, shard in stream.shards.items():
+            if shard_id in previous.shards:
+                shard.log = previous.shards[shard_id].log
+
+
+def _append(account: Account, stream_name: str, shard_id: str, records: list[StoredRecord], position: int) -> None:
+    stream = account.streams.get(stream_name)
+    shard = None if stream is None else stream.shards.get(shard_id)
+    if shard is None:
+        raise CodecError(
+            f"entry {position} of the journal holds records of {shard_id} in stream {stream_name}, which no earlier "
+            "entry describes: an entry before it is missing"
+        )
+    for record in records:
+        shard.restore(record)

@@ -1,0 +1,138 @@
+"""One SubscribeToShard: what is pushed to a consumer, decided without a socket.
+
+`poll` gives the next event, one at a time, so that a slow connection slows nobody else and nothing is buffered
+here. A subscription ends in one of four ways: its lifetime is up (no event), its shard was read to the end (a last
+event with ChildShards and no continuation), another call took it over, or its stream or consumer was deleted
+(both: an exception as the last event).
+
+An event comes at once when there is something to read, and after `heartbeat_ms` when there is not. The
+continuation lies above everything pushed so far and below everything to come, so AT and AFTER mean the same there.
+"""
+
+from typing import Any, Final, NamedTuple
+
+from anabranch.limits import (
+    MIB,
+    SHARD_READ_BYTES_PER_SECOND,
+    SUBSCRIPTION_LIFETIME_MS,
+    SUBSCRIPTION_TAKE_OVER_MS,
+)
+from anabranch.local.errors import LocalError
+from anabranch.local.settings import LocalSettings
+from anabranch.local.state.consumer import Consumer
+from anabranch.local.state.sequence import COUNTER_MAX, COUNTER_SHIFT
+from anabranch.local.state.shard import Shard
+from anabranch.local.state.stream import Stream
+from anabranch.local.state.throughput import TokenBucket
+
+__all__ = ["Subscription", "SubscriptionEvent"]
+
+HEARTBEAT_MS: Final = 5_000
+_EVENT_BYTES_MAX: Final = 1 * MIB
+_EVENT_RECORDS_MAX: Final = 1_000
+
+
+class SubscriptionEvent(NamedTuple):
+    type: str
+    """SubscribeToShardEvent, or the exception that ends the subscription."""
+    members: dict[str, Any]
+
+    @property
+    def is_exception(self) -> bool:
+        return self.type != "SubscribeToShardEvent"
+
+
+class Subscription:
+    def __init__(
+        self, settings: LocalSettings, stream: Stream, consumer: Consumer, shard: Shard, position: int, now_ms: int
+    ) -> None:
+        self._settings = settings
+        self._stream = stream
+        self._consumer = consumer
+        self._shard = shard
+        self._position = position
+        self._error: LocalError | None = None
+        self._started_ms = now_ms
+        self._next_heartbeat_ms = now_ms  # the first event tells the client where it stands
+        self._pace = TokenBucket(SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
+        self._resumes_ms: int | None = None  # when a consumer that had its 2 MiB of the second gets more
+        self.is_over = False
+
+    @property
+    def stream_name(self) -> str:
+        return self._stream.name
+
+    @property
+    def shard_id(self) -> str:
+        return self._shard.shard_id
+
+    @property
+    def consumer_arn(self) -> str:
+        return self._consumer.arn
+
+    def is_fresh(self, now_ms: int) -> bool:
+        """Too young to be taken over."""
+        return now_ms - self._started_ms < self._settings.scaled_ms(SUBSCRIPTION_TAKE_OVER_MS)
+
+    @property
+    def next_deadline_ms(self) -> int:
+        """When to poll again if nothing changes before."""
+        deadline_ms = min(self._ends_ms, self._next_heartbeat_ms)
+        return deadline_ms if self._resumes_ms is None else min(deadline_ms, self._resumes_ms)
+
+    def poll(self, now_ms: int) -> SubscriptionEvent | None:
+        if self.is_over:
+            return None
+        if self._error is not None:
+            self.is_over = True
+            return SubscriptionEvent(self._error.code, {"message": self._error.message})
+        if now_ms >= self._ends_ms:
+            self.is_over = True
+            return None
+        return self._next_event(now_ms)
+
+    def end(self, error: LocalError) -> None:
+        """The next poll tells the client why."""
+        self._error = error
+
+    def close(self) -> None:
+        """The client has gone."""
+        self.is_over = True
+
+    @property
+    def _ends_ms(self) -> int:
+        return self._started_ms + self._settings.scaled_ms(SUBSCRIPTION_LIFETIME_MS)
+
+    def _next_event(self, now_ms: int) -> SubscriptionEvent | None:
+        shard, log = self._shard, self._shard.log
+        log.trim(self._stream.horizon_ms(now_ms, self._settings.time_scale))
+        begin = end = log.index_at(self._position)
+        self._resumes_ms = None
+        if self._pace is None or self._pace.level(now_ms) > 0:
+            end = log.index_after(begin, _EVENT_RECORDS_MAX, _EVENT_BYTES_MAX)
+        elif begin < len(log.numbers):
+            self._resumes_ms = self._pace.ready_ms(now_ms)
+        is_at_tip = end == len(log.numbers)
+        is_end = is_at_tip and not shard.is_open
+        if begin == end and not is_end and now_ms < self._next_heartbeat_ms:
+            return None
+        if self._pace is not None:
+            self._pace.owe(log.bytes_between(begin, end), now_ms)
+        self._next_heartbeat_ms = now_ms + self._settings.scaled_ms(HEARTBEAT_MS)
+        members: dict[str, Any] = {"Records": log.records[begin:end]}
+        if is_end:
+            self.is_over = True
+            members["ChildShards"] = self._stream.children_of(shard)
+        elif is_at_tip:
+            self._continue_at(members, shard.continuation(shard.counter, now_ms))
+        elif end > begin:
+            counter = log.numbers[end - 1] >> COUNTER_SHIFT & COUNTER_MAX
+            self._continue_at(members, shard.continuation(counter, now_ms))
+        else:
+            members["ContinuationSequenceNumber"] = str(self._position)
+        members["MillisBehindLatest"] = log.behind_ms(end, now_ms)
+        return SubscriptionEvent("SubscribeToShardEvent", members)
+
+    def _continue_at(self, members: dict[str, Any], position: int) -> None:
+        self._position = position
+        members["ContinuationSequenceNumber"] = str(position)

@@ -1,1 +1,17 @@
 """A local Kinesis that AWS's own clients believe: embedded in tests and the demo, or run as `anabranch serve`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anabranch.local.server import LocalKinesis
+
+__all__ = ["LocalKinesis"]
+
+
+def __getattr__(name: str) -> Any:
+    """The server is loaded when it is first asked for: the pure state needs neither sockets nor h2."""
+    if name == "LocalKinesis":
+        from anabranch.local.server import LocalKinesis  # noqa: PLC0415 -- that is the point
+
+        return LocalKinesis
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

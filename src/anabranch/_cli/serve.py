@@ -1,0 +1,145 @@
+"""`anabranch serve`: the local Kinesis as a process, alone or around another program.
+
+The ready line on standard output comes when clients can connect, and is the only thing written there. SIGINT and
+SIGTERM stop it cleanly. With `-- PROGRAM...` the program finds endpoint, region and credentials in its environment,
+gets the signals, and its exit code becomes ours.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from anabranch._cli.child_program import run_program
+from anabranch.errors import ConfigurationError
+from anabranch.local import LocalKinesis
+
+__all__ = ["add_arguments", "run"]
+
+_PORT: Final = 4567
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "anabranch serve [options] [-- PROGRAM ...]"
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=_port, default=None, help=f"default: {_PORT}, or a free port with PROGRAM; 0 takes a free one"
+    )
+    parser.add_argument(
+        "--create", type=_stream, action="append", default=[], metavar="NAME[:SHARDS]",
+        help="create a stream at the start, with one shard unless told; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--data", metavar="DIR", help="keep streams and records in this folder (default: in memory)")
+    parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
+    parser.add_argument("--region", default="us-east-1", help="default: us-east-1")
+    parser.add_argument("--account-id", default="000000000000", help="twelve digits (default: 000000000000)")
+    parser.add_argument(
+        "--state-delay", type=_seconds, default=0.0, metavar="SECONDS",
+        help="how long CREATING, UPDATING and DELETING last (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-scale", type=_scale, default=1.0, metavar="FACTOR",
+        help="scales durations (subscriptions, iterators, retention): 0.01 makes five minutes three seconds",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tls", action="store_true", help="speak TLS, with a self-signed certificate unless one is given"
+    )
+    parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
+    parser.add_argument("--key", metavar="FILE", help="PEM file, where the certificate's file does not hold the key")
+    parser.add_argument("--seed", type=int, help="makes the chance in faults repeatable")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    program: list[str] = arguments.program
+    if program[:1] == ["--"]:
+        program = program[1:]
+        if not program:
+            raise ConfigurationError("nothing to run after --: name a program")
+    elif program:
+        raise ConfigurationError(f"{program[0]!r} is no option; a program to run comes after --")
+    port = arguments.port if arguments.port is not None else 0 if program else _PORT
+    kinesis = LocalKinesis(
+        create=_without_duplicates(arguments.create),
+        host=arguments.host,
+        port=port,
+        region=arguments.region,
+        account_id=arguments.account_id,
+        limits=arguments.limits,
+        state_delay=arguments.state_delay,
+        time_scale=arguments.time_scale,
+        tls=arguments.tls,
+        certificate=arguments.certificate,
+        key=arguments.key,
+        data=arguments.data,
+        seed=arguments.seed,
+    )
+    return asyncio.run(_serve(kinesis, program))
+
+
+async def _serve(kinesis: LocalKinesis, program: Sequence[str]) -> int:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with kinesis:
+        if program:
+            return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
+        print(_ready_line(kinesis), flush=True)
+        await stopped.wait()
+    return 0
+
+
+def _ready_line(kinesis: LocalKinesis) -> str:
+    line = f"ready: {kinesis.endpoint_url} region {kinesis.region}"
+    return f"{line} certificate {kinesis.certificate_path}" if kinesis.certificate_path is not None else line
+
+
+def _inherited_environment() -> dict[str, str]:
+    """Ours, without what would lead an SDK elsewhere."""
+    misleading = {"AWS_SESSION_TOKEN", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"}
+    return {name: value for name, value in os.environ.items() if name not in misleading}
+
+
+def _without_duplicates(streams: list[tuple[str, int]]) -> dict[str, int]:
+    names = [name for name, _ in streams]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"--create names {', '.join(twice)} more than once")
+    return dict(streams)
+
+
+def _stream(text: str) -> tuple[str, int]:
+    name, colon, shards = text.partition(":")
+    if not name or (colon and not (shards.isascii() and shards.isdigit() and int(shards) > 0)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME:SHARDS, such as orders:4")
+    return name, int(shards) if colon else 1
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port between 0 and 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400")
+    return value
+
+
+def _scale(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0 and up to 1000")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

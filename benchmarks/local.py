@@ -1,9 +1,8 @@
 """The local Kinesis beside moto's server: PutRecords of 500 x 1 KB and GetRecords of 1000 x 1 KB.
 
-Both run as processes of their own, with one connection to each. The client is a blocking socket with requests made
-beforehand, which reads an answer
-and throws it away, so that the server is what is measured; calls per second by the clock, and the server's own CPU time
-where the system tells it. Rounds are interleaved; the ratios are those of neighbours in a round.
+Both run as processes of their own, one call at a time. The client is a blocking socket with requests made beforehand,
+which reads an answer and throws it away, so that the server is what is measured: calls per second by the clock, and the
+server's own CPU time where the system tells it. Rounds are interleaved; ratios are those of neighbours in a round.
 """
 
 import base64
@@ -24,30 +23,38 @@ GOAL = 10.0
 
 class Client:
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port = port
+        self.socket = None
         self.buffer = bytearray(1 << 20)
 
     def call(self, request):
-        """Sends and reads to the end of the answer; returns its head, and the body only where it came with the head."""
+        """Sends, and reads to the end of the answer; returns as much of the body as came with the head."""
+        if self.socket is None:
+            self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(request)
         received = b""
         while (head_end := received.find(b"\r\n\r\n")) < 0:
-            piece = self.socket.recv(1 << 16)
-            if not piece:
-                raise ConnectionError("the server hung up")
-            received += piece
+            received += self.receive()
         head = received[:head_end].lower()
         assert b" 200 " in head.partition(b"\r\n")[0], received[:2000]
-        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
         body = received[head_end + 4 :]
-        missing = length - len(body)
+        missing = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]) - len(body)
         while missing:
-            count = self.socket.recv_into(self.buffer, min(missing, len(self.buffer)))
-            if not count:
-                raise ConnectionError("the server hung up")
-            missing -= count
+            piece = self.receive()
+            missing -= len(piece)
+            if len(body) < 65_536:
+                body += piece
+        if b"\r\nconnection: close" in head:  # moto keeps no connection
+            self.socket.close()
+            self.socket = None
         return body
+
+    def receive(self):
+        count = self.socket.recv_into(self.buffer)
+        if not count:
+            raise ConnectionError("the server hung up")
+        return memoryview(self.buffer)[:count]
 
     def answer(self, operation, members):
         return json.loads(self.call(request(operation, members)) or b"{}")

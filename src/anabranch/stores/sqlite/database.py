@@ -1,9 +1,10 @@
 """One SQLite file, its connection, and the thread that alone uses it.
 
 Nothing here blocks an event loop: every call is one transaction, run on the file's own thread, awaited from whatever
-loop asked. Each call first makes sure that the path still leads to the file that was opened. A file that was removed
-or replaced is an error then, not a second truth in an unlinked inode; the next call opens what is there, under
-another identity, and a file that is gone is never made again by a running process (rule L14).
+loop asked. Each call first makes sure that the path still leads to the file that was opened: otherwise this process
+would write to an unlinked file while others read the new one. A file that is gone is never made again by a running
+process (rule L14). One that was replaced ends the store's use for good, because SQLite may have mixed the old file's
+log into the new one.
 
 A lock that another process holds is waited for during a bounded time; then it is a `LeaseStoreError`, to be retried by
 the caller. Nothing is retried here.
@@ -131,14 +132,15 @@ class Database:
         try:
             found = self.path.stat()
         except OSError as error:
-            self._disconnect()
             raise LeaseStoreError(
                 f"{self.path} is gone ({error.strerror}): it is not made again while workers run; "
                 "put it back, or stop all workers of the application"
             ) from error
         if self._connection is not None and self._identity != (found.st_dev, found.st_ino):
-            self._disconnect()
-            raise LeaseStoreError(f"{self.path} was replaced by another file while it was in use")
+            raise LeaseStoreInvalidError(
+                f"{self.path} was replaced by another file while it was in use: stop all workers of the application, "
+                f"put the file back once more, remove {self.path.name}-wal and {self.path.name}-shm, and start again"
+            )
         if self._connection is None:
             connection = self._connect("rw")
             if not schema.check_version(connection, str(self.path)):

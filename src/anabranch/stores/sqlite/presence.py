@@ -11,7 +11,6 @@ the parent's lock alive.
 import fcntl
 import hashlib
 import os
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -19,13 +18,13 @@ from urllib.parse import quote
 __all__ = ["Presence"]
 
 _NAME_BYTES_MAX = 200  # file systems allow 255
+_locks_of_this_process: set[int] = set()  # descriptors, whatever became of the object that opened them
 
 
 class Presence:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
-        _of_this_process.add(self)
 
     def announce(self, member_id: str) -> None:
         """Takes the member's lock, for as long as this process lives or until it is withdrawn."""
@@ -39,13 +38,14 @@ class Presence:
             os.close(descriptor)
         else:
             self._held[member_id] = descriptor
+            _locks_of_this_process.add(descriptor)
 
     def withdraw(self, member_id: str) -> None:
         """Gives up the lock of a member that has left, and removes the file of one that is no more."""
         with suppress(FileNotFoundError):
             self._file(member_id).unlink()
         if (descriptor := self._held.pop(member_id, None)) is not None:
-            os.close(descriptor)
+            _release(descriptor)
 
     def is_dead(self, member_id: str) -> bool:
         """True only if the process is gone for certain."""
@@ -66,7 +66,7 @@ class Presence:
 
     def close(self) -> None:
         for descriptor in self._held.values():
-            os.close(descriptor)
+            _release(descriptor)
         self._held.clear()
 
     def _file(self, member_id: str) -> Path:
@@ -76,12 +76,16 @@ class Presence:
         return self._folder / name
 
 
-_of_this_process: "weakref.WeakSet[Presence]" = weakref.WeakSet()
+def _release(descriptor: int) -> None:
+    if descriptor in _locks_of_this_process:  # a forked child has closed its copies, and may have reused the numbers
+        _locks_of_this_process.remove(descriptor)
+        os.close(descriptor)
 
 
 def _close_after_fork() -> None:
-    for presence in list(_of_this_process):
-        presence.close()
+    for descriptor in _locks_of_this_process:
+        os.close(descriptor)
+    _locks_of_this_process.clear()
 
 
 os.register_at_fork(after_in_child=_close_after_fork)

@@ -70,11 +70,11 @@ class SqliteLeaseStore(LeaseStore):
         await self._main.run(self._check_place)
         await self._main.create()
         await self._workers.create()
-
-        def work(connection: sqlite3.Connection) -> AppRow:
-            return _APPS.put_if_absent(connection, columns.app_columns(app))
-
-        return await self._main.write(work)
+        # Reading comes first: it needs no lock, so a worker can join beside one that was stopped inside a write.
+        standing = await self.read_app()
+        if standing is not None:
+            return standing
+        return await self._main.write(lambda connection: _APPS.put_if_absent(connection, columns.app_columns(app)))
 
     def _check_place(self) -> None:
         kind = file_system(self.path)

@@ -1,7 +1,7 @@
 """Settings by subject: frozen values that are checked whole, so that every violation is named at once.
 
-Each field says what it trades and where its default comes from. Durations are seconds. AWS's own quotas are no settings;
-they are in `limits`.
+Each field says what it trades and where its default comes from. Durations are seconds. AWS's own quotas are no
+settings; they are in `limits`.
 """
 
 import re

@@ -12,7 +12,7 @@ import msgspec
 
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
 
-__all__ = ["Attempt", "Batch", "PutResult", "Record"]
+__all__ = ["Attempt", "Batch", "Context", "PutResult", "Record"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,22 @@ class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     def __len__(self) -> int:
         return len(self.records)
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler may want to know beside the record; passed to handlers that take a second parameter."""
+
+    attempt: int
+    """1 for the first call with this record, more for a retry."""
+    fence_token: int
+    """Grows with every owner of the record's line of shards: a sink that remembers the highest one seen can refuse a
+    late write of an owner that lost its lease."""
+    millis_behind_latest: int | None = None
+    """How far the last read of the shard was behind its tip."""
+    deadline_seconds: float | None = None
+    """Seconds that the call may take, where the policy sets a time-out."""
+    fenced_at_ms: int | None = None
+    """When the lease may lapse, on the machine's boot-time clock; later heartbeats move it on."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

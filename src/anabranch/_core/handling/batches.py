@@ -35,14 +35,13 @@ class BatchLane:
         self._out: list[Record[bytes]] | None = None
         self._finished_here = 0
         """How many records of the batch that is out are finished already."""
-        self._not_before_ms = 0
         self._stopped = False
         self.attempts = 0
         """Failed attempts at the batch that is out."""
 
     def next(self, now_ms: int, *, ended: bool) -> list[Record[bytes]] | None:
         """The next batch, if one is due; `ended` says that the shard has no more than what was read."""
-        if self._stopped or self._out is not None or now_ms < self._not_before_ms:
+        if self._stopped or self._out is not None:
             return None
         full = self._fill(now_ms)
         waited = self._filling and now_ms - self._filling_since_ms >= self._limits.max_wait_ms
@@ -86,14 +85,6 @@ class BatchLane:
         if count == len(out):
             self._out, self._pages = None, []
 
-    def retry_at(self, at_ms: int) -> list[Record[bytes]]:
-        """The attempt failed; what is left of the batch is to be tried again from then on."""
-        out = self._out
-        assert out is not None
-        self.attempts += 1
-        self._not_before_ms = at_ms
-        return out[self._finished_here :]
-
     def stop(self) -> None:
         """No batch is handed out any more; the one that is out may still finish."""
         self._stopped = True
@@ -102,7 +93,7 @@ class BatchLane:
     def next_deadline_ms(self) -> int | None:
         if self._stopped or self._out is not None or not self._filling:
             return None
-        return max(self._filling_since_ms + self._limits.max_wait_ms, self._not_before_ms)
+        return self._filling_since_ms + self._limits.max_wait_ms
 
     @property
     def running_count(self) -> int:

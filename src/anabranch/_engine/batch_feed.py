@@ -1,0 +1,66 @@
+"""Hands out batches of one shard after another, for iteration and for batch handlers.
+
+A shard's next batch is handed out only after this one is finished; different shards are served in turn. The fence is
+read in the same step as the hand-over.
+"""
+
+from collections.abc import Callable
+
+from anabranch._core.handling.batches import BatchLane
+from anabranch._engine.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._engine.scheduler import Scheduler
+from anabranch._engine.session import Session
+from anabranch._engine.shelf import Shelf
+from anabranch.records import Record
+
+__all__ = ["BatchFeed", "batch_lane"]
+
+Stretch = list[Record[bytes]]
+
+
+def batch_lane(session: Session) -> BatchLane:
+    lane = session.lane
+    assert isinstance(lane, BatchLane)
+    return lane
+
+
+class BatchFeed:
+    def __init__(
+        self, outside: Outside, member: Member, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
+    ) -> None:
+        self._outside = outside
+        self._member = member
+        self._scheduler = scheduler
+        self._on_finished = on_finished
+        self.shelf = Shelf()
+
+    def offer(self, session: Session) -> None:
+        self.shelf.offer(session)
+
+    def may_go_on(self, session: Session) -> bool:
+        """Whether more of a batch that is out may be started."""
+        return session.is_live and self._member.may_start()
+
+    def take(self) -> tuple[Session, Stretch] | None:
+        return self.shelf.take(self._pick) if self._member.may_start() else None
+
+    def _pick(self, session: Session) -> Stretch | None:
+        if not session.may_start:
+            return None
+        lane = batch_lane(session)
+        batch = lane.next(self._outside.clock.now_ms(), ended=session.phase == "ended")
+        if batch is None:
+            session.settle()
+            if (deadline_ms := lane.next_deadline_ms) is not None:
+                self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
+            self._on_finished(session)
+        return batch
+
+    def finish_through(self, session: Session, count: int) -> None:
+        """The first `count` records of the batch that is out are finished."""
+        if session.is_live:
+            batch_lane(session).finish_through(count)
+            session.settle()
+            self._on_finished(session)
+            self.shelf.offer(session)

@@ -1,0 +1,158 @@
+"""Runs a handler batch by batch: one batch of a shard at a time, several shards at once.
+
+A batch whose handler fails is tried again whole, by the policy; after the last attempt its shard stops loudly at the
+batch's first record. A batch whose lease is lost is cancelled, and nothing of it counts.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from anabranch._core.handling.retries import retry_in_ms
+from anabranch._engine.batch_feed import BatchFeed, batch_lane
+from anabranch._engine.calls import HandlerCall, NotStarted
+from anabranch._engine.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch.events import HandlerFailed
+from anabranch.policies import Retry
+from anabranch.records import Batch, Context, Record
+
+__all__ = ["BatchRunners"]
+
+
+class BatchRunners:
+    def __init__(
+        self,
+        outside: Outside,
+        member: Member,
+        feed: BatchFeed,
+        call: HandlerCall,
+        decode: Callable[[Record[bytes]], Record[Any]],
+        policy: Retry,
+        *,
+        on_failed: Callable[[Session, Record[bytes], str], None],
+    ) -> None:
+        self._outside = outside
+        self._member = member
+        self._feed = feed
+        self._call = call
+        self._decode = decode
+        self._policy = policy
+        self._on_failed = on_failed
+        self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
+        self._revoked: dict[asyncio.Task[Any], None] = {}
+
+    async def run_one(self) -> None:
+        """One runner, for ever."""
+        while True:
+            taken = self._feed.take()
+            if taken is None:
+                await self._feed.shelf.wait()
+            else:
+                await self._handle(*taken)
+
+    async def _handle(self, session: Session, records: list[Record[bytes]]) -> None:
+        """All attempts at one batch; the shard waits meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[task] = (session, records)
+        try:
+            while session.is_live:
+                failure = await self._attempt(task, session, records)
+                if failure is None:
+                    self._feed.finish_through(session, len(records))
+                    return
+                pause_ms = self._judge(session, records, failure)
+                if pause_ms is None:
+                    return
+                await self._pause(task, pause_ms)
+        finally:
+            del self._running[task]
+
+    async def _pause(self, task: asyncio.Task[Any], pause_ms: int) -> None:
+        try:
+            await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + pause_ms)
+        except asyncio.CancelledError:
+            self._take_back_cancellation(task)
+
+    def _take_back_cancellation(self, task: asyncio.Task[Any]) -> None:
+        """A revoked call ends, its runner goes on; any other cancellation is the runner's own."""
+        if task not in self._revoked:
+            raise asyncio.CancelledError
+        del self._revoked[task]
+        task.uncancel()
+
+    async def _attempt(
+        self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]
+    ) -> BaseException | None:
+        if not self._feed.may_go_on(session):
+            return NotStarted()
+        try:
+            if self._outside.before_call is not None:
+                await self._outside.before_call()
+            batch: Batch[Any] = Batch(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                records=[self._decode(record) for record in records],
+                millis_behind_latest=session.behind_ms,
+            )
+            async with asyncio.timeout(self._policy.timeout):
+                await self._call(batch, self._context(session), self._member.may_start)
+        except asyncio.CancelledError:
+            self._take_back_cancellation(task)
+            return NotStarted()
+        except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its batch
+            return error
+        return None
+
+    def _judge(self, session: Session, records: list[Record[bytes]], failure: BaseException) -> int | None:
+        """After how long to try again; None if this batch is not to be tried by this call any more."""
+        if not session.is_live:
+            return None
+        if isinstance(failure, NotStarted):
+            return 100  # fenced: until a heartbeat is acknowledged, or the lease is lost
+        lane, first = batch_lane(session), records[0]
+        lane.attempts += 1
+        pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
+        reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+        self._outside.emit(
+            HandlerFailed(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                position=str(first.position),
+                partition_key=first.partition_key,
+                attempt=lane.attempts,
+                error=reason,
+                retry_in_ms=pause_ms,
+            )
+        )
+        if pause_ms is None:
+            lane.stop()
+            self._on_failed(
+                session,
+                first,
+                f"the handler of a batch of {len(records)} records from it on failed {lane.attempts} times, "
+                f"the last time with {reason}",
+            )
+        return pause_ms
+
+    def _context(self, session: Session) -> Context:
+        return Context(
+            attempt=batch_lane(session).attempts + 1,
+            fence_token=session.row.fence_token,
+            millis_behind_latest=session.behind_ms,
+            deadline_seconds=self._policy.timeout,
+            fenced_at_ms=self._member.pulse.fence.valid_until_ms,
+        )
+
+    def revoke(self, session: Session) -> None:
+        """The session's lease is gone: its running call is cancelled."""
+        self._feed.shelf.withdraw(session)
+        for task, (owner, _) in self._running.items():
+            if owner is session and task not in self._revoked:
+                self._revoked[task] = None
+                task.cancel()
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return [(session, records[0]) for session, records in self._running.values()]

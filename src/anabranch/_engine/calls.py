@@ -1,0 +1,93 @@
+"""Calling a user's handler: asynchronous ones directly, plain functions in a thread or in a process of a pool.
+
+A pool has a queue between the look at the fence and the start of the call, so the fence is looked at again
+where the call starts (rule L8): a call that comes too late is not made, and its record is given back. Processes
+are spawned, never forked, and compare the same boot-time clock.
+"""
+
+import asyncio
+import functools
+import inspect
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+from anabranch._engine.system_clock import SystemClock
+from anabranch.errors import ConfigurationError
+from anabranch.records import Context
+
+__all__ = ["HandlerCall", "NotStarted"]
+
+
+class NotStarted(Exception):  # noqa: N818 -- an outcome that travels out of a pool
+    """The lease may have lapsed while the call waited in the pool's queue: it was not made."""
+
+
+class HandlerCall:
+    """One handler, ready to be called with a record or a batch."""
+
+    def __init__(self, handler: Callable[..., Any], *, threads: int, processes: int = 0) -> None:
+        if not callable(handler):
+            raise ConfigurationError(f"a handler is a function of a record, not {handler!r}")
+        self._handler = handler
+        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 -- an object with an asynchronous __call__
+        )
+        if processes and self.is_async:
+            raise ConfigurationError(
+                "processes= runs plain functions; this handler is asynchronous. Make it a plain function, or leave "
+                "processes= out: asynchronous handlers share the event loop."
+            )
+        self._takes_context = _takes_context(handler)
+        if processes and self._takes_context:
+            raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
+        self._pool: Executor | None = None
+        if processes:
+            self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+        elif not self.is_async:
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
+        self._in_processes = bool(processes)
+
+    async def __call__(self, item: Any, context: Context, may_start: Callable[[], bool]) -> Any:
+        arguments = (item, context) if self._takes_context else (item,)
+        if self._pool is None:
+            return await self._handler(*arguments)
+        loop = asyncio.get_running_loop()
+        if self._in_processes:
+            call: Callable[[], Any] = functools.partial(_call_before, context.fenced_at_ms, self._handler, arguments)
+        else:
+            call = functools.partial(_call_if, may_start, self._handler, arguments)
+        return await asyncio.shield(loop.run_in_executor(self._pool, call))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _takes_context(handler: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return False  # a built-in without a signature
+    positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    required = [p for p in positional if p.default is p.empty]
+    if not positional and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        raise ConfigurationError("a handler takes the record as its first parameter; this one takes none")
+    if len(required) > 2:
+        raise ConfigurationError(
+            f"a handler takes a record, and a Context if it wants one; this one needs {len(required)} parameters"
+        )
+    return len(required) == 2
+
+
+def _call_if(may_start: Callable[[], bool], handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    if not may_start():
+        raise NotStarted
+    return handler(*arguments)
+
+
+def _call_before(fenced_at_ms: int | None, handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
+        raise NotStarted
+    return handler(*arguments)

@@ -1,0 +1,119 @@
+"""Commits what is finished: every interval, sooner when much is, and at once where the shard ends or is handed over.
+
+The rules: one write in flight for each lease; what is written is computed when it is written, so an older
+position never follows a newer one; a store that is slow or away delays commits and shows as an event, and stops
+nothing else.
+"""
+
+import asyncio
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.outcome import Written
+from anabranch._core.leases.steps import Write
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._model.leases import Finish, LeaseRow, Stopped
+from anabranch.config import CheckpointSettings
+from anabranch.events import CheckpointFailed
+
+__all__ = ["Checkpointer"]
+
+WRITES_AT_ONCE = 16
+ADOPTIONS_MAX = 3
+"""How often a write is repeated because an earlier one's lost answer showed up."""
+
+
+class Checkpointer:
+    def __init__(self, outside: Outside, leases: LeaseLoop, settings: CheckpointSettings) -> None:
+        self._outside = outside
+        self._leases = leases
+        self._interval_ms = round(settings.interval * 1000)
+        self._records_max = settings.records
+        self._dirty: dict[Session, None] = {}
+        self._alarm = Alarm(outside.clock)
+        self._failing = False
+
+    def note(self, session: Session) -> None:
+        """Records of this session were finished."""
+        self._dirty[session] = None
+        if session.lane.finished_count - session.committed_count >= self._records_max:
+            self._alarm.ring()
+
+    def forget(self, session: Session) -> None:
+        self._dirty.pop(session, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._alarm.wait(self._outside.clock.now_ms() + self._interval_ms)
+            await self.commit_all()
+
+    async def commit_all(self) -> bool:
+        """Everything that is finished and not committed; True if all of it is now."""
+        sessions, self._dirty = list(self._dirty), {}
+        outcomes: list[bool] = []
+        for start in range(0, len(sessions), WRITES_AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                some = sessions[start : start + WRITES_AT_ONCE]
+                tasks = [group.create_task(self.commit(session)) for session in some]
+            outcomes.extend(task.result() for task in tasks)
+        return all(outcomes)
+
+    async def commit(self, session: Session) -> bool:
+        """True if everything that was finished when it was called is committed, or the lease is not ours any more."""
+        outcome = await self.write(session)
+        if outcome == "unknown":
+            self._dirty[session] = None
+        return outcome != "unknown"
+
+    async def write(self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None) -> Written:
+        async with session.commit_lock:
+            for _ in range(ADOPTIONS_MAX):
+                if session.phase in {"lost", "finished"} or session.holding.parting_row is not None:
+                    return "lost"
+                row, count = self.next_row(session, finish=finish, stopped=stopped)
+                if row == session.row:
+                    return "written"
+                outcome = await self._leases.write(Write(row, session.row.version))
+                if outcome == "written":
+                    session.committed_count = count
+                    self._failing = False
+                if outcome == "unknown":
+                    self._report_failure(session)
+                if outcome != "again":
+                    return outcome
+            return "unknown"
+
+    def next_row(
+        self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None
+    ) -> tuple[LeaseRow, int]:
+        """The lease row as it should be written now, and how many finished records it covers."""
+        row, count = session.row, session.lane.finished_count
+        checkpoint = session.lane.checkpoint(session.seen_through_seconds)
+        advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
+        if checkpoint == row.checkpoint and finish is None and stopped is None:
+            return row, count
+        return replace(
+            row,
+            checkpoint=checkpoint,
+            finish=finish,
+            stopped=stopped,
+            owner=None if finish is not None else row.owner,
+            takes_without_progress=0 if advanced else row.takes_without_progress,
+            records_handled=row.records_handled + count - session.committed_count,
+            checkpointed_at_wall_ms=self._outside.clock.wall_ms(),
+        ), count
+
+    def _report_failure(self, session: Session) -> None:
+        if not self._failing:
+            self._failing = True
+            self._outside.emit(
+                CheckpointFailed(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    error="the lease store gave no answer; it is tried again every "
+                    f"{self._interval_ms} ms, and nothing is lost meanwhile",
+                )
+            )

@@ -1,0 +1,69 @@
+"""Sends one member's heartbeats and publishes what their answers say.
+
+It runs on a thread of its own, or as a task beside the others (in the simulation); it shares nothing with the rest but
+two references: the report that it is given, and the pulse that it publishes.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from anabranch._core.leases.heart import Heart, Pulse
+from anabranch._engine.alarm import Alarm
+from anabranch._model.leases import Beat, MemberRow
+from anabranch._ports.clock import Clock
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.errors import LeaseStoreError
+
+__all__ = ["Heartbeat"]
+
+
+class Heartbeat:
+    def __init__(
+        self,
+        heart: Heart,
+        store: LeaseStore,
+        clock: Clock,
+        *,
+        report: Callable[[], Beat | None],
+        on_pulse: Callable[[Pulse], None],
+    ) -> None:
+        self._heart = heart
+        self._store = store
+        self._clock = clock
+        self._report = report
+        self._on_pulse = on_pulse
+        self._alarm = Alarm(clock)
+
+    async def register(self, row: MemberRow) -> None:
+        """Writes the member's row; repeated until the store has answered or the caller gives up."""
+        heart, clock = self._heart, self._clock
+        heart.begin_registration(clock.now_ms(), clock.wall_ms())
+        async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
+            heart.answered(await self._store.register_member(row))
+        self._on_pulse(heart.pulse)
+
+    def hasten(self) -> None:
+        """Something worth telling has changed: the next heartbeat goes now."""
+        self._heart.hasten(self._clock.now_ms())
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        """Until this member is over. No report (None) means that the worker has stalled: then nothing is renewed."""
+        heart, clock = self._heart, self._clock
+        while heart.pulse.fence.ending is None:
+            if heart.next_beat_ms is not None and clock.now_ms() < heart.next_beat_ms:
+                await self._alarm.wait(heart.next_beat_ms)
+                continue
+            report = self._report()
+            if report is None:
+                await self._alarm.wait(clock.now_ms() + heart.timing.heartbeat_interval_ms)
+                continue
+            beat = heart.begin(clock.now_ms(), clock.wall_ms(), report)
+            try:
+                async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
+                    row = await self._store.heartbeat(beat)
+            except (LeaseStoreError, TimeoutError):
+                heart.failed(clock.now_ms())
+            else:
+                heart.answered(row)
+                self._on_pulse(heart.pulse)

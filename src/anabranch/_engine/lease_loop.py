@@ -1,0 +1,224 @@
+"""The lease protocol, performed: observe, plan, perform, apply; about once a second.
+
+The core decides everything (`_core.leases`). This loop reads the rows, performs the steps with a deadline on
+each store call, applies what came of them, and keeps the set of running sessions equal to the set of held
+leases. A call without an answer is an outcome like any other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from anabranch._core.leases.book import Book, Holding
+from anabranch._core.leases.outcome import (
+    Written,
+    apply_leases,
+    apply_members,
+    apply_seal,
+    apply_take,
+    apply_write,
+)
+from anabranch._core.leases.plan import plan_round
+from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import MemberEnded, MemberSealed, StoreReset, StoreRolledBack
+
+__all__ = ["LeaseLoop"]
+
+T = TypeVar("T")
+
+
+class LeaseLoop:
+    def __init__(
+        self,
+        outside: Outside,
+        member: Member,
+        app: AppRow,
+        *,
+        on_held: Callable[[Holding], None],
+        on_dropped: Callable[[LeaseKey, str], None],
+        on_drain: Callable[[HandOffRequest], None],
+    ) -> None:
+        self._outside = outside
+        self._member = member
+        self._app = app
+        self._timing = member.timing
+        self.book = Book(member.member_id, member.timing.expiry_ms)
+        self.stopwatches = Stopwatches(member.timing)
+        self._on_held = on_held
+        self._on_dropped = on_dropped
+        self._on_drain = on_drain
+        self._sessions: dict[LeaseKey, Holding] = {}
+        self._alarm = Alarm(outside.clock)
+        self._no_takes_before_ms = 0
+        self._incarnation: str | None = None
+        self.draining = False
+        """Set when this worker stops: it takes nothing more and asks for nothing."""
+
+    def hasten(self) -> None:
+        """Something changed that the next round should see now: a pulse, a finished shard."""
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        clock = self._outside.clock
+        while True:
+            await self.round()
+            members = len(self.stopwatches.live())
+            await self._alarm.wait(clock.now_ms() + self._timing.poll_interval_for(members))
+
+    async def round(self) -> None:
+        """One look at the store and one plan; everything that is lost or won shows in the sessions afterwards."""
+        if self._member.pulse.fence.ending is not None:
+            await self._start_anew(self._member.pulse.fence.ending)
+        if not await self._observe():
+            return
+        fence = self._member.pulse.fence
+        now_ms = self._outside.clock.now_ms()
+        may_take = fence.may_start(now_ms, self._outside.clock.wall_ms()) and now_ms >= self._no_takes_before_ms
+        for step in plan_round(
+            self.book,
+            self.stopwatches,
+            now_ms,
+            may_take=may_take and not self.draining,
+            known_dead=await self.call(self._outside.store.dead_members()) or (),
+        ):
+            await self._perform(step)
+        self.synchronise()
+        self._report()
+        if self.book.rolled_back:
+            await self._roll_back()
+
+    # observe
+
+    async def _observe(self) -> bool:
+        outside, book = self._outside, self.book
+        members = await self.call(outside.store.read_members())
+        if members is None:
+            return False
+        apply_members(book, self.stopwatches, members, outside.clock.now_ms())
+        if book.wants_leases(outside.clock.now_ms()):
+            await self._check_store()
+            leases = await self.call(outside.store.read_leases())
+            if leases is None:
+                return False
+            apply_leases(book, self.stopwatches, leases, outside.clock.now_ms())
+        self.synchronise()
+        return True
+
+    async def _check_store(self) -> None:
+        """The storage must be the one this application was born in (rules L13, L14)."""
+        app = await self.call(self._outside.store.read_app())
+        incarnation = await self.call(self._outside.store.incarnation())
+        if incarnation is None:
+            return
+        if app is None or app.app_id != self._app.app_id:
+            self._outside.emit(StoreReset())
+            raise LeaseStoreInvalidError(
+                f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
+                "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+            )
+        if self._incarnation is not None and incarnation != self._incarnation:
+            self.book.rolled_back = True
+        self._incarnation = incarnation
+
+    # perform and apply
+
+    async def call(self, answer: Awaitable[T]) -> T | None:
+        """A store call with the protocol's deadline; None if there was no answer: it may still take effect."""
+        try:
+            async with asyncio.timeout(self._timing.call_deadline_ms / 1000):
+                return await answer
+        except (LeaseStoreError, TimeoutError):
+            return None
+
+    async def _perform(self, step: Step) -> None:
+        store, book, clock = self._outside.store, self.book, self._outside.clock
+        match step:
+            case Seal():
+                row = await self.call(store.seal_member(step.member_id, step.observed_counter))
+                apply_seal(book, self.stopwatches, row, clock.now_ms())
+                if row is not None and row.state == "sealed":
+                    self._outside.emit(MemberSealed(member_id=step.member_id))
+            case Take():
+                await self.take(step)
+            case RequestHandOff():
+                await self.call(store.request_hand_off(step.donor, step.request))
+            case Drain():
+                self._on_drain(step.request)
+            case Write():
+                await self.write(step)
+            case DeleteMember():
+                await self.call(store.delete_member(step.member_id))
+
+    async def take(self, step: Take) -> None:
+        answer = await self.call(
+            self._outside.store.take_lease(
+                step.key,
+                self.book.member_id,
+                expected_owner=step.expected_owner,
+                expected_version=step.expected_version,
+                epoch_floor=step.epoch_floor,
+            )
+        )
+        apply_take(self.book, step, answer, self._outside.clock.now_ms())
+        self.synchronise()
+
+    async def write(self, step: Write) -> Written:
+        answer = await self.call(
+            self._outside.store.write_lease(
+                step.row, member_id=self.book.member_id, expected_version=step.expected_version
+            )
+        )
+        outcome = apply_write(self.book, step, answer, self._outside.clock.now_ms())
+        self.synchronise()
+        return outcome
+
+    def observe_lease(self, row: LeaseRow) -> None:
+        """A row that was created or read on the side."""
+        self.book.observe_lease(row, self._outside.clock.now_ms())
+
+    def synchronise(self) -> None:
+        """Starts a session for every lease that came, and ends those of leases that went."""
+        held = self.book.held
+        for key in [key for key, holding in self._sessions.items() if held.get(key) is not holding]:
+            holding = self._sessions.pop(key)
+            known = self.book.leases.get(key)
+            owner = None if known is None else known.owner
+            if known is not None and known.is_finished:
+                reason = "finished"
+            elif holding.parting_row is not None:
+                reason = "given" if holding.request is not None else "released"
+            else:
+                reason = f"now held by {owner}" if owner not in {None, self.book.member_id} else "no longer ours"
+            self._on_dropped(key, reason)
+        for key, holding in held.items():
+            if key not in self._sessions:
+                self._sessions[key] = holding
+                self._on_held(holding)
+
+    def _report(self) -> None:
+        self._member.report(
+            load=self.book.load, lease_version=self.book.lease_version, answered=tuple(self.book.answered)
+        )
+
+    # a new life
+
+    async def _start_anew(self, reason: str) -> None:
+        self._outside.emit(MemberEnded(member_id=self.book.member_id, reason=reason))
+        self.book.held.clear()
+        self.synchronise()
+        await self._member.join()
+        self.book.become(self._member.member_id)
+
+    async def _roll_back(self) -> None:
+        """The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13)."""
+        self._outside.emit(StoreRolledBack())
+        self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
+        self.book.forget()
+        self._member.end("rolled_back")
+        await self._start_anew("rolled_back")

@@ -1,0 +1,127 @@
+"""This process in the fleet: one life after another, each with a heart of its own.
+
+A member that the store has sealed never comes back; the process registers as a new one. The identity is the worker's
+name and 128 random bits, so that two processes, a fork or a restart can never pass for each other (rule L1).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from anabranch._core.leases.fence import Ending
+from anabranch._core.leases.heart import Heart, Pulse
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._engine.heartbeat import Heartbeat
+from anabranch._engine.outside import Outside
+from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
+from anabranch.errors import LeaseStoreError
+
+__all__ = ["Member", "MemberProfile"]
+
+
+class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What every life of this process says of itself."""
+
+    worker_id: str
+    fingerprint: str
+    shards_max: int | None = None
+
+
+class Member:
+    def __init__(self, outside: Outside, timing: LeaseTiming, profile: MemberProfile, group: asyncio.TaskGroup) -> None:
+        self.timing = timing
+        self._outside = outside
+        self._profile = profile
+        self._group = group
+        self._heart: Heart = Heart("", timing)
+        self._heartbeat: Heartbeat | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._beat = Beat(member_id="", attempt=0)
+        self.on_pulse: Callable[[], None] = lambda: None
+        """Called after each answer: the fence may have moved, and requests may have come."""
+
+    @property
+    def member_id(self) -> str:
+        return self._heart.member_id
+
+    @property
+    def pulse(self) -> Pulse:
+        return self._heart.pulse
+
+    def may_start(self) -> bool:
+        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
+        clock = self._outside.clock
+        return self._heart.pulse.fence.may_start(clock.now_ms(), clock.wall_ms())
+
+    async def join(self) -> None:
+        """Registers a new life and starts its heart. Retried until the store answers."""
+        outside = self._outside
+        if self._task is not None:
+            self._task.cancel()
+        member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
+        self._heart = Heart(member_id, self.timing)
+        self._beat = Beat(member_id=member_id, attempt=0)
+        self._heartbeat = Heartbeat(
+            self._heart,
+            outside.store,
+            outside.clock,
+            report=lambda: self._beat,
+            on_pulse=lambda pulse: self.on_pulse(),  # noqa: ARG005 -- the pulse is read where it is needed
+        )
+        row = MemberRow(
+            member_id=member_id,
+            worker_id=self._profile.worker_id,
+            expiry_ms=self.timing.expiry_ms,
+            fingerprint=self._profile.fingerprint,
+            shards_max=self._profile.shards_max,
+            joined_wall_ms=outside.clock.wall_ms(),
+        )
+        while True:
+            try:
+                await self._heartbeat.register(row)
+                break
+            except (LeaseStoreError, TimeoutError):
+                await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
+        self._task = self._group.create_task(self._heartbeat.run(), name="heartbeat")
+
+    def report(
+        self,
+        *,
+        load: int,
+        lease_version: int,
+        answered: tuple[HandOffRequest, ...],
+        reads_healthy: bool = True,
+        draining: bool = False,
+        status: tuple[ShardStatus, ...] = (),
+    ) -> None:
+        """What the next heartbeat says; it goes at once where others wait for it."""
+        before = self._beat
+        self._beat = Beat(
+            member_id=self.member_id,
+            attempt=0,
+            load=load,
+            lease_version=lease_version,
+            answered=answered,
+            reads_healthy=reads_healthy,
+            draining=draining,
+            status=status,
+        )
+        waited_for = before.lease_version != lease_version or before.answered != answered or before.draining != draining
+        if waited_for and self._heartbeat is not None:
+            self._heartbeat.hasten()
+
+    def end(self, ending: Ending) -> None:
+        self._heart.end(ending)
+
+    async def leave(self) -> bool:
+        """One write frees all leases of this member; False if the store gave no answer."""
+        if self._task is not None:
+            self._task.cancel()
+        self._heart.end("left")
+        try:
+            async with asyncio.timeout(self.timing.call_deadline_ms / 1000):
+                await self._outside.store.leave(self.member_id)
+        except (LeaseStoreError, TimeoutError):
+            return False
+        return True

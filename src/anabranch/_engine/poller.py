@@ -1,0 +1,174 @@
+"""Reads the held shards: one call after another for each, all of them on one timetable.
+
+The rules: a shard is read when its pace allows, its window has room and the budget has room for the largest answer; an
+idle, slow or throttled shard never delays another; nothing that was read is dropped. The read position moves past a
+record only in the step that puts it into the window.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from anabranch._engine.outside import Outside
+from anabranch._engine.scheduler import Scheduler
+from anabranch._engine.session import Session
+from anabranch._wire.messages import GetRecordsResponse
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from anabranch.errors import AnabranchError, ExpiredIteratorError, ServiceError, StreamNotFoundError, TransportError
+from anabranch.events import ReadFailed, TaskRestarted
+
+__all__ = ["Poller"]
+
+RESTARTS_MAX = 3
+WINDOW_BYTES_MAX = 20 << 20
+
+
+class Poller:
+    def __init__(
+        self,
+        outside: Outside,
+        scheduler: Scheduler,
+        budget: Budget,
+        group: asyncio.TaskGroup,
+        *,
+        on_records: Callable[[Session], None],
+        on_gone: Callable[[Session, StreamNotFoundError], Awaitable[None]],
+    ) -> None:
+        self._outside = outside
+        self._scheduler = scheduler
+        self._budget = budget
+        self._group = group
+        self._on_records = on_records
+        self._on_gone = on_gone
+        self._waiting: deque[Session] = deque()
+        self._sessions = 0
+        self._restarts: dict[str, int] = {}
+        self.paused = False
+        self.healthy = True
+        """Whether the last read of any shard succeeded, or failed only for throttling."""
+
+    def add(self, session: Session) -> None:
+        self._sessions += 1
+        session.on_settled = lambda: self.poke(session)
+        self.poke(session)
+
+    def remove(self, session: Session) -> None:
+        self._sessions -= 1
+        session.on_settled = lambda: None
+
+    def poke(self, session: Session) -> None:
+        """Something changed that may allow a read: room in the window, a resumed shard."""
+        if not session.in_read and session.phase == "reading":
+            session.in_read = True
+            self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
+
+    def _has_room(self, session: Session) -> bool:
+        share = self._budget.limit_bytes // (2 * max(1, self._sessions))
+        return session.window.waiting_bytes < max(1, min(WINDOW_BYTES_MAX, share))
+
+    def _due(self, session: Session) -> None:
+        """`in_read` is set from being due until the end of the read, so that a shard is never read twice at once."""
+        if session.phase != "reading" or session.drains or self.paused or session.row.paused:
+            session.in_read = False
+        elif not self._has_room(session):
+            session.in_read = False  # settling a page pokes it again
+        elif not self._budget.try_reserve(READ_RESERVE_BYTES):
+            if not self._waiting:
+                self._budget.wait(self._on_room)
+            self._waiting.append(session)
+        else:
+            self._group.create_task(self._read(session), name=f"read {session.shard_id}")
+
+    def _on_room(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for session in waiting:
+            self._due(session)
+
+    async def _read(self, session: Session) -> None:
+        started_at_ms = self._outside.clock.now_ms()
+        reserved = READ_RESERVE_BYTES
+        try:
+            response = await self._call(session)
+            if session.phase == "reading":
+                reserved = 0
+                self._accept(session, response, started_at_ms)
+        except ExpiredIteratorError:
+            session.iterator = None
+        except StreamNotFoundError as error:
+            session.iterator = None
+            session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
+            await self._on_gone(session, error)
+        except (ServiceError, TransportError) as error:
+            self._on_failure(session, error)
+        except AnabranchError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- P7: a shard's task is restarted three times, then ends the consumer
+            self._on_surprise(session, error)
+        finally:
+            self._budget.release(reserved)
+            session.in_read = False
+        self.poke(session)
+
+    async def _call(self, session: Session) -> GetRecordsResponse:
+        kinesis = self._outside.kinesis
+        if session.iterator is None:
+            session.iterator = await kinesis.get_shard_iterator(
+                session.stream, session.shard_id, session.starting_position()
+            )
+        return await kinesis.get_records(session.stream, session.iterator)
+
+    def _accept(self, session: Session, response: GetRecordsResponse, started_at_ms: int) -> None:
+        now_ms = self._outside.clock.now_ms()
+        session.accept(response.records, READ_RESERVE_BYTES)
+        session.iterator = response.next_shard_iterator
+        session.behind_ms = response.millis_behind_latest
+        session.reason = None
+        session.pace.on_read(
+            started_at_ms=started_at_ms,
+            now_ms=now_ms,
+            read_bytes=sum(len(record.data) for record in response.records),
+            record_count=len(response.records),
+            behind_ms=response.millis_behind_latest or 0,
+        )
+        self.healthy = True
+        self._restarts.pop(session.shard_id, None)
+        if not response.records and not response.millis_behind_latest and session.lane.unfinished_count == 0:
+            session.seen_through_seconds = response.server_seconds
+        if response.next_shard_iterator is None:
+            session.children = response.child_shards
+            session.move("end")
+        self._on_records(session)
+
+    def _on_failure(self, session: Session, error: ServiceError | TransportError) -> None:
+        now_ms = self._outside.clock.now_ms()
+        if isinstance(error, ServiceError) and not error.retryable:
+            session.iterator = None
+            self.healthy = False
+        session.pace.on_failure(now_ms, self._outside.entropy)
+        failures = session.pace.failure_count
+        session.reason = str(error)
+        if failures & (failures - 1) == 0:  # the first, then ever more seldom
+            self._outside.emit(
+                ReadFailed(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    error=str(error),
+                    failure_count=failures,
+                )
+            )
+
+    def _on_surprise(self, session: Session, error: Exception) -> None:
+        restart = self._restarts[session.shard_id] = self._restarts.get(session.shard_id, 0) + 1
+        if restart > RESTARTS_MAX:
+            raise error
+        session.iterator = None
+        session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
+        self._outside.emit(
+            TaskRestarted(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                task="reading",
+                error=repr(error),
+                restart=restart,
+            )
+        )

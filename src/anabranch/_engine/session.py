@@ -1,0 +1,129 @@
+"""One holding of one shard: from the take of its lease until it is finished, given away or lost.
+
+A session owns the shard's window, its lane and its read position. It decides nothing by itself: the poller feeds it,
+the dispatcher empties it, the checkpointer commits it. What is in it is gone with it; the lease row is all that stays.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from anabranch._core.handling.batches import BatchLane
+from anabranch._core.handling.lanes import Lane
+from anabranch._core.leases.book import Holding
+from anabranch._core.reading.lifecycle import Move, Phase, next_phase
+from anabranch._core.reading.pace import Pace
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Window
+from anabranch._model.leases import LeaseKey, LeaseRow
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.start_positions import StartingPosition, after_sequence_number, at_sequence_number
+from anabranch._model.streams import StreamName
+from anabranch._wire.messages import ChildShard, KinesisRecord
+from anabranch.budget import Budget
+
+__all__ = ["Session"]
+
+WHOLE_RECORD = 1 << 62
+"""A sub-sequence number above any: the position after everything in a record."""
+
+
+class Session:
+    def __init__(self, holding: Holding, stream: StreamName, unpacker: Unpacker, pace: Pace, budget: Budget) -> None:
+        self.holding = holding
+        self.stream = stream
+        self.unpacker = unpacker
+        self.window = Window(unpacker)
+        self.pace = pace
+        self.lane: Lane | BatchLane
+        self.phase: Phase = "reading"
+        self.drains = False
+        """Nothing more is started: the shard is to be handed over, or everything stops."""
+        self.iterator: str | None = None
+        self.read_after: Position | None = holding.row.checkpoint.watermark
+        """Everything up to here was received. Not the checkpoint: that follows what is finished."""
+        self.in_read = False
+        self.children: tuple[ChildShard, ...] = ()
+        self.behind_ms: int | None = None
+        self.seen_through_seconds: float | None = None
+        self.reason: str | None = None
+        """Why it does not move, for people; None while it does."""
+        self.committed_count = 0
+        self.commit_lock = asyncio.Lock()
+        """One write of a lease row at a time (rule L7)."""
+        self.on_settled: Callable[[], None] = lambda: None
+        self._budget = budget
+        self._held_bytes = 0
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.holding.row.key
+
+    @property
+    def row(self) -> LeaseRow:
+        return self.holding.row
+
+    @property
+    def shard_id(self) -> str:
+        return self.holding.row.key.shard_id
+
+    def move(self, move: Move) -> None:
+        self.phase = next_phase(self.phase, move)
+
+    @property
+    def is_live(self) -> bool:
+        return self.phase in {"reading", "ended"}
+
+    @property
+    def may_start(self) -> bool:
+        """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
+        return self.is_live and not self.drains and self.holding.state == "held" and not self.row.paused
+
+    @property
+    def is_exhausted(self) -> bool:
+        """The shard has ended and all of it is finished."""
+        return self.phase == "ended" and self.lane.unfinished_count == 0 and self.window.is_empty
+
+    # reading
+
+    def starting_position(self) -> StartingPosition:
+        """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""
+        position = self.read_after
+        if position is None:
+            return self.row.start
+        if position.sub_sequence_number == WHOLE_RECORD:
+            return after_sequence_number(position.sequence_number)
+        return at_sequence_number(position.sequence_number)
+
+    def accept(self, records: list[KinesisRecord], reserved_bytes: int) -> None:
+        """All records of one read; the room that was reserved and is not needed is given back."""
+        charged = 0
+        if records:
+            after = self.read_after if self._may_repeat else None
+            charged = self.window.accept(records, after)
+            self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
+        self._held_bytes += charged
+        self._budget.release(reserved_bytes - charged)
+
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether the reads so far began inside a record, so that the next may begin with what was handled before."""
+        return self.read_after is not None and self.read_after.sub_sequence_number != WHOLE_RECORD
+
+    # bytes
+
+    def settle(self) -> None:
+        """Gives the bytes of finished records back to the budget."""
+        freed = self.window.collect_freed()
+        if freed:
+            self._held_bytes -= freed
+            self._budget.release(freed)
+            self.on_settled()
+
+    def empty(self) -> None:
+        """Forgets what was not handed out: a shard that stands still holds no bytes (rule D6)."""
+        self.window.clear()
+        self.settle()
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes

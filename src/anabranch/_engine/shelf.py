@@ -1,0 +1,65 @@
+"""Which sessions may have something to hand out, and who waits for it.
+
+Sessions are served in turn, so that a busy shard does not starve a quiet one. A session that has nothing leaves the
+shelf and is offered again when that may have changed; each waiter that finds work wakes the next, so that one page of
+records does not wake thirty runners at once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from anabranch._engine.session import Session
+
+__all__ = ["Shelf"]
+
+T = TypeVar("T")
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self._ready: dict[Session, None] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def offer(self, session: Session) -> None:
+        self._ready[session] = None
+        self.wake()
+
+    def withdraw(self, session: Session) -> None:
+        self._ready.pop(session, None)
+
+    def take(self, pick: Callable[[Session], T | None]) -> tuple[Session, T] | None:
+        """The first thing that a session in turn has to hand out."""
+        while self._ready:
+            session = next(iter(self._ready))
+            del self._ready[session]
+            picked = pick(session)
+            if picked is not None:
+                self._ready[session] = None
+                if self._waiters:
+                    self.wake()
+                return session, picked
+        return None
+
+    def wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        while self._waiters:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Until something may be there; the caller looks again."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.wake()  # it was this waiter's turn: pass it on
+            raise

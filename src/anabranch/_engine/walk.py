@@ -1,0 +1,123 @@
+"""Iterating over a stream: one record after another, or batch after batch, by the caller's own loop.
+
+What was handed out is acknowledged when the next is asked for. So leaving the loop by `break` or an exception repeats
+the record in hand, and `stop()` inside the loop ends it after acknowledging that record. A stretch whose lease is lost
+is dropped: its rest belongs to somebody else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from anabranch._engine.batch_feed import BatchFeed
+from anabranch._engine.session import Session
+from anabranch.records import Batch, Record
+
+__all__ = ["Walk"]
+
+
+class Walk:
+    def __init__(
+        self,
+        feed: BatchFeed,
+        decode: Callable[[Record[bytes]], Record[Any]],
+        *,
+        on_failed: Callable[[Session, Record[bytes], str], None],
+    ) -> None:
+        self._feed = feed
+        self._decode = decode
+        self._on_failed = on_failed
+        self._session: Session | None = None
+        self._stretch: list[Record[bytes]] = []
+        self._handed_out = 0
+        self._acknowledged = 0
+
+    # one record after another
+
+    def next_record(self) -> Record[Any] | None:
+        """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
+        self._acknowledged = self._handed_out
+        while True:
+            session = self._session
+            if session is not None and self._handed_out < len(self._stretch):
+                if self._feed.may_go_on(session):
+                    record = self._stretch[self._handed_out]
+                    try:
+                        decoded = self._decode(record)
+                    except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
+                        self._fail(session, record, error)
+                        continue
+                    self._handed_out += 1
+                    return decoded
+                if session.is_live:
+                    return None  # fenced: a later heartbeat may lift it
+                self._drop()
+            self.settle()
+            taken = self._feed.take()
+            if taken is None:
+                return None
+            self._session, self._stretch = taken
+            self._handed_out = self._acknowledged = 0
+
+    def _fail(self, session: Session, record: Record[bytes], error: Exception) -> None:
+        self.settle()
+        self._drop()
+        self._on_failed(session, record, f"its payload does not decode: {type(error).__name__}: {error}")
+
+    # batch after batch
+
+    def next_batch(self) -> Batch[Any] | None:
+        """Acknowledges the batch in hand; the next one, or None if there is none at this moment."""
+        self._acknowledged = self._handed_out
+        self.settle()
+        while True:
+            taken = self._feed.take()
+            if taken is None:
+                return None
+            session, stretch = taken
+            self._session, self._stretch, self._acknowledged = session, stretch, 0
+            decoded: list[Record[Any]] = []
+            for record in stretch:
+                try:
+                    decoded.append(self._decode(record))
+                except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
+                    self._fail(session, record, error)
+                    break
+            else:
+                self._handed_out = len(stretch)
+                return Batch(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    records=decoded,
+                    millis_behind_latest=session.behind_ms,
+                )
+
+    # what is acknowledged
+
+    def acknowledge(self) -> None:
+        """What is in hand is finished: the loop's body ended."""
+        self._acknowledged = self._handed_out
+
+    def settle(self) -> None:
+        """Reports what is acknowledged: called when a stretch is walked through, and before a commit."""
+        session = self._session
+        if session is None or not self._acknowledged:
+            return
+        if not session.is_live:
+            self._drop()
+            return
+        done = self._acknowledged == len(self._stretch)
+        count = self._acknowledged
+        if done:
+            self._drop()
+        self._feed.finish_through(session, count)
+
+    @property
+    def in_hand(self) -> tuple[Session, Record[bytes]] | None:
+        """The first record that was handed out and is not acknowledged."""
+        if self._session is None or self._handed_out == self._acknowledged:
+            return None
+        return self._session, self._stretch[self._acknowledged]
+
+    def _drop(self) -> None:
+        self._session, self._stretch = None, []
+        self._handed_out = self._acknowledged = 0

@@ -77,6 +77,6 @@ def _with_seconds(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool | Timestamp):
+    if type(value) in (int, float):
         value = Timestamp.from_milliseconds(value)
     return float(value) if isinstance(value, Timestamp) else value

@@ -25,9 +25,12 @@ ITEMS_MAX: Final = 1 << 20  # a full GetRecords answer has about 120,000
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _TIMESTAMP_TAG: Final = 1
+_INDEFINITE_BYTES: Final = 0x5F
+_INDEFINITE_TEXT: Final = 0x7F
 _BREAK: Final = 0xFF
+_NUMBERS: Final = (int, float)
 _INDEFINITE: Final = -1
-_ARGUMENT_BYTES: Final = {24: 1, 25: 2, 26: 4, 27: 8}
+_ARGUMENT_BYTES: Final = {25: 2, 26: 4, 27: 8}
 _FLOATS: Final = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
 _SIMPLE_VALUES: Final[dict[int, bool | None]] = {20: False, 21: True, 22: None, 23: None}
 
@@ -38,6 +41,8 @@ _ARGUMENTS: Final = (  # (limit, additional information, packer of initial byte 
     (1 << 32, 26, struct.Struct(">BI")),
     (1 << 64, 27, struct.Struct(">BQ")),
 )
+_LISTS: Final = (list, tuple)
+_WORDS: Final = {False: b"\xf4", True: b"\xf5", None: b"\xf6"}
 _SMALL_HEADS: Final = tuple(bytes([initial]) for initial in range(256))
 
 
@@ -70,13 +75,13 @@ class _Reader:
         start = self.position
         initial = self.body[start]
         major = initial >> 5
+        if major == _TEXT:
+            return self._string(initial).decode() if initial != _INDEFINITE_TEXT else self._long_text()
+        if major == _BYTES:
+            return self._string(initial) if initial != _INDEFINITE_BYTES else self._long_bytes()
         if major == _SIMPLE:
             return self._simple(initial & 31)
         argument = self._argument()
-        if major == _TEXT:
-            return self._text() if argument == _INDEFINITE else self._take(argument).decode()
-        if major == _BYTES:
-            return b"".join(self._chunks(_BYTES)) if argument == _INDEFINITE else self._take(argument)
         if major == _UNSIGNED and argument != _INDEFINITE:
             return argument
         if major == _NEGATIVE and argument != _INDEFINITE:
@@ -91,12 +96,29 @@ class _Reader:
             return self._timestamp(depth + 1)
         raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} begins nothing that AWS's bodies have")
 
+    def _string(self, initial: int) -> bytes:
+        """Of definite length. Strings are nine tenths of a body, most of them short: those take no further call."""
+        information = initial & 31
+        if information < 24:
+            size, start = information, self.position + 1
+        else:
+            size, start = self._argument(), self.position
+        end = start + size
+        if end > len(self.body):
+            raise CodecError(f"CBOR length {size} at offset {start} passes the end of the body")
+        self.position = end
+        return self.body[start:end]
+
     def _argument(self) -> int:
         """The number that goes with an initial byte: a value, a length, a count or a tag."""
-        information = self.body[self.position] & 31
-        self.position += 1
+        start = self.position
+        information = self.body[start] & 31
+        self.position = start + 1
         if information < 24:
             return information
+        if information == 24:
+            self.position = start + 2
+            return self.body[start + 1]
         if information == 31:
             return _INDEFINITE
         size = _ARGUMENT_BYTES.get(information)
@@ -113,17 +135,21 @@ class _Reader:
         return taken
 
     def _chunks(self, major: int) -> Iterable[bytes]:
+        self.position += 1
         while not self._ended():
-            chunk_major, size = self.body[self.position] >> 5, self._argument()
-            if chunk_major != major or size == _INDEFINITE:
+            initial = self.body[self.position]
+            if initial >> 5 != major or initial & 31 == 31:
                 raise CodecError("CBOR string of indefinite length holds something other than its chunks")
             self.items_left -= 1
             if self.items_left < 0:
                 raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
-            yield self._take(size)
+            yield self._string(initial)
 
-    def _text(self) -> str:
+    def _long_text(self) -> str:
         return "".join([chunk.decode() for chunk in self._chunks(_TEXT)])
+
+    def _long_bytes(self) -> bytes:
+        return b"".join(self._chunks(_BYTES))
 
     def _ended(self) -> bool:
         """Whether a collection of indefinite length ends here; then its break is passed."""
@@ -142,18 +168,28 @@ class _Reader:
 
     def _map(self, count: int, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
-        while not self._ended() if count == _INDEFINITE else count > 0:
-            key = self.read(depth)
-            if not isinstance(key, str):
-                raise CodecError(f"CBOR map has a key that is no text: {type(key).__name__}")
-            members[key] = self.read(depth)
-            if count > 0:
-                count -= 1
+        if count != _INDEFINITE:
+            for _ in range(count):
+                key = self._key(depth)
+                members[key] = self.read(depth)
+        else:
+            while not self._ended():
+                key = self._key(depth)
+                members[key] = self.read(depth)
         return members
+
+    def _key(self, depth: int) -> str:
+        initial = self.body[self.position]
+        if initial >> 5 == _TEXT and initial != _INDEFINITE_TEXT:
+            return self._string(initial).decode()
+        key = self.read(depth)
+        if not isinstance(key, str):
+            raise CodecError(f"CBOR map has a key that is no text: {type(key).__name__}")
+        return key
 
     def _timestamp(self, depth: int) -> Timestamp:
         value = self.read(depth)
-        if isinstance(value, bool | Timestamp) or not isinstance(value, int | float):
+        if type(value) not in _NUMBERS:
             raise CodecError(f"CBOR tag 1 holds a {type(value).__name__}, not milliseconds since 1970")
         return Timestamp.from_milliseconds(value)
 
@@ -186,18 +222,19 @@ def _head(major: int, argument: int) -> bytes:
 
 
 def _write(value: Any, parts: list[bytes], depth: int) -> None:
+    """In the order of how often a body has them; a bool is an int and a Timestamp a float, so they go before those."""
     if isinstance(value, str):
         text = value.encode()
         parts += (_head(_TEXT, len(text)), text)
-    elif isinstance(value, bytes | bytearray):
-        parts += (_head(_BYTES, len(value)), bytes(value))
-    elif value is None or isinstance(value, bool):
-        parts.append(b"\xf6" if value is None else b"\xf5" if value else b"\xf4")
-    elif isinstance(value, int):
-        parts.append(_head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value))
+    elif isinstance(value, bytes):
+        parts += (_head(_BYTES, len(value)), value)
     elif isinstance(value, Timestamp):
         parts.append(_SMALL_HEADS[_TAG << 5 | _TIMESTAMP_TAG])
         _write(value.milliseconds, parts, depth)
+    elif value is None or value is True or value is False:
+        parts.append(_WORDS[value])
+    elif isinstance(value, int):
+        parts.append(_head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value))
     elif isinstance(value, float):
         parts.append(_FLOAT_64.pack(_SIMPLE << 5 | 27, value))
     elif depth >= DEPTH_MAX:
@@ -207,7 +244,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         for key, member in value.items():
             _write(key, parts, depth + 1)
             _write(member, parts, depth + 1)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _LISTS):
         parts.append(_head(_ARRAY, len(value)))
         for item in value:
             _write(item, parts, depth + 1)

@@ -165,6 +165,10 @@ class Book:
         holding = self.held[request.key]
         holding.state, holding.request = "draining", request
 
+    def is_unanswered(self, request: HandOffRequest) -> bool:
+        holding = self.held.get(request.key)
+        return request not in self.answered and (holding is None or holding.request != request)
+
     def keep(self, key: LeaseKey) -> None:
         """The drain did not end in time: the lease stays here, and the request is answered with that (rule L12)."""
         holding = self.held[key]

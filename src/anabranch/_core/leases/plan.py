@@ -8,11 +8,11 @@ A hand-off needs both sides: the requester's plan and the donor's plan must give
 request that was made from an old view is void, and a donor is never stripped below its share.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from anabranch._core.leases.balance import Claim, Seat, balance
 from anabranch._core.leases.book import MOVE_COOL_DOWN_MS, Book, weight
-from anabranch._core.leases.heart import Pulse
 from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
@@ -25,25 +25,30 @@ MEMBER_KEPT_MS: Final = 3_600_000
 
 
 def plan_round(
-    book: Book, stopwatches: Stopwatches, pulse: Pulse, now_ms: int, *, may_take: bool, draining: bool = False
+    book: Book, stopwatches: Stopwatches, now_ms: int, *, may_take: bool, known_dead: Collection[str] = ()
 ) -> list[Step]:
-    """The steps of one round. `may_take` is False while the member is fenced, and while a store that went back in time
-    is waited out (rule L13); a draining member takes nothing and asks for nothing.
+    """The steps of one round. `may_take` is False while the member is fenced or drains, and while a store that went
+    back
+    in time is waited out (rule L13): then it takes nothing and asks for nothing. `known_dead` are members whose
+    process is dead for certain, by the kernel's word (rule L17).
     """
     steps: list[Step] = [
-        Seal(row.member_id, row.counter) for row in stopwatches.sealable(now_ms) if row.member_id != book.member_id
+        Seal(row.member_id, row.counter)
+        for row in stopwatches.sealable(now_ms, known_dead)
+        if row.member_id != book.member_id
     ]
     steps.extend(_repeat_parting(book))
-    wanted = () if pulse.row is None else pulse.row.wanted
-    due = book.plan_again_ms is None or now_ms >= book.plan_again_ms
-    if not (book.changed or due or len(wanted) > len(book.answered)):
+    mine = stopwatches.row(book.member_id)
+    wanted = () if mine is None else mine.wanted
+    _forget_answers(book, wanted)
+    is_due = book.plan_again_ms is None or now_ms >= book.plan_again_ms
+    if not (book.changed or is_due or any(book.is_unanswered(request) for request in wanted)):
         return steps
     book.changed = False
     book.plan_again_ms = now_ms + ASK_AGAIN_MS
     desired = _desired(book, stopwatches, now_ms)
-    _forget_answers(book, wanted)
     steps.extend(_answer_requests(book, stopwatches, wanted, desired))
-    if may_take and not draining:
+    if may_take:
         steps.extend(_take_and_ask(book, stopwatches, desired, now_ms))
     steps.extend(_clean_up(book, stopwatches, now_ms))
     return steps
@@ -85,6 +90,7 @@ def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], now_ms: int) 
 
 
 def _forget_answers(book: Book, wanted: tuple[HandOffRequest, ...]) -> None:
+    """An answer has arrived when its request is gone from the row; the same request after that is a new one."""
     for request in [request for request in book.answered if request not in wanted]:
         del book.answered[request]
 
@@ -94,11 +100,9 @@ def _answer_requests(
 ) -> list[Step]:
     steps: list[Step] = []
     for request in wanted:
-        if request in book.answered:
+        if not book.is_unanswered(request):
             continue
         holding = book.held.get(request.key)
-        if holding is not None and holding.request == request:
-            continue
         requester = stopwatches.row(request.requester)
         is_void = (
             holding is None

@@ -78,16 +78,21 @@ class Stopwatches:
         for member_id in [name for name, watch in self._watches.items() if watch.row is None and name not in owners]:
             del self._watches[member_id]
 
-    def restart(self, now_ms: int) -> None:
-        for watch in self._watches.values():
-            watch.since_ms = now_ms
+    def forget(self) -> None:
+        """The store is not the one it was (rule L13): counters seen in it mean nothing any more."""
+        self._watches.clear()
+        self._read_at_ms = None
 
-    def sealable(self, now_ms: int) -> list[MemberRow]:
-        """Live members whose counter has stood still for their own expiry; their rows hold the counter to seal at."""
+    def sealable(self, now_ms: int, known_dead: Collection[str] = ()) -> list[MemberRow]:
+        """Live members whose counter has stood still for their own expiry, or whose process is known to be dead; their
+        rows hold the counter to seal at.
+        """
         return [
             watch.row
             for watch in self._watches.values()
-            if watch.row is not None and watch.row.state == "live" and self._is_due(watch, now_ms)
+            if watch.row is not None
+            and watch.row.state == "live"
+            and (self._is_due(watch, now_ms) or watch.row.member_id in known_dead)
         ]
 
     def is_over(self, member_id: str, now_ms: int) -> bool:

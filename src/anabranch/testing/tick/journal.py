@@ -1,0 +1,108 @@
+"""What the workers of a world did, judged as it happens: starts, finishes and commits, and nothing of how they decide.
+
+A *tenure* is one member's holding of a lease at one epoch. Checks, each a promise:
+- one owner: once another tenure has started a record of a lease, an earlier one starts nothing more of it;
+- fence tokens: a later tenure's epoch is higher (except after the store went back in time);
+- order: no record is started for the first time before the one before it was finished;
+- no loss: no commit passes a record that was not finished.
+
+A call that was paused between the look at the clock and its start may come late: no lease can prevent that, which is
+why it carries a fence token. Those are counted apart, as zombies.
+"""
+
+import msgspec
+
+from anabranch._model.leases import LeaseKey
+
+__all__ = ["TickJournal", "Violation"]
+
+
+class Violation(msgspec.Struct, frozen=True):
+    at_ms: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"at {self.at_ms / 1000:.3f} s: {self.what}"
+
+
+class _Line(msgspec.Struct):
+    """One lease of one application, over all its holders."""
+
+    tenure: tuple[str, int] | None = None
+    ended: set[tuple[str, int]] = msgspec.field(default_factory=set)
+    first_started: int = 0
+    finished: int = 0
+    """Every record up to this one was finished by somebody."""
+    started_at_ms: int = 0
+
+
+class TickJournal:
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.zombies = 0
+        self.starts = 0
+        self.tenures = 0
+        self.repeats = 0
+        self.longest_gap_ms = 0
+        self.epochs_may_repeat = False
+        """Set when the store went back in time: a taker that never saw the lost epochs cannot go above them."""
+        self._lines: dict[tuple[str, LeaseKey], _Line] = {}
+
+    def started(
+        self, at_ms: int, app_id: str, key: LeaseKey, tenure: tuple[str, int], record: int, *, was_paused: bool
+    ) -> None:
+        line = self._line(app_id, key)
+        self.starts += 1
+        if was_paused and line.tenure != tenure:
+            self.zombies += 1
+            return
+        if tenure in line.ended:
+            member_id, epoch = tenure
+            self._violated(at_ms, f"stale dispatch: {member_id} starts record {record} of {key.shard_id} at epoch "
+                f"{epoch}, after {line.tenure} did")  # fmt: skip
+            return
+        if line.tenure != tenure:
+            self._begin_tenure(at_ms, key, line, tenure)
+        if record > line.finished + 1:
+            self._violated(at_ms, f"order: {tenure} starts record {record} of {key.shard_id}, but {line.finished + 1} "
+                "was not finished")  # fmt: skip
+        self.repeats += record <= line.first_started
+        line.first_started = max(line.first_started, record)
+        self.longest_gap_ms = max(self.longest_gap_ms, at_ms - line.started_at_ms)
+        line.started_at_ms = at_ms
+
+    def finished(self, app_id: str, key: LeaseKey, record: int) -> None:
+        line = self._line(app_id, key)
+        line.finished = max(line.finished, record)
+
+    def committed(self, at_ms: int, app_id: str, key: LeaseKey, record: int) -> None:
+        line = self._line(app_id, key)
+        if record > line.finished:
+            self._violated(at_ms, f"loss: {key.shard_id} is committed up to {record}, but {line.finished + 1} was not "
+                "finished")  # fmt: skip
+
+    def silent_since(self, app_id: str, key: LeaseKey) -> int:
+        return self._line(app_id, key).started_at_ms
+
+    def stood_still(self, at_ms: int, what: str) -> None:
+        self._violated(at_ms, f"standstill: {what}")
+
+    def must_be_over(self, at_ms: int, what: str) -> None:
+        self._violated(at_ms, what)
+
+    def _begin_tenure(self, at_ms: int, key: LeaseKey, line: _Line, tenure: tuple[str, int]) -> None:
+        self.tenures += 1
+        if line.tenure is not None:
+            line.ended.add(line.tenure)
+            if tenure[1] <= line.tenure[1] and not self.epochs_may_repeat:
+                self._violated(at_ms, f"fence token: {tenure} of {key.shard_id} follows {line.tenure}")
+        line.tenure = tenure
+
+    def _violated(self, at_ms: int, what: str) -> None:
+        self.violations.append(Violation(at_ms, what))
+
+    def _line(self, app_id: str, key: LeaseKey) -> _Line:
+        line = self._lines.get((app_id, key))
+        if line is None:
+            line = self._lines[(app_id, key)] = _Line()
+        return line

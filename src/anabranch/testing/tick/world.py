@@ -1,0 +1,145 @@
+"""One world of the tick simulation: a fleet, a store, faults from a seed, then calm, and a verdict.
+
+While there are faults only safety is judged. Then they stop, and within a bound every lease must be worked on again by
+somebody, and the leases must be shared fairly.
+"""
+
+from random import Random
+
+import msgspec
+
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import LeaseKey, LeaseRow
+from anabranch.testing.tick.agenda import Agenda
+from anabranch.testing.tick.faults import Faults
+from anabranch.testing.tick.host import Host
+from anabranch.testing.tick.journal import TickJournal, Violation
+from anabranch.testing.tick.network import Link
+from anabranch.testing.tick.options import WorldOptions, options_for
+from anabranch.testing.tick.process import Process
+from anabranch.testing.tick.store import TickStore
+from anabranch.testing.tick.worker import TickWorker
+
+__all__ = ["Verdict", "World", "run_world"]
+
+_SILENCE_MS_MAX = 8_000
+_SETTLED_MS = 100_000
+"""Longer than late messages, an expiry, the interval of lease reads and a cool-down take together."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    options: WorldOptions
+    violations: tuple[Violation, ...]
+    events: int
+    starts: int
+    takes: int
+    tenures: int
+    seals: int
+    zombies: int
+    repeats: int
+    longest_gap_ms: int
+
+    @property
+    def stale_dispatches(self) -> int:
+        return sum(violation.what.startswith("stale dispatch") for violation in self.violations)
+
+
+class World:
+    def __init__(
+        self,
+        seed: int,
+        options: WorldOptions,
+        *,
+        worker_class: type[TickWorker] = TickWorker,
+        store_class: type[TickStore] = TickStore,
+    ) -> None:
+        self.seed = seed
+        self.options = options
+        self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
+        self.agenda = Agenda()
+        self.journal = TickJournal()
+        self.store = store_class(history_ms=max(options.lag_ms_max, options.roll_back_ms))
+        self.workers: list[TickWorker] = []
+        self.is_calm = False
+        self._worker_class = worker_class
+        for index in range(options.worker_count):
+            self.workers.append(self.start_worker(index))
+        self._faults = Faults(self)
+
+    def start_worker(self, index: int) -> TickWorker:
+        """A new process on host number `index`."""
+        options, random = self.options, self.random
+        error_ppm = int(options.clock_error * 1_000_000)
+        process = Process(
+            self.agenda,
+            rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
+            offset_ms=random.randrange(1_000_000),
+            clock_stops=options.clocks_stop,
+        )
+        link = Link(self.agenda, self.store, process, options, random)
+        link.calm = self.is_calm
+        host = Host(
+            worker_id="billing" if options.same_worker_id else f"worker-{index}",
+            process=process,
+            link=link,
+            store=self.store,
+            timing=lease_timing(options.expiry_ms[index % len(options.expiry_ms)]),
+            options=options,
+            journal=self.journal,
+            random=random,
+        )
+        return self._worker_class(host, self._leases())
+
+    def run(self) -> Verdict:
+        events = self.agenda.run_until(self.options.faulty_ms)
+        self._faults.end()
+        self.is_calm = True
+        for worker in self.workers:
+            worker.link.calm = True
+        events += self.agenda.run_until(self.options.faulty_ms + self.options.settling_ms)
+        if self.options.settling_ms >= _SETTLED_MS:
+            self._judge_settled()
+        return Verdict(
+            seed=self.seed,
+            options=self.options,
+            violations=tuple(self.journal.violations),
+            events=events,
+            starts=self.journal.starts,
+            takes=self.store.takes,
+            tenures=self.journal.tenures,
+            seals=self.store.seals,
+            zombies=self.journal.zombies,
+            repeats=self.journal.repeats,
+            longest_gap_ms=self.journal.longest_gap_ms,
+        )
+
+    def _leases(self) -> list[LeaseRow]:
+        """What a first worker would write: it stands only if there is no application yet."""
+        keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(self.options.lease_count)]
+        return [LeaseRow(key=key) for key in keys]
+
+    def _judge_settled(self) -> None:
+        now_ms, app = self.agenda.now_ms, self.store.app
+        running = [worker for worker in self.workers if worker.process.alive and not worker.has_stopped]
+        if app is None or not running:
+            return
+        for key, row in self.store.leases.items():
+            silent_ms = now_ms - self.journal.silent_since(app.app_id, key)
+            if silent_ms > _SILENCE_MS_MAX:
+                what = f"nothing of {key.shard_id} was started for {silent_ms} ms; its owner is {row.owner}"
+                self.journal.stood_still(now_ms, what)
+        loads = [len(worker.book.held) for worker in running if worker.app_id == app.app_id]
+        if loads and max(loads) - min(loads) > 1:
+            self.journal.stood_still(now_ms, f"the leases are shared as {loads}")
+
+
+def run_world(
+    seed: int,
+    options: WorldOptions | None = None,
+    *,
+    worker_class: type[TickWorker] = TickWorker,
+    store_class: type[TickStore] = TickStore,
+) -> Verdict:
+    world = World(seed, options or options_for(seed), worker_class=worker_class, store_class=store_class)
+    return world.run()

@@ -109,7 +109,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         self._keep_alive = False
-        if self._exchange is None:
+        if self._exchange is None or self._discarding:
             self._transport.close()
         elif self._exchange.streaming:
             if self._chunked_answer:

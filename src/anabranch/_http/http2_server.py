@@ -75,8 +75,6 @@ class Http2Connection(asyncio.Protocol):
         for event in events:
             self._take(event)
         if not self._streams:
-            if self._draining:
-                self._transport.close()
             self._set_deadline(self._service.limits.idle_timeout)
         self._flush()
 
@@ -105,12 +103,12 @@ class Http2Connection(asyncio.Protocol):
     def drain(self) -> None:
         self._draining = True
         for stream in list(self._streams.values()):
-            stream.drain()
-        if self._streams:
-            return
-        self._h2.close_connection()
-        self._flush()
-        self._transport.close()
+            if stream.silent:
+                self._reset(stream, h2.errors.ErrorCodes.CANCEL)
+            else:
+                stream.drain()
+        if not self._streams:
+            self._say_goodbye()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -234,9 +232,13 @@ class Http2Connection(asyncio.Protocol):
         if not self._streams:
             self._set_deadline(self._service.limits.idle_timeout)
             if self._draining:
-                self._h2.close_connection()
-                self._flush()
-                self._transport.close()
+                self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        if not self._transport.is_closing():
+            self._h2.close_connection()
+            self._flush()
+            self._transport.close()
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
@@ -257,6 +259,7 @@ class _Stream:
         self.waiting: deque[memoryview] = deque()
         self.emptied = asyncio.Event()
         self.ended = False
+        self.silent = False
         self.deadline: float | None = None
         self._connection = connection
         self._gone = False
@@ -321,6 +324,7 @@ class _Stream:
     def abandon(self, how: Abandon) -> None:
         if how is Abandon.HANG_UP:
             self._connection.hang_up()
+        self.silent = True
 
     def _closed(self) -> bool:
         return self._gone or self.ended or self._connection.is_closing

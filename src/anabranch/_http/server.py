@@ -20,6 +20,7 @@ from anabranch.errors import ConfigurationError, UsageError
 __all__ = ["HttpServer"]
 
 _BACKLOG: Final = 1_024
+_TLS_GOODBYE_SECONDS: Final = 0.5  # an idle pool answers no close_notify, and nothing is lost without it
 
 
 class HttpServer:
@@ -55,6 +56,7 @@ class HttpServer:
                 self._port,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._limits.head_timeout if self._tls is not None else None,
+                ssl_shutdown_timeout=_TLS_GOODBYE_SECONDS if self._tls is not None else None,
                 backlog=_BACKLOG,
             )
         except OSError as error:

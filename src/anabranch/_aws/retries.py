@@ -1,0 +1,91 @@
+"""Trying again, as one explicit layer: around a small call, by whoever decided that it may be repeated.
+
+No retry hides inside another. The client below sends a call once and repairs, at most once each, only what the
+service refused without acting (an expired token, a wrong clock) or never saw (a kept connection that was closed); the
+engine above decides about the calls that carry data. `Retries` is for the rest: listings, descriptions,
+registrations.
+
+Delays have full jitter: uniform between nothing and a ceiling that doubles. A budget that all calls share is spent by
+retries and earned by successes, so that a service in trouble is not answered with more calls than before.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from anabranch._model.entropy import Entropy
+from anabranch._ports.clock import Clock
+from anabranch.errors import ServiceError, ThrottledError, TransportError, UnavailableError
+
+__all__ = ["Retries", "RetryBudget", "RetryPolicy"]
+
+T = TypeVar("T")
+
+_RETRY_AFTER_MS_MAX: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    attempts_max: int = 5
+    first_delay_ms: int = 100
+    delay_ms_max: int = 10_000
+
+    def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
+        """How long to wait after that many failures; never less than the service asked for, within reason."""
+        ceiling = min(self.delay_ms_max, self.first_delay_ms << min(failures - 1, 30))
+        jittered = round(ceiling * entropy.random())
+        if retry_after_seconds is None:
+            return jittered
+        return max(jittered, min(round(retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
+
+
+class RetryBudget:
+    """A bucket of tokens: a retry costs some, a success earns one back."""
+
+    def __init__(self, tokens_max: int = 500, *, retry_cost: int = 5, transport_cost: int = 10) -> None:
+        self._tokens_max = tokens_max
+        self._tokens = tokens_max
+        self._retry_cost = retry_cost
+        self._transport_cost = transport_cost
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def spend(self, error: Exception) -> bool:
+        """False where the budget does not allow another try. No answer at all costs more than a refusal."""
+        cost = self._transport_cost if isinstance(error, TransportError) else self._retry_cost
+        if cost > self._tokens:
+            return False
+        self._tokens -= cost
+        return True
+
+    def earn(self) -> None:
+        self._tokens = min(self._tokens_max, self._tokens + 1)
+
+
+class Retries:
+    def __init__(
+        self, clock: Clock, entropy: Entropy, *, policy: RetryPolicy | None = None, budget: RetryBudget | None = None
+    ) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._policy = policy or RetryPolicy()
+        self._budget = budget or RetryBudget()
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The first success, or the last failure. What another try cannot mend is raised at once."""
+        failures = 0
+        while True:
+            try:
+                result = await attempt()
+            except (ThrottledError, UnavailableError, TransportError) as error:
+                failures += 1
+                if failures >= self._policy.attempts_max or not self._budget.spend(error):
+                    raise
+                asked = error.retry_after_seconds if isinstance(error, ServiceError) else None
+                delay_ms = self._policy.delay_ms(failures, self._entropy, asked)
+            else:
+                self._budget.earn()
+                return result
+            await self._clock.sleep_until_ms(self._clock.now_ms() + delay_ms)

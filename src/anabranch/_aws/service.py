@@ -1,0 +1,213 @@
+"""Signed calls to one AWS service that speaks JSON over `POST /`: Kinesis here, DynamoDB for leases.
+
+A call is sent once. Three things are repaired on the way, each at most once and only where the service has certainly
+not acted: a kept connection that was closed (by the HTTP client, for calls that are harmless to repeat), an expired
+token (fresh credentials), and a clock that is off (by the service's own Date). Everything else is the caller's to
+decide.
+"""
+
+import asyncio
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Final, TypeVar
+
+from anabranch._aws.credentials import CredentialSource
+from anabranch._aws.endpoints import ServiceAddress
+from anabranch._aws.errors import CLOCK_CODES, TOKEN_CODES, service_error
+from anabranch._http.client import HttpClient
+from anabranch._http.client_connection import Response
+from anabranch._http.client_limits import ClientTimeouts
+from anabranch._http.dialer import Dialer
+from anabranch._http.tls import client_tls_context
+from anabranch._version import __version__
+from anabranch._wire.bodies import JSON
+from anabranch._wire.service_errors import decode_aws_error
+from anabranch._wire.sigv4 import SignedHeaders, Signer, SigningCredentials
+from anabranch.errors import CodecError, ServiceError, TransportError
+
+__all__ = ["AwsService", "ServiceName", "content_type", "make_dialer", "request_id"]
+
+T = TypeVar("T")
+
+USER_AGENT: Final = f"anabranch/{__version__} python/{platform.python_version()}"
+_CLOCK_OFF_MS: Final = 60_000  # signatures are good for five minutes either way
+
+_JSON_BYTES: Final = JSON.encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceName:
+    name: str
+    """As signatures and endpoints have it: `kinesis`."""
+    target_prefix: str
+    """What stands before the operation in X-Amz-Target: `Kinesis_20131202`."""
+
+
+class AwsService:
+    def __init__(
+        self,
+        service: ServiceName,
+        address: ServiceAddress,
+        credentials: CredentialSource,
+        http: HttpClient,
+        *,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.region = address.region
+        self._service = service
+        self._address = address
+        self._source = credentials
+        self._http = http
+        self._wall_ms = wall_ms
+        self._credentials: SigningCredentials | None = None
+        self._signer: Signer | None = None
+        self._targets: dict[str, str] = {}
+        self._clock_offset_ms = 0
+        self._seen_offset_ms = 0
+        self._user_agent = f"user-agent: {USER_AGENT}\r\ncontent-length: ".encode("ascii")
+        self._date: tuple[bytes | None, float | None] = (None, None)
+
+    async def call(
+        self,
+        purpose: str,
+        operation: str,
+        pieces: Sequence[bytes],
+        read: Callable[[Response], T],
+        *,
+        repeatable: bool,
+    ) -> T:
+        """`read` turns a successful answer into a value; `repeatable` says that sending it twice does no harm."""
+
+        def accept(response: Response) -> T:
+            if response.status != 200:
+                raise self.refusal(operation, response)
+            try:
+                return read(response)
+            except CodecError as error:
+                raise TransportError(f"{operation}: {error}") from error
+
+        offset_ms = self._clock_offset_ms
+        try:
+            signed = await self.sign(operation, pieces)
+            return await self._http.post(purpose, self._lines(signed, pieces), pieces, accept, repeatable=repeatable)
+        except ServiceError as error:
+            if not await self.repair(error, offset_ms):
+                raise
+        signed = await self.sign(operation, pieces)
+        return await self._http.post(purpose, self._lines(signed, pieces), pieces, accept, repeatable=repeatable)
+
+    async def sign(self, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
+        credentials = self._source.current() or await self._source.get()
+        signer = self._signer
+        if signer is None or credentials is not self._credentials:
+            signer = self._signer = Signer(
+                credentials,
+                region=self._address.region,
+                service=self._service.name,
+                host=self._address.endpoint.host_header,
+            )
+            self._credentials = credentials
+        target = self._targets.get(operation)
+        if target is None:
+            target = self._targets[operation] = f"{self._service.target_prefix}.{operation}"
+        return signer.sign(target, JSON, pieces, self._wall_ms() + self._clock_offset_ms)
+
+    async def repair(self, error: ServiceError, used_offset_ms: int) -> bool:
+        """True if the same call, signed again, has a chance: the service refused it without acting on it."""
+        if error.code in CLOCK_CODES and abs(self._seen_offset_ms - used_offset_ms) > _CLOCK_OFF_MS:
+            self._clock_offset_ms = self._seen_offset_ms
+            return True
+        if error.code in TOKEN_CODES and (refused := self._credentials) is not None:
+            return await self._source.renew(refused) != refused
+        return False
+
+    @property
+    def clock_offset_ms(self) -> int:
+        """What is added to this machine's clock in signatures: 0 until the service has said that it is off."""
+        return self._clock_offset_ms
+
+    def refusal(self, operation: str, response: Response) -> ServiceError:
+        headers = response.headers
+        error_type = headers.get(b"x-amzn-errortype")
+        error = decode_aws_error(response.body, error_type.decode("latin-1") if error_type else None)
+        server_seconds = self.server_seconds(response)
+        if server_seconds is not None:
+            self._seen_offset_ms = round(server_seconds * 1000) - self._wall_ms()
+        return service_error(
+            operation,
+            error,
+            status=response.status,
+            request_id=request_id(response),
+            region=self._address.region,
+            retry_after_seconds=_retry_after_seconds(headers, server_seconds),
+        )
+
+    def server_seconds(self, response: Response) -> float | None:
+        """The service's clock, by the Date of its answer; read once a second."""
+        value = response.headers.get(b"date")
+        if value != self._date[0]:
+            self._date = (value, _date_seconds(value))
+        return self._date[1]
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _lines(self, signed: SignedHeaders, pieces: Sequence[bytes]) -> bytes:
+        return b"%b%b%d\r\n" % (signed.lines(), self._user_agent, sum(map(len, pieces)))
+
+
+async def open_service(
+    service: ServiceName,
+    address: ServiceAddress,
+    credentials: CredentialSource,
+    *,
+    purposes: Mapping[str, int],
+    timeouts: ClientTimeouts,
+) -> AwsService:
+    dialer = await make_dialer(address, ("http/1.1",), timeouts)
+    return AwsService(service, address, credentials, HttpClient(dialer, purposes=purposes, timeouts=timeouts))
+
+
+async def make_dialer(address: ServiceAddress, alpn: Sequence[str], timeouts: ClientTimeouts) -> Dialer:
+    """Certificates are read in a thread."""
+    tls = proxy_tls = None
+    if address.endpoint.tls:
+        tls = await asyncio.to_thread(client_tls_context, address.ca_bundle, alpn)
+    if address.proxy is not None and address.proxy.tls:
+        proxy_tls = await asyncio.to_thread(client_tls_context, address.ca_bundle)
+    return Dialer(address.endpoint, tls=tls, proxy=address.proxy, proxy_tls=proxy_tls, connect_timeout=timeouts.connect)
+
+
+def content_type(response: Response) -> str | None:
+    value = response.headers.get(b"content-type")
+    if value is None or value == _JSON_BYTES:
+        return JSON
+    return value.decode("latin-1")
+
+
+def request_id(response: Response) -> str | None:
+    value = response.headers.get(b"x-amzn-requestid")
+    return None if value is None else value.decode("latin-1")
+
+
+def _date_seconds(value: bytes | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return parsedate_to_datetime(value.decode("latin-1")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float | None) -> float | None:
+    """Seconds, or a date that is judged by the service's own clock."""
+    value = headers.get(b"retry-after")
+    if value is None:
+        return None
+    if value.isdigit():
+        return float(value[:9])
+    at = _date_seconds(value)
+    return None if at is None or server_seconds is None else max(0.0, at - server_seconds)

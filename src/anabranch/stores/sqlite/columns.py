@@ -55,7 +55,7 @@ LEASE_COLUMNS: Final = (
 )  # fmt: skip
 MEMBER_COLUMNS: Final = (
     "application", "member", "worker", "counter", "state", "expiry_ms", "protocol", "fingerprint", "generation",
-    "load", "lease_version", "reads_healthy", "draining", "wanted", "status", "joined_wall_ms",
+    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "status", "joined_wall_ms",
 )  # fmt: skip
 CONTROL_COLUMNS: Final = (
     "application", "command", "action", "stream", "generation", "shard", "arguments", "requested_by",
@@ -188,8 +188,8 @@ def _open_keys(text: str) -> list[Fields]:
 def member_columns(app: str, row: MemberRow) -> Columns:
     return (
         app, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
-        row.generation, row.load, row.lease_version, int(row.reads_healthy), int(row.draining), _json(row.wanted),
-        _json(row.status), row.joined_wall_ms,
+        row.generation, row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
+        _json(row.wanted), _json(row.status), row.joined_wall_ms,
     )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ MEMBERS: Final = (
         protocol TEXT NOT NULL,
         fingerprint TEXT NOT NULL,
         generation INTEGER NOT NULL,
+        shards_max INTEGER,
         load INTEGER NOT NULL,
         lease_version INTEGER NOT NULL,
         reads_healthy INTEGER NOT NULL,

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from anabranch._model.leases import Beat, HandOffRequest, ShardStatus
+from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
 from anabranch.testing.lease_store_contract.arena import Arena, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
@@ -10,8 +10,25 @@ __all__ = ["CHECKS"]
 
 async def a_member_is_registered_once(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
-    row = member("a", fingerprint="order=key", protocol="1.2", joined_wall_ms=5)
-    expect(await store.register_member(row) == row, "register_member returns the new row")
+    row = MemberRow(
+        member_id="a",
+        worker_id="host 1",
+        counter=1,
+        expiry_ms=5_000,
+        protocol="1.2",
+        fingerprint="order=key",
+        generation=2,
+        shards_max=3,
+        load=4,
+        lease_version=5,
+        reads_healthy=False,
+        draining=True,
+        wanted=(HandOffRequest(lease_key(1), "b"),),
+        status=(ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001")),
+        joined_wall_ms=6,
+    )
+    new = await store.register_member(row)
+    expect(new == row, "register_member keeps and returns the whole row", new)
     again = await other.register_member(replace(row, expiry_ms=1))
     expect(again == row, "register_member never replaces a row", again)
     await other.register_member(member("A"))

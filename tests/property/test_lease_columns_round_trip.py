@@ -1,0 +1,89 @@
+"""Whatever a row holds, its columns hold: every field that a row has or will have survives SQLite."""
+
+import sqlite3
+
+import msgspec
+from hypothesis import given, strategies as st
+
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, StreamRow
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, after_sequence_number, at_timestamp
+from anabranch.limits import HASH_KEY_MAX
+from anabranch.stores.sqlite import columns, schema
+from anabranch.stores.sqlite.table import Table
+
+NUMBERS = st.integers(0, 2**63 - 1)
+SECONDS = st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+SEQUENCE_NUMBERS = st.integers(0, 10**129 - 1)
+HASH_KEYS = st.integers(0, HASH_KEY_MAX)
+SPECIAL = {
+    int: NUMBERS,
+    float: SECONDS,
+    str: TEXT,
+    bool: st.booleans(),
+    bytes: st.binary(max_size=8),
+    dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
+    Position: st.builds(Position, SEQUENCE_NUMBERS, st.integers(-1, 2**31)),
+    HashKeyRange: st.builds(HashKeyRange, HASH_KEYS, HASH_KEYS),
+    StartingPosition: st.one_of(
+        st.just(TRIM_HORIZON), st.builds(at_timestamp, SECONDS), st.builds(after_sequence_number, SEQUENCE_NUMBERS)
+    ),
+}
+
+
+def values(kind):
+    """A strategy for any type that a row is made of, taken from the row's own fields."""
+    if kind in SPECIAL:
+        return SPECIAL[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return st.builds(kind, **{field.name: values(field.type) for field in fields})
+    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    if origin is tuple:
+        return st.lists(values(arguments[0]), max_size=2).map(tuple)
+    if origin is not None:  # Literal
+        return st.sampled_from(arguments)
+    return st.one_of(*(st.none() if one is type(None) else values(one) for one in arguments))
+
+
+def through_sqlite(statements, table, row_columns):
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        schema.create_tables(connection, statements)
+        table.put(connection, row_columns)
+        (found,) = table.scan(connection, row_columns[0])
+        return found
+    finally:
+        connection.close()
+
+
+@given(values(LeaseRow), TEXT)
+def test_a_lease_is_read_as_it_was_written(row, app):
+    table = Table("anabranch_leases", columns.LEASE_COLUMNS, 4, columns.lease_row)
+    assert through_sqlite(schema.LEASES, table, columns.lease_columns(app, row)) == row
+
+
+@given(values(MemberRow), TEXT)
+def test_a_member_is_read_as_it_was_written(row, app):
+    table = Table("anabranch_members", columns.MEMBER_COLUMNS, 2, columns.member_row)
+    assert through_sqlite(schema.MEMBERS, table, columns.member_columns(app, row)) == row
+
+
+@given(values(StreamRow), TEXT)
+def test_a_stream_is_read_as_it_was_written(row, app):
+    table = Table("anabranch_streams", columns.STREAM_COLUMNS, 2, columns.stream_row)
+    assert through_sqlite(schema.LEASES, table, columns.stream_columns(app, row)) == row
+
+
+@given(values(ControlRow), TEXT)
+def test_a_command_is_read_as_it_was_written(row, app):
+    table = Table("anabranch_commands", columns.CONTROL_COLUMNS, 2, columns.control_row)
+    assert through_sqlite(schema.LEASES, table, columns.control_columns(app, row)) == row
+
+
+@given(values(AppRow))
+def test_an_application_is_read_as_it_was_written(row):
+    table = Table("anabranch_applications", columns.APP_COLUMNS, 1, columns.app_row)
+    assert through_sqlite(schema.LEASES, table, columns.app_columns(row)) == row

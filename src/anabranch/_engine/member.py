@@ -38,6 +38,7 @@ class Member:
         self._heartbeat: Heartbeat | None = None
         self._task: asyncio.Task[None] | None = None
         self._beat = Beat(member_id="", attempt=0)
+        self.joined_wall_ms = 0
         self.on_pulse: Callable[[], None] = lambda: None
         """Called after each answer: the fence may have moved, and requests may have come."""
 
@@ -69,13 +70,14 @@ class Member:
             report=lambda: self._beat,
             on_pulse=lambda pulse: self.on_pulse(),  # noqa: ARG005 -- the pulse is read where it is needed
         )
+        self.joined_wall_ms = outside.clock.wall_ms()
         row = MemberRow(
             member_id=member_id,
             worker_id=self._profile.worker_id,
             expiry_ms=self.timing.expiry_ms,
             fingerprint=self._profile.fingerprint,
             shards_max=self._profile.shards_max,
-            joined_wall_ms=outside.clock.wall_ms(),
+            joined_wall_ms=self.joined_wall_ms,
         )
         while True:
             try:

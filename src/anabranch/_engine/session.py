@@ -47,6 +47,8 @@ class Session:
         self.seen_through_seconds: float | None = None
         self.reason: str | None = None
         """Why it does not move, for people; None while it does."""
+        self.ending = False
+        """Its end is being written."""
         self.committed_count = 0
         self.commit_lock = asyncio.Lock()
         """One write of a lease row at a time (rule L7)."""

@@ -38,10 +38,16 @@ class Unpacker:
         self._shard_id = shard_id
         self._range = hash_key_range
         self._policy: MisroutedPolicy = misrouted
-        self.misrouted_count = 0
-        """Sub-records delivered although they belong to another shard."""
-        self.skipped_aggregate_count = 0
-        """Aggregates left out whole: their producer sends them again."""
+        self._misrouted_count = 0
+        self._skipped_aggregate_count = 0
+
+    def take_counts(self) -> tuple[int, int]:
+        """Since the last call: sub-records delivered although they belong to another shard, and aggregates left out
+        whole because their producer sends them again.
+        """
+        counts = self._misrouted_count, self._skipped_aggregate_count
+        self._misrouted_count = self._skipped_aggregate_count = 0
+        return counts
 
     def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[list[Record[bytes]]]:
         """Stretches of the records that lie after the given position, in order; an empty stretch is never returned."""
@@ -89,10 +95,10 @@ class Unpacker:
         if self._range is not None and (outside := aggregate.misrouted(self._range)):
             marked = PRODUCER_TAG in aggregate.first_tags
             if self._policy == "skip" or (self._policy == "by_writer" and marked):
-                self.skipped_aggregate_count += 1
+                self._skipped_aggregate_count += 1
                 return
             strays = frozenset(outside)
-            self.misrouted_count += len(strays)
+            self._misrouted_count += len(strays)
         for start in range(first, len(aggregate), STRETCH):
             yield [
                 Record(

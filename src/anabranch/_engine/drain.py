@@ -1,0 +1,43 @@
+"""Ending in order: stop intake, wait for what runs, commit; with a deadline, and an account of what was left.
+
+Used for one shard that is handed over, for one that stops at a record, and for all of them when the worker stops.
+"""
+
+from collections.abc import Callable, Sequence
+
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.session import Session
+from anabranch._ports.clock import Clock
+from anabranch.records import Record
+
+__all__ = ["Drain"]
+
+Running = Callable[[], list[tuple[Session, Record[bytes]]]]
+
+
+class Drain:
+    def __init__(self, clock: Clock, running: Running) -> None:
+        self._clock = clock
+        self._running = running
+        self._alarms: dict[Alarm, None] = {}
+
+    def note(self) -> None:
+        """A call ended."""
+        for alarm in self._alarms:
+            alarm.ring()
+
+    def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
+        return [record for session, record in self._running() if session in sessions]
+
+    async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:
+        """Starts nothing more of these sessions and waits for what runs; what still runs at the deadline."""
+        for session in sessions:
+            session.drains = True
+        alarm = Alarm(self._clock)
+        self._alarms[alarm] = None
+        try:
+            while (left := self.still_running(sessions)) and self._clock.now_ms() < deadline_ms:
+                await alarm.wait(deadline_ms)
+        finally:
+            del self._alarms[alarm]
+        return left

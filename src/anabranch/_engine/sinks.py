@@ -1,0 +1,106 @@
+"""Where a worker's records go: to a record handler, to a batch handler, or to the caller's own loop.
+
+A sink makes the lane of each session, is told when a session may have something, and says what runs. The worker knows
+nothing more of handlers.
+"""
+
+from typing import Protocol
+
+from anabranch._core.handling.batches import BatchLane, BatchLimits
+from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.batch_feed import BatchFeed
+from anabranch._engine.batch_runners import BatchRunners
+from anabranch._engine.record_runners import RecordRunners
+from anabranch._engine.session import Session
+from anabranch._engine.shelf import Shelf
+from anabranch._engine.walk import Walk
+from anabranch._model.leases import OrderMode
+from anabranch.records import Record
+
+__all__ = ["BatchSink", "RecordSink", "Sink", "WalkSink"]
+
+
+class Sink(Protocol):
+    shelf: Shelf
+    runner_count: int
+    """How many tasks run `run_one`; none where the caller's own loop does the work."""
+
+    def make_lane(self, session: Session) -> Lane | BatchLane: ...
+    def running(self) -> list[tuple[Session, Record[bytes]]]: ...
+    def revoke(self, session: Session) -> None: ...
+    def before_commit(self) -> None: ...
+    async def run_one(self) -> None: ...
+
+
+class RecordSink:
+    def __init__(self, runners: RecordRunners, order: OrderMode, limits: LaneLimits, concurrency: int) -> None:
+        self._runners = runners
+        self._order: OrderMode = order
+        self._limits = limits
+        self.shelf = runners.shelf
+        self.runner_count = concurrency
+
+    def make_lane(self, session: Session) -> Lane:
+        return Lane(session.row.checkpoint, self._order, session.window, self._limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return self._runners.running()
+
+    def revoke(self, session: Session) -> None:
+        self._runners.revoke(session)
+
+    def before_commit(self) -> None:
+        """Every finished record was reported when it finished."""
+
+    async def run_one(self) -> None:
+        await self._runners.run_one()
+
+
+class BatchSink:
+    def __init__(self, runners: BatchRunners, feed: BatchFeed, limits: BatchLimits, concurrency: int) -> None:
+        self._runners = runners
+        self._limits = limits
+        self.shelf = feed.shelf
+        self.runner_count = concurrency
+
+    def make_lane(self, session: Session) -> BatchLane:
+        return BatchLane(session.row.checkpoint, session.window, self._limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return self._runners.running()
+
+    def revoke(self, session: Session) -> None:
+        self._runners.revoke(session)
+
+    def before_commit(self) -> None:
+        """Every finished batch was reported when it finished."""
+
+    async def run_one(self) -> None:
+        await self._runners.run_one()
+
+
+class WalkSink:
+    """The caller's own loop walks; `walk` is what it asks."""
+
+    def __init__(self, walk: Walk, feed: BatchFeed, limits: BatchLimits) -> None:
+        self.walk = walk
+        self._limits = limits
+        self.shelf = feed.shelf
+        self.runner_count = 0
+
+    def make_lane(self, session: Session) -> BatchLane:
+        return BatchLane(session.row.checkpoint, session.window, self._limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        in_hand = self.walk.in_hand
+        return [] if in_hand is None else [in_hand]
+
+    def revoke(self, session: Session) -> None:
+        """The walk looks before each record; what is in the caller's hands cannot be taken back."""
+        self.shelf.withdraw(session)
+
+    def before_commit(self) -> None:
+        self.walk.settle()
+
+    async def run_one(self) -> None:
+        raise AssertionError("the caller's loop does the walking")

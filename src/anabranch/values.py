@@ -1,0 +1,109 @@
+"""From bytes to values and back: what `decode=` and `encode=` take.
+
+| given                                   | decodes                     | encodes                      |
+|-----------------------------------------|-----------------------------|------------------------------|
+| `bytes` (the default)                   | the data itself             | bytes, bytearray, memoryview |
+| `str`                                   | UTF-8                       | UTF-8                        |
+| a pydantic model                        | JSON                        | JSON                         |
+| any other type: dataclass, TypedDict,   | JSON, checked against it    | JSON                         |
+| msgspec.Struct, dict, list[int], ...    |                             |                              |
+| a function                              | what it returns             | the bytes that it returns    |
+| `json_lines(type)`                      | a list, one value a line    | one line a value             |
+
+pydantic is recognised by its method, never imported. Errors are left as they are: the caller knows the record.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from anabranch.errors import ConfigurationError
+
+__all__ = ["Decoder", "Encoder", "JsonLines", "decode_with", "encode_with", "json_lines"]
+
+T = TypeVar("T")
+
+Decoder: TypeAlias = type[T] | Callable[[bytes], T]
+Encoder: TypeAlias = type[T] | Callable[[T], bytes]
+
+
+class JsonLines(msgspec.Struct, frozen=True):
+    """A body of several values, one a line; the record is acknowledged as one."""
+
+    type: Any
+
+    def decode(self, data: bytes) -> list[Any]:
+        return msgspec.json.Decoder(self.type).decode_lines(data)
+
+    def encode(self, values: Sequence[Any]) -> bytes:
+        return msgspec.json.Encoder().encode_lines(values)
+
+
+def json_lines(of: Any = Any) -> Any:
+    return JsonLines(of)
+
+
+def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
+    """A function from bytes to the value; None where the value is the data itself."""
+    if decode is bytes:
+        return None
+    if decode is str:
+        return bytes.decode
+    if isinstance(decode, JsonLines):
+        return decode.decode
+    if hasattr(decode, "model_validate_json"):
+        validate: Callable[[bytes], Any] = decode.model_validate_json
+        return validate
+    if _is_type(decode):
+        try:
+            return msgspec.json.Decoder(decode).decode
+        except TypeError as error:
+            raise ConfigurationError(f"decode={decode!r} is no type that JSON can be decoded into: {error}") from error
+    if callable(decode):
+        function: Callable[[bytes], Any] = decode
+        return function
+    raise ConfigurationError(f"decode= takes a type or a function of bytes, not {decode!r}")
+
+
+def encode_with(encode: Any) -> Callable[[Any], bytes]:
+    """A function from the value to bytes."""
+    if encode is bytes:
+        return _encode_bytes
+    if encode is str:
+        return _encode_text
+    if isinstance(encode, JsonLines):
+        return encode.encode
+    if hasattr(encode, "model_dump_json"):
+        return _encode_model
+    if _is_type(encode):
+        return msgspec.json.Encoder().encode
+    if callable(encode):
+        function: Callable[[Any], bytes] = encode
+        return function
+    raise ConfigurationError(f"encode= takes a type or a function that returns bytes, not {encode!r}")
+
+
+def _is_type(given: Any) -> bool:
+    """Types, also generic ones as list[int], but no functions."""
+    return inspect.isclass(given) or hasattr(given, "__origin__") or given is Any or hasattr(given, "__supertype__")
+
+
+def _encode_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a record's data is bytes, not {type(value).__name__}: encode it, or say how with encode=")
+
+
+def _encode_text(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"encode=str takes text, not {type(value).__name__}")
+
+
+def _encode_model(value: Any) -> bytes:
+    text: str = value.model_dump_json()
+    return text.encode()

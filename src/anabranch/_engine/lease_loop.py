@@ -77,16 +77,9 @@ class LeaseLoop:
             await self._start_anew(self._member.pulse.fence.ending)
         if not await self._observe():
             return
-        fence = self._member.pulse.fence
+        dead = await self.call(self._outside.store.dead_members()) or ()
         now_ms = self._outside.clock.now_ms()
-        may_take = fence.may_start(now_ms, self._outside.clock.wall_ms()) and now_ms >= self._no_takes_before_ms
-        for step in plan_round(
-            self.book,
-            self.stopwatches,
-            now_ms,
-            may_take=may_take and not self.draining,
-            known_dead=await self.call(self._outside.store.dead_members()) or (),
-        ):
+        for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
             await self._perform(step)
         self.synchronise()
         self._report()
@@ -155,7 +148,14 @@ class LeaseLoop:
             case DeleteMember():
                 await self.call(store.delete_member(step.member_id))
 
+    def may_take(self) -> bool:
+        """Not while fenced or leaving, nor while a store that went back in time is waited out."""
+        if self.draining or self._outside.clock.now_ms() < self._no_takes_before_ms:
+            return False
+        return self._member.may_start()
+
     async def take(self, step: Take) -> None:
+        step = await self._above_parents(step)
         answer = await self.call(
             self._outside.store.take_lease(
                 step.key,
@@ -167,6 +167,19 @@ class LeaseLoop:
         )
         apply_take(self.book, step, answer, self._outside.clock.now_ms())
         self.synchronise()
+
+    async def _above_parents(self, step: Take) -> Take:
+        """At the first start of a child its fence token goes above those of its parents (rule U3)."""
+        row = self.book.leases.get(step.key)
+        if row is None or not row.waits_for or row.epoch:
+            return step
+        epochs = [0]
+        for shard_id in row.waits_for:
+            parent = await self.call(
+                self._outside.store.read_lease(LeaseKey(step.key.stream_key, step.key.generation, shard_id))
+            )
+            epochs.append(0 if parent is None else parent.epoch)
+        return Take(step.key, step.expected_owner, step.expected_version, max(epochs))
 
     async def write(self, step: Write) -> Written:
         answer = await self.call(

@@ -47,6 +47,8 @@ class Session:
         self.seen_through_seconds: float | None = None
         self.reason: str | None = None
         """Why it does not move, for people; None while it does."""
+        self.trimmed = False
+        """It left the stream before it was read to its end."""
         self.ending = False
         """Its end is being written."""
         self.committed_count = 0

@@ -1,0 +1,244 @@
+"""Shards come and go: the streams' rows and root leases at the start, children at a shard's end, strays by listing.
+
+The core plans (`_core.shards`); this performs, in the order that survives a crash at any point: rows of children before
+the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
+"""
+
+from typing import Literal
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.steps import Take
+from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.shards.gate import (
+    CHILDREN_UNKNOWN,
+    ShardEnd,
+    adoptable,
+    judge_missing_shard,
+    plan_end,
+    plan_trimmed,
+)
+from anabranch._core.shards.graph import ShardGraph
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._engine.store_calls import insist
+from anabranch._engine.topology import await_stream, find_summary, list_all_shards
+from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch._wire.messages import StreamSummary
+from anabranch.config import ConsumerSettings
+from anabranch.errors import (
+    AnabranchError,
+    StreamDeletedError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    TransportError,
+)
+from anabranch.events import DataLost, ShardFinished, StreamChanged
+
+__all__ = ["Lineage", "Start"]
+
+Start = Literal["latest", "trim_horizon"] | float
+"""`latest`, `trim_horizon`, or a time in seconds since 1970."""
+
+LISTINGS_MAX = 20
+RETRY_MS = 500
+
+
+class Lineage:
+    def __init__(
+        self, outside: Outside, streams: tuple[StreamName, ...], start: Start, settings: ConsumerSettings
+    ) -> None:
+        self._outside = outside
+        self._wanted = streams
+        self._start = start
+        self._settings = settings
+        self._rows: dict[str, StreamRow] = {}
+        self._names: dict[str, StreamName] = {}
+        self._graphs: dict[str, ShardGraph] = {}
+        self._leases: LeaseLoop
+
+    def attach(self, leases: LeaseLoop) -> None:
+        self._leases = leases
+
+    def stream_of(self, key: LeaseKey) -> StreamName | None:
+        """None for a stream that this worker does not read."""
+        return self._names.get(key.stream_key)
+
+    # the start
+
+    async def prepare(self) -> None:
+        """Every stream has its row and its root leases, whoever made them."""
+        for stream in self._wanted:
+            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            row = await self._stream_row(summary)
+            self._rows[row.stream_key] = row
+            self._names[row.stream_key] = stream
+            self._graphs[row.stream_key] = ShardGraph()
+            if not row.bootstrapped:
+                await self._bootstrap(row)
+
+    async def _stream_row(self, summary: StreamSummary) -> StreamRow:
+        outside = self._outside
+        account = parse_stream(summary.arn).account_id
+        key = f"{account}:{summary.name}:{int(summary.created_seconds)}"
+        for known in await insist(outside, outside.store.read_streams):
+            if known.arn == summary.arn and known.stream_key != key:
+                outside.emit(
+                    StreamChanged(
+                        stream=summary.name,
+                        change="the stream was deleted and created anew since this application last read it: "
+                        "the new one starts by start=, and what was known of the old one is kept aside",
+                    )
+                )
+        server_seconds = summary.server_seconds or outside.clock.wall_ms() / 1000
+        origin = pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds)
+        row = StreamRow(
+            stream_key=key, name=summary.name, arn=summary.arn, created_seconds=summary.created_seconds, origin=origin
+        )
+        return await insist(outside, lambda: outside.store.put_stream(row))
+
+    async def _bootstrap(self, row: StreamRow) -> None:
+        """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
+        outside, stream = self._outside, self._names[row.stream_key]
+        for _ in range(LISTINGS_MAX):
+            listing = await list_all_shards(outside, stream, listing_filter(row.origin))
+            plan = plan_bootstrap(row, listing, await self._lease_rows(row))
+            if not isinstance(plan, IncompleteListing):
+                break
+            await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
+        else:
+            raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
+        for lease in plan:
+            await insist(outside, lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
+        done = replace(row, bootstrapped=True)
+        await insist(outside, lambda: outside.store.write_stream(done, row.version))
+        self._rows[row.stream_key] = done
+
+    async def _lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        """All rows of this stream and generation, finished ones included."""
+        rows = await insist(self._outside, lambda: self._outside.store.read_leases(with_finished=True))
+        return [
+            lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
+        ]
+
+    # the end of a shard
+
+    async def finish(self, session: Session, checkpointer: Checkpointer) -> None:
+        """The shard's last record is finished: children first, then its own end, then the children that may run."""
+        outside = self._outside
+        while session.phase == "ended":
+            end = await self._plan_end(session)
+            if end is not None and await self._write_end(session, end, checkpointer):
+                outside.emit(
+                    ShardFinished(
+                        stream=session.stream.name,
+                        shard_id=session.shard_id,
+                        children=end.finish.children,
+                        reason=end.finish.reason,
+                    )
+                )
+                await self._adopt(session.key, end)
+                return
+            await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
+
+    async def _plan_end(self, session: Session) -> ShardEnd | None:
+        row = self._rows[session.key.stream_key]
+        leases = await self._lease_rows(row)
+        graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
+        end = None if session.trimmed else plan_end(session.row, graph, leases, listed_since_end=False)
+        if end is None:
+            graph = graph.united(shards=await list_all_shards(self._outside, session.stream, None))
+            end = (
+                plan_trimmed(row, session.row, graph, leases)
+                if session.trimmed
+                else plan_end(session.row, graph, leases, listed_since_end=True)
+            )
+        self._graphs[row.stream_key] = graph
+        session.reason = CHILDREN_UNKNOWN if end is None else None
+        return end
+
+    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer) -> bool:
+        store = self._outside.store
+        for row in end.rows:
+            created = await self._leases.call(store.create_lease(row))
+            if created is None:
+                return False
+            self._leases.observe_lease(created)
+        key = session.key
+        outcome = await checkpointer.write(session, finish=end.finish)
+        if outcome == "lost":
+            stored = await self._leases.call(store.read_lease(key))
+            return stored is not None and stored.is_finished
+        return outcome == "written"
+
+    async def _adopt(self, key: LeaseKey, end: ShardEnd) -> None:
+        """Who finishes a child's last parent takes the child at once (rule S4)."""
+        rows = await self._leases.call(self._outside.store.read_leases())
+        if rows is None:
+            self._leases.hasten()
+            return
+        names = set(end.finish.children)
+        children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
+        for row in adoptable(children, {row.key for row in rows}):
+            if self._leases.may_take():
+                await self._leases.take(Take(row.key, row.owner, row.version))
+        self._leases.hasten()
+
+    # a shard that is not there
+
+    async def on_gone(self, session: Session, error: StreamNotFoundError) -> None:
+        """The service does not know the shard: that is proved before anything is concluded from it (rule S3)."""
+        outside, row = self._outside, self._rows[session.key.stream_key]
+        verdict = judge_missing_shard(row, await find_summary(outside, session.stream))
+        if verdict == "stream_deleted":
+            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
+            raise StreamDeletedError(
+                f"stream {row.name} was deleted while application was reading it; nothing was marked as finished"
+            ) from error
+        if verdict == "stream_recreated":
+            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created anew"))
+            raise StreamRecreatedError(
+                f"stream {row.name} was deleted and created anew while this application was reading it; "
+                "start again to read the new one"
+            ) from error
+        try:
+            await outside.kinesis.get_shard_iterator(session.stream, session.shard_id, TRIM_HORIZON)
+        except StreamNotFoundError:
+            if session.phase == "reading":
+                session.trimmed = True
+                session.move("end")
+                position = session.row.checkpoint.watermark or session.row.start.type
+                outside.emit(DataLost(stream=row.name, shard_id=session.shard_id, from_position=str(position)))
+        except AnabranchError:
+            return  # not proved; the next read asks again
+
+    # what nobody has named
+
+    async def run(self) -> None:
+        """Lists the streams from time to time: listings only ever add shards (rule S5)."""
+        clock = self._outside.clock
+        while True:
+            await clock.sleep_until_ms(clock.now_ms() + round(self._settings.polling.listing_interval * 1000))
+            for row in list(self._rows.values()):
+                try:
+                    await self._find_missing(row)
+                except AnabranchError as error:
+                    if not error.retryable:
+                        raise
+
+    async def _find_missing(self, row: StreamRow) -> None:
+        outside, stream = self._outside, self._names[row.stream_key]
+        listing = await list_all_shards(outside, stream, listing_filter(row.origin))
+        leases = await self._lease_rows(row)
+        graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
+        self._graphs[row.stream_key] = graph
+        scope = {shard.shard_id: shard for shard in listing}
+        for lease in missing_leases(row, graph, scope, leases):
+            created = await self._leases.call(outside.store.create_lease(lease))
+            if created is not None:
+                self._leases.observe_lease(created)
+                self._leases.hasten()

@@ -1,0 +1,296 @@
+"""One worker of an application: joins, takes leases, reads, hands out, commits, and leaves in order.
+
+Everything runs in one task group; whatever fails unexpectedly in it ends the worker with the cause (P7). This file
+wires the parts together and owns the sessions; the parts decide and do.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch._core.leases.book import Holding
+from anabranch._core.leases.steps import Write
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.drain import Drain
+from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.lineage import Lineage, Start
+from anabranch._engine.member import Member, MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch._engine.poller import Poller
+from anabranch._engine.scheduler import Scheduler
+from anabranch._engine.session import Session
+from anabranch._engine.sinks import Sink
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, Stopped
+from anabranch._model.streams import StreamName
+from anabranch.budget import Budget
+from anabranch.config import ConsumerSettings
+from anabranch.events import (
+    ConsumerStarted,
+    ConsumerStopped,
+    HandOffKept,
+    LeaseGiven,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    Misrouted,
+    ShardStarted,
+    ShardStopped,
+)
+from anabranch.records import Record
+from anabranch.reports import StopReport
+
+__all__ = ["Worker", "WorkerPlan"]
+
+Work = Coroutine[Any, Any, None]
+SinkMaker = Callable[["Worker"], Sink]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """What a worker is to do; settled before it starts."""
+
+    app: AppRow
+    streams: tuple[StreamName, ...]
+    start: Start
+    profile: MemberProfile
+    timing: LeaseTiming
+    pace: PaceLimits
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    store_name: str = "memory"
+    stops_at_tip: bool = False
+
+
+class Worker:
+    def __init__(self, outside: Outside, plan: WorkerPlan, budget: Budget) -> None:
+        self._outside = outside
+        self._plan = plan
+        self.budget = budget
+        self.scheduler = Scheduler(outside.clock)
+        self.sessions: dict[LeaseKey, Session] = {}
+        self._sink: Sink
+        self.member: Member
+        self.leases: LeaseLoop
+        self._lineage: Lineage
+        self._poller: Poller
+        self._checkpointer: Checkpointer
+        self._drain: Drain
+        self._group: asyncio.TaskGroup
+        self._stop = Alarm(outside.clock)
+        self._stop_deadline_ms: int | None = None
+        self._paused = False
+        self.ready = asyncio.Event()
+        self.report: StopReport | None = None
+
+    # the whole life
+
+    async def run(self, make_sink: SinkMaker) -> None:
+        outside, plan = self._outside, self._plan
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self.member = Member(outside, plan.timing, plan.profile, group)
+            self._sink = make_sink(self)
+            self._drain = Drain(outside.clock, self._sink.running)
+            self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
+            await self._lineage.prepare()
+            await self.member.join()
+            self._wire(group)
+            tasks = [
+                group.create_task(self.leases.run(), name="leases"),
+                group.create_task(self._checkpointer.run(), name="checkpoints"),
+                group.create_task(self._lineage.run(), name="lineage"),
+                *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
+            ]
+            outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
+            self.ready.set()
+            while self._stop_deadline_ms is None:
+                await self._stop.wait()
+            self.report = await self._leave(tasks, self._stop_deadline_ms)
+
+    def _wire(self, group: asyncio.TaskGroup) -> None:
+        outside, plan = self._outside, self._plan
+        self.leases = LeaseLoop(
+            outside,
+            self.member,
+            plan.app,
+            on_held=self._on_held,
+            on_dropped=self._on_dropped,
+            on_drain=lambda request: self._spawn(self._hand_off(request), "hand-off"),
+        )
+        self._lineage.attach(self.leases)
+        self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
+        self._poller = Poller(
+            outside,
+            self.scheduler,
+            self.budget,
+            group,
+            on_records=self._on_records,
+            on_gone=self._lineage.on_gone,
+        )
+        self.member.on_pulse = self._on_pulse
+
+    def _spawn(self, work: Work, name: str) -> None:
+        self._group.create_task(work, name=name)
+
+    def stop(self, deadline_ms: int) -> None:
+        """Ends the worker in order; `report` says how it went."""
+        if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
+            self._stop_deadline_ms = deadline_ms
+            self._stop.ring()
+
+    async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
+        """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
+        sessions = list(self.sessions.values())
+        self._poller.paused = True
+        self.leases.draining = True
+        left = await self._drain.wait(sessions, deadline_ms)
+        for task in tasks:
+            task.cancel()
+        self._sink.before_commit()
+        for session in sessions:
+            self._checkpointer.note(session)
+        committed = await self._checkpointer.commit_all()
+        released = await self.member.leave()
+        self.scheduler.close()
+        for session in sessions:
+            session.empty()
+        self._outside.emit(ConsumerStopped(leftover_count=len(left)))
+        return StopReport(leftovers=tuple(left), committed=committed, released=released)
+
+    # sessions come and go
+
+    def _on_held(self, holding: Holding) -> None:
+        plan, row = self._plan, holding.row
+        stream = self._lineage.stream_of(row.key)
+        assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
+        unpacker = Unpacker(stream.name, row.key.shard_id, row.hash_key_range, plan.settings.polling.misrouted)
+        pace = Pace(plan.pace, self._outside.clock.now_ms())
+        session = Session(holding, stream, unpacker, pace, self.budget)
+        session.lane = self._sink.make_lane(session)
+        self.sessions[row.key] = session
+        self._tell(LeaseTaken, session, fence_token=row.fence_token)
+        if row.stopped is not None and row.stopped.at_wall_ms >= self.member.joined_wall_ms:
+            session.reason = row.stopped.reason
+            session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
+            return
+        position = row.checkpoint.watermark or row.start.type
+        self._tell(ShardStarted, session, position=str(position))
+        self._poller.add(session)
+        self._sink.shelf.offer(session)
+
+    def _on_dropped(self, key: LeaseKey, reason: str) -> None:
+        session = self.sessions.pop(key)
+        if session.phase not in {"finished", "lost"}:
+            session.move("finish" if reason == "finished" and session.phase == "ended" else "lose")
+        self._poller.remove(session)
+        self._sink.revoke(session)
+        self._checkpointer.forget(session)
+        session.empty()
+        if reason == "given" and session.holding.request is not None:
+            self._tell(LeaseGiven, session, to_member=session.holding.request.requester)
+        elif reason == "released":
+            self._tell(LeaseReleased, session)
+        elif reason != "finished":
+            self._tell(LeaseLost, session, reason=reason)
+
+    def _on_pulse(self) -> None:
+        """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
+        self._sink.shelf.wake_all()
+        row = self.member.pulse.row
+        if self.member.pulse.fence.ending is not None or (row is not None and row.wanted):
+            self.leases.hasten()
+
+    # records come and are finished
+
+    def _on_records(self, session: Session) -> None:
+        strays, skipped = session.unpacker.take_counts()
+        if strays or skipped:
+            self._tell(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
+        self._sink.shelf.offer(session)
+        self.on_finished(session)
+
+    def on_finished(self, session: Session) -> None:
+        """Something of this session may have been finished."""
+        self._drain.note()
+        if session.phase not in {"reading", "ended"}:
+            return
+        self._checkpointer.note(session)
+        if session.is_exhausted and not session.ending:
+            session.ending = True
+            self._spawn(self._lineage.finish(session, self._checkpointer), f"finish {session.shard_id}")
+
+    def on_failed(self, session: Session, record: Record[bytes], reason: str) -> None:
+        """A record's policy has ended in Stop."""
+        self._spawn(self._stop_shard(session, record, reason), f"stop {session.shard_id}")
+
+    async def _stop_shard(self, session: Session, record: Record[bytes], reason: str) -> None:
+        """Drain, commit, free the buffers, keep the lease (rule D4)."""
+        clock = self._outside.clock
+        await self._drain.wait([session], clock.now_ms() + round(self._plan.settings.leases.drain_deadline * 1000))
+        self._sink.before_commit()
+        stopped = Stopped(
+            reason=reason,
+            position=record.position,
+            partition_key=record.partition_key,
+            member_id=self.member.member_id,
+            at_wall_ms=clock.wall_ms(),
+        )
+        while session.is_live:
+            outcome = await self._checkpointer.write(session, stopped=stopped)
+            if outcome == "written":
+                break
+            await clock.sleep_until_ms(clock.now_ms() + 1000)
+        if not session.is_live:
+            return
+        session.move("stop")
+        session.reason = reason
+        session.empty()
+        self._tell(
+            ShardStopped,
+            session,
+            reason=reason,
+            position=str(record.position),
+            partition_key=record.partition_key,
+        )
+
+    async def _hand_off(self, request: HandOffRequest) -> None:
+        """Another member asked for a lease: drain it, commit it and give it, or keep it and say so (rule L12)."""
+        session = self.sessions.get(request.key)
+        if session is None:
+            return
+        clock, settings = self._outside.clock, self._plan.settings.leases
+        left = await self._drain.wait([session], clock.now_ms() + round(settings.drain_deadline * 1000))
+        if self.sessions.get(request.key) is not session or session.holding.request != request:
+            return
+        if left:
+            self.leases.book.keep(request.key)
+            session.drains = False
+            self._tell(HandOffKept, session, running_count=len(left))
+            self._sink.shelf.offer(session)
+            self._poller.poke(session)
+            return
+        self._sink.before_commit()
+        async with session.commit_lock:
+            if self.sessions.get(request.key) is not session or session.holding.state != "draining":
+                return
+            final, _ = self._checkpointer.next_row(session)
+            row = self.leases.book.part(request.key, final)
+            await self.leases.write(Write(row, session.row.version))
+            self.leases.hasten()
+
+    # this process
+
+    def pause(self) -> None:
+        self._paused = self._poller.paused = True
+
+    def resume(self) -> None:
+        self._paused = self._poller.paused = False
+        for session in self.sessions.values():
+            self._poller.poke(session)
+
+    def _tell(self, kind: type, session: Session, **details: object) -> None:
+        self._outside.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))

@@ -1,0 +1,248 @@
+"""What an answer means for each record of its call.
+
+First the shard map learns from every slot, then lanes follow the map, and only then is each bundle judged by the
+table in `retry.py`: so whatever is to be sent again is placed by the newest knowledge, before anything newer of its
+key. An aggregate that landed in a shard whose range is unknown is judged when the next listing is there; its lane
+waits with it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from anabranch._core.writing.aggregation import Bundle, OutgoingRecord
+from anabranch._core.writing.collection import Call
+from anabranch._core.writing.lanes import Lane
+from anabranch._core.writing.placement import Placement
+from anabranch._core.writing.retry import (
+    RULINGS,
+    Next,
+    Outcome,
+    Pause,
+    outcome_of_error,
+    outcome_of_slot,
+    refused_shard_id,
+)
+from anabranch._model.entropy import Entropy
+from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry
+from anabranch.errors import AnabranchError, ServiceError, StreamNotFoundError
+from anabranch.events import AggregateStraddled, Event, OrderUnconfirmed, WriteFailed, WriteThrottled
+from anabranch.records import Attempt
+
+__all__ = ["OURS", "Settlement"]
+
+STREAM_PAUSE_MIN_MS: Final = 50
+STREAM_PAUSE_MAX_MS: Final = 5_000
+_NOTHING: Final = PutRecordsResultEntry()
+
+
+class OURS:
+    """Codes of attempts that failed on our side of the wire."""
+
+    TIMEOUT: Final = "DeliveryTimeout"
+    ORDER: Final = "OrderKept"
+    CLOSED: Final = "ProducerClosed"
+    BROKEN: Final = "AnswerBroken"
+
+
+ORDER_MESSAGE: Final = "an earlier record of this key was not delivered, and nobody has seen that failure yet"
+
+
+class _Undecided(msgspec.Struct, frozen=True):
+    lane: Lane
+    bundle: Bundle
+    slot: PutRecordsResultEntry
+    attempt: Attempt
+    seen_ms: int
+
+
+class Settlement:
+    __slots__ = (
+        "_entropy", "_failures_in_a_row", "_placement", "_routing", "_stream", "_undecided", "notify",
+        "paused_until_ms", "wall_offset_ms",
+    )  # fmt: skip
+
+    def __init__(self, stream: str, placement: Placement, entropy: Entropy, notify: Callable[[Event], None]) -> None:
+        self.paused_until_ms = 0
+        """Whole calls were turned away: nothing is sent to this stream before then."""
+        self.wall_offset_ms = 0
+        """From the engine's clock to the time of day."""
+        self.notify = notify
+        self._stream = stream
+        self._placement = placement
+        self._routing = placement.routing
+        self._entropy = entropy
+        self._failures_in_a_row = 0
+        self._undecided: list[_Undecided] = []
+
+    def undecided_since_ms(self, now_ms: int) -> int:
+        """When the oldest record was put that waits for a listing; now, if there is none."""
+        return min((entry.bundle.records[0].put_ms for entry in self._undecided), default=now_ms)
+
+    # answers
+
+    def on_answer(self, call: Call, answer: PutRecordsResponse, now_ms: int) -> None:
+        slots = answer.entries
+        if len(slots) != len(call.entries):
+            attempt = self._attempt(call, now_ms, OURS.BROKEN, "not one slot for each entry", answer.request_id)
+            self._on_whole_call(call, Outcome.ANSWER_BROKEN, attempt, now_ms)
+            return
+        self._failures_in_a_row = 0
+        self._routing.shard_map.confirm(now_ms)
+        for bundle, slot in zip(call.bundles, slots, strict=True):
+            self._learn(bundle, slot, now_ms)
+        self._follow_map(now_ms)
+        for lane, bundle, slot in zip(call.lanes, call.bundles, slots, strict=True):
+            outcome = outcome_of_slot(slot, bundle, self._routing.shard_map, now_ms)
+            attempt = self._attempt(call, now_ms, slot.error_code, slot.error_message, answer.request_id)
+            self._judge(lane, bundle, outcome, slot, attempt, now_ms)
+
+    def on_error(self, call: Call, error: AnabranchError, now_ms: int) -> None:
+        if isinstance(error, ServiceError):
+            attempt = self._attempt(call, now_ms, error.code, error.message, error.request_id)
+        else:
+            attempt = self._attempt(call, now_ms, type(error).__name__, str(error), None)
+        self.notify(WriteFailed(stream=self._stream, error=str(error), entry_count=len(call.entries)))
+        if isinstance(error, StreamNotFoundError):
+            self._routing.shard_map.forget()
+            self._follow_map(now_ms)
+        outcome = outcome_of_error(error)
+        if outcome is Outcome.CALL_INVALID:
+            for bundle in call.bundles:
+                bundle.companions_max = max(1, len(call.entries) // 2)
+        self._on_whole_call(call, outcome, attempt, now_ms)
+        if outcome is Outcome.CALL_REFUSED:  # and so it would be for all that waits behind
+            self._placement.fail_where(list(self._routing.lanes()), lambda _: True, attempt)
+            self._routing.discard_empty()
+
+    def _on_whole_call(self, call: Call, outcome: Outcome, attempt: Attempt, now_ms: int) -> None:
+        if RULINGS[outcome].pause is Pause.STREAM:
+            ceiling_ms = min(STREAM_PAUSE_MAX_MS, STREAM_PAUSE_MIN_MS << min(self._failures_in_a_row, 10))
+            self._failures_in_a_row += 1
+            pause_ms = ceiling_ms // 2 + 1 + int(ceiling_ms / 2 * self._entropy.random())
+            self.paused_until_ms = max(self.paused_until_ms, now_ms + pause_ms)
+        is_alone = len(call.entries) == 1
+        for lane, bundle in zip(call.lanes, call.bundles, strict=True):
+            self._judge(lane, bundle, outcome, _NOTHING, attempt, now_ms, is_alone=is_alone)
+
+    def on_map(self, now_ms: int) -> None:
+        """A listing was installed: what waited for it is judged. A shard that it does not name is gone already."""
+        self._follow_map(now_ms)
+        undecided, self._undecided = self._undecided, []
+        shard_map = self._routing.shard_map
+        assert shard_map.updated_at_ms is not None
+        for entry in undecided:
+            if entry.seen_ms > shard_map.updated_at_ms:  # the listing had been asked for before
+                self._undecided.append(entry)
+                shard_map.distrust()
+                continue
+            outcome = outcome_of_slot(entry.slot, entry.bundle, shard_map, now_ms)
+            if outcome is Outcome.ELSEWHERE_UNKNOWN:
+                outcome = Outcome.ELSEWHERE_STRADDLING
+            self._judge(entry.lane, entry.bundle, outcome, entry.slot, entry.attempt, now_ms)
+
+    # consequences
+
+    def _judge(
+        self, lane: Lane, bundle: Bundle, outcome: Outcome, slot: PutRecordsResultEntry, attempt: Attempt, now_ms: int,
+        *, is_alone: bool = False,
+    ) -> None:  # fmt: skip
+        ruling = RULINGS[outcome]
+        if ruling.next is Next.AWAIT_MAP:
+            self._undecided.append(_Undecided(lane, bundle, slot, attempt, now_ms))
+            self._routing.shard_map.distrust()
+            return
+        bundle.maybe_written = bundle.maybe_written or ruling.maybe_written
+        if ruling.next is Next.DELIVERED:
+            self._deliver(lane, bundle, slot, attempt)
+        elif ruling.next is Next.FAIL or (ruling.next is Next.BISECT and is_alone and len(bundle.records) == 1):
+            self._placement.fail(bundle, attempt)
+            self.fail_followers(bundle.records, now_ms)
+        else:
+            bundle.attempts = (*bundle.attempts, attempt)
+            self._rest(lane, bundle, slot, ruling.pause, now_ms)
+            self._send_again(lane, bundle, ruling.next, now_ms, is_alone=is_alone)
+        self._routing.land(lane, now_ms)
+
+    def _deliver(self, lane: Lane, bundle: Bundle, slot: PutRecordsResultEntry, attempt: Attempt) -> None:
+        assert slot.shard_id is not None
+        assert slot.sequence_number is not None
+        bundle.attempts = (*bundle.attempts, attempt)
+        if (pace := self._routing.pace_of(slot.shard_id)) is not None:
+            pace.on_accepted()
+        if self._routing.is_ordered and not lane.follows(slot.shard_id, slot.sequence_number):
+            self.notify(
+                OrderUnconfirmed(stream=self._stream, shard_id=slot.shard_id, sequence_number=slot.sequence_number)
+            )
+        self._placement.deliver(bundle, slot.shard_id, slot.sequence_number)
+
+    def _send_again(self, lane: Lane, bundle: Bundle, action: Next, now_ms: int, *, is_alone: bool) -> None:
+        if action is Next.SEND_APART:
+            self.notify(AggregateStraddled(stream=self._stream, record_count=len(bundle.records)))
+        if action is Next.SEND_APART or lane.is_retired:
+            self._placement.place_first(list(bundle.records), bundle, now_ms)
+        elif action is Next.BISECT and is_alone:
+            self._placement.halve(lane, bundle, now_ms)
+        else:
+            lane.sealed.appendleft(bundle)
+
+    def _rest(self, lane: Lane, bundle: Bundle, slot: PutRecordsResultEntry, pause: Pause, now_ms: int) -> None:
+        if pause is Pause.STREAM or pause is Pause.NONE:
+            return
+        shard_id = refused_shard_id(slot.error_message)
+        if shard_id is None and bundle.predicted is not None:
+            shard_id = bundle.predicted.shard_id
+        pace = self._routing.pace_of(shard_id) or lane.queue.pace
+        if pace is None:
+            # No shard is known that could rest alone: the stream does, for as long as a shard would at first.
+            self.paused_until_ms = max(self.paused_until_ms, now_ms + STREAM_PAUSE_MIN_MS)
+        elif pause is Pause.SHARD:
+            pace.rest(now_ms, self._entropy)
+        elif pace.on_refused(now_ms, self._entropy):
+            self.notify(WriteThrottled(stream=self._stream, shard_id=shard_id, share_percent=round(pace.factor * 100)))
+
+    def _learn(self, bundle: Bundle, slot: PutRecordsResultEntry, now_ms: int) -> None:
+        shard_id = slot.shard_id or refused_shard_id(slot.error_message)
+        predicted = bundle.predicted
+        if predicted is not None and shard_id is not None and shard_id != predicted.shard_id:
+            self._routing.shard_map.learn(predicted, bundle.records[0].digest, shard_id, now_ms)
+
+    def _follow_map(self, now_ms: int) -> None:
+        self._placement.place_last(self._routing.rebase(now_ms), now_ms)
+
+    # failures
+
+    def fail_followers(self, failed: list[OutgoingRecord], now_ms: int) -> None:
+        """Later records of the same keys, where order is kept and failures wait to be seen."""
+        if not self._placement.failures.blocks_keys:
+            return
+        keys = {record.partition_key for record in failed}
+        lanes = self._routing.lanes_of(failed)
+        attempt = self.own_attempt(OURS.ORDER, ORDER_MESSAGE, now_ms)
+        self._placement.fail_where(lanes, lambda record: record.partition_key in keys, attempt)
+        self._routing.discard_empty()
+
+    def give_up(self, is_doomed: Callable[[OutgoingRecord], bool], attempt: Attempt, now_ms: int) -> None:
+        """Fails what waits for the map, without knowing where it is."""
+        for waiting in [entry for entry in self._undecided if is_doomed(entry.bundle.records[0])]:
+            self._undecided.remove(waiting)
+            waiting.bundle.attempts = (*waiting.bundle.attempts, waiting.attempt)
+            self._placement.fail(waiting.bundle, attempt, maybe_written=True)
+            self._routing.land(waiting.lane, now_ms)
+
+    def own_attempt(self, code: str, message: str, now_ms: int) -> Attempt:
+        """An end that the service knows nothing of."""
+        return Attempt(
+            started_seconds=(now_ms + self.wall_offset_ms) / 1_000, duration_seconds=0.0, code=code, message=message
+        )
+
+    @staticmethod
+    def _attempt(call: Call, now_ms: int, code: str | None, message: str | None, request_id: str | None) -> Attempt:
+        return Attempt(
+            started_seconds=call.started_seconds,
+            duration_seconds=(now_ms - call.started_ms) / 1_000,
+            code=code,
+            message=message,
+            request_id=request_id,
+        )

@@ -1,0 +1,142 @@
+"""The producer's core in 200 seeded worlds; and broken variants of it, each of which the checkers must catch."""
+
+import pytest
+from producer_world import run_world
+
+from anabranch._core.writing.pipeline import Pipeline
+from anabranch._core.writing.placement import Placement
+from anabranch._core.writing.retry import RULINGS, Next, Outcome, Ruling
+from anabranch._core.writing.routing import Routing
+from anabranch._core.writing.settlement import Settlement
+from anabranch._core.writing.shard_map import ShardMap
+
+SEEDS = 200
+SEEDS_FOR_A_VARIANT = 120
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_every_record_has_one_true_outcome_and_every_key_its_order(first):
+    for seed in range(first, first + 50):
+        try:
+            run_world(seed)
+        except AssertionError as error:
+            raise AssertionError(f"run_world({seed}): {error}") from error
+
+
+@pytest.mark.long
+def test_a_thousand_more_worlds_hold_too():
+    for seed in range(SEEDS, SEEDS + 1_000):
+        run_world(seed)
+
+
+def ruling(outcome, next_step):
+    return lambda patch: patch.setitem(RULINGS, outcome, Ruling(next_step))
+
+
+def children_do_not_wait(patch):
+    plain = Routing.lane_for
+
+    def lane_for(self, *arguments):
+        lane = plain(self, *arguments)
+        lane.waits = 0
+        return lane
+
+    patch.setattr(Routing, "lane_for", lane_for)
+
+
+def many_in_flight(patch):
+    plain = Routing.touch
+
+    def touch(self, lane, now_ms):
+        kept, lane.in_flight = lane.in_flight, 0
+        plain(self, lane, now_ms)
+        lane.in_flight = kept
+
+    patch.setattr(Routing, "touch", touch)
+
+
+def retries_go_last(patch):
+    def send_again(self, lane, bundle, action, now_ms, *, is_alone):
+        self._placement.place_last([bundle], now_ms)
+
+    patch.setattr(Settlement, "_send_again", send_again)
+
+
+def aggregates_without_a_map(patch):
+    """Records of unknown shards share an aggregate."""
+    plain = Routing.lane_for
+
+    def lane_for(self, *arguments):
+        was, self.is_ordered = self.is_ordered, False
+        lane = plain(self, *arguments)
+        self.is_ordered = was
+        lane.grows = lane.lane_id is None or lane.grows
+        return lane
+
+    patch.setattr(Routing, "lane_for", lane_for)
+
+
+def the_map_never_learns(patch):
+    """What aiokpl does after a split."""
+    patch.setattr(ShardMap, "learn", lambda *_: None)
+    patch.setattr(ShardMap, "distrust", lambda *_: None)
+
+
+def unanswered_is_certain(patch):
+    patch.setitem(RULINGS, Outcome.CALL_UNANSWERED, Ruling(Next.FAIL))
+
+
+def expired_records_vanish(patch):
+    def expire(self, now_ms):
+        for lane in self._routing.lanes():
+            lane.take_unsent()
+        self._check_expiry_ms = None
+
+    patch.setattr(Pipeline, "_expire", expire)
+
+
+def settles_before_dividing(patch):
+    plain = Placement.place_first
+
+    def place_first(self, records, origin, now_ms):
+        origin.is_settled = True
+        plain(self, records, origin, now_ms)
+
+    patch.setattr(Placement, "place_first", place_first)
+
+
+def slots_are_shifted(patch):
+    plain = Settlement.on_answer
+
+    def on_answer(self, call, answer, now_ms):
+        answer.entries.reverse()
+        plain(self, call, answer, now_ms)
+
+    patch.setattr(Settlement, "on_answer", on_answer)
+
+
+VARIANTS = {
+    "an aggregate in the wrong shard counts as delivered": ruling(Outcome.ELSEWHERE_STRADDLING, Next.DELIVERED),
+    "an aggregate in an unknown shard counts as delivered": ruling(Outcome.ELSEWHERE_UNKNOWN, Next.DELIVERED),
+    "a throttled slot counts as failed and written": ruling(Outcome.CALL_UNAVAILABLE, Next.FAIL),
+    "children do not wait for their parents' records in flight": children_do_not_wait,
+    "several records of a lane in flight": many_in_flight,
+    "what failed goes last": retries_go_last,
+    "aggregates without a shard map": aggregates_without_a_map,
+    "the map never learns": the_map_never_learns,
+    "a call without an answer fails for certain": unanswered_is_certain,
+    "expired records vanish": expired_records_vanish,
+    "a divided bundle is settled as well": settles_before_dividing,
+    "slots are mixed up": slots_are_shifted,
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_checkers_catch_a_producer_in_which(name, monkeypatch):
+    VARIANTS[name](monkeypatch)
+    for seed in range(SEEDS_FOR_A_VARIANT):
+        try:
+            run_world(seed)
+        except (AssertionError, KeyError):
+            return
+    pytest.fail(f"no checker noticed within {SEEDS_FOR_A_VARIANT} seeds that {name}")

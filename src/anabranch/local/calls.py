@@ -17,7 +17,8 @@ for other encodings. An error is a raised `LocalError`.
   message.
 - `subscribe(request)` is SubscribeToShard. `subscription.poll(now_ms)` gives one event or None; None means wait
   for `on_change` of its shard or for `subscription.next_deadline_ms`, whichever is first. Once
-  `subscription.is_over` (look after every poll, events included) the connection ends. Call `subscription.close()` when the client goes away.
+  `subscription.is_over` (look after every poll, events included) the connection ends. Call `subscription.close()`
+  when the client goes away.
 - `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was
   closed or was deleted, or whose subscription was taken over. It must not call back into this object.
 - `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) wants `settle(now_ms)`.

@@ -6,7 +6,6 @@ are checked later, by `validation`.
 """
 
 import binascii
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -130,8 +129,7 @@ def _timestamp(milliseconds: float) -> Timestamp:
     try:
         return Timestamp.from_milliseconds(milliseconds)
     except (CodecError, OverflowError):
-        shown = milliseconds if not math.isfinite(milliseconds) else int(milliseconds)
-        raise _refused(f"{shown} can not be converted to a Timestamp") from None
+        raise _refused("A number this large can not be converted to a Timestamp") from None
 
 
 def _refused(message: str) -> LocalError:

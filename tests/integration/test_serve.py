@@ -154,7 +154,7 @@ def test_a_program_that_a_signal_ends_is_reported_as_a_shell_does():
         (("--key", "/nowhere.pem"), "give its certificate too"),
         (("--",), "name a program"),
         (("--", "/no/such/program"), "there is no program '/no/such/program'"),
-        (("surplus",), "comes after --"),
+        (("surplus",), "unrecognized arguments: surplus"),
         (("--data", "/dev/null/folder"), "cannot be used to keep data"),
     ],
 )

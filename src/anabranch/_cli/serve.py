@@ -16,8 +16,9 @@ from anabranch._cli.child_program import run_program
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["TAKES_PROGRAM", "add_arguments", "run"]
 
+TAKES_PROGRAM: Final = True
 _PORT: Final = 4567
 
 
@@ -49,17 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
     parser.add_argument("--key", metavar="FILE", help="PEM file, where the certificate's file does not hold the key")
     parser.add_argument("--seed", type=int, help="makes the chance in faults repeatable")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    program: list[str] = arguments.program
-    if program[:1] == ["--"]:
-        program = program[1:]
-        if not program:
-            raise ConfigurationError("nothing to run after --: name a program")
-    elif program:
-        raise ConfigurationError(f"{program[0]!r} is no option; a program to run comes after --")
+    program: list[str] | None = arguments.program
+    if program == []:
+        raise ConfigurationError("nothing to run after --: name a program")
     port = arguments.port if arguments.port is not None else 0 if program else _PORT
     kinesis = LocalKinesis(
         create=_without_duplicates(arguments.create),
@@ -79,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(_serve(kinesis, program))
 
 
-async def _serve(kinesis: LocalKinesis, program: Sequence[str]) -> int:
+async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with kinesis:
-        if program:
+        if program and not stopped.is_set():
             return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
         print(_ready_line(kinesis), flush=True)
         await stopped.wait()

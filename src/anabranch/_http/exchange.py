@@ -139,6 +139,10 @@ class Exchange:
             await self._stream(request, answer)
 
     async def _stream(self, request: Request, answer: StreamingResponse) -> None:
+        if request.method == "HEAD":
+            await answer.chunks.aclose()
+            self._sink.send(Response(answer.status, b"", answer.headers))
+            return
         self.streaming = True
         self._sink.start(answer)
         try:

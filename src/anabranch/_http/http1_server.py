@@ -89,6 +89,8 @@ class Http1Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """True keeps the connection for an answer under way: the client may have closed only its own half."""
         self._keep_alive = False
+        if self._transport.get_extra_info("ssl_object") is not None:
+            return False  # TLS has no half
         return self._exchange is not None and not self._exchange.streaming and not self._discarding
 
     def pause_writing(self) -> None:

@@ -5,7 +5,9 @@ Made for the local Kinesis, for health checks and for the dashboard: few depende
 """
 
 import asyncio
+import contextlib
 import errno
+import socket
 import ssl
 import time
 from types import TracebackType
@@ -35,6 +37,7 @@ class HttpServer:
     ) -> None:
         self._handler = handler
         self._host = host
+        self._address = host
         self._port = port
         self._tls = tls
         self._limits = limits or ServerLimits()
@@ -50,9 +53,10 @@ class HttpServer:
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2", "http/1.1"])
         try:
+            self._address = await self._resolve()
             self._server = await loop.create_server(
                 lambda: Http1Connection(service),
-                self._host,
+                self._address,
                 self._port,
                 ssl=self._tls,
                 ssl_handshake_timeout=self._limits.head_timeout if self._tls is not None else None,
@@ -74,7 +78,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         scheme = "http" if self._tls is None else "https"
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self._host, self._host)  # noqa: S104 -- shown as loopback
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._address, self._address)  # noqa: S104 -- shown as loopback
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"
         return f"{scheme}://{host}:{self.port}"
@@ -88,7 +92,9 @@ class HttpServer:
         if self._sweep is not None:
             self._sweep.cancel()
         await service.drain(grace)
-        await server.wait_closed()
+        with contextlib.suppress(TimeoutError):  # from Python 3.12 it waits for clients in the middle of a handshake
+            async with asyncio.timeout(_TLS_GOODBYE_SECONDS):
+                await server.wait_closed()
         self._server = self._service = self._sweep = None
 
     async def __aenter__(self) -> Self:
@@ -99,6 +105,14 @@ class HttpServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def _resolve(self) -> str:
+        """One address where the port is still open: each address of a name would get another one."""
+        if self._port or not self._host:
+            return self._host
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return str(found[0][4][0])
 
     def _check_connections(self) -> None:
         if self._service is not None:

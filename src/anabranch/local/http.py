@@ -21,6 +21,7 @@ from anabranch.local.errors import LocalError
 from anabranch.local.event_streams import CONTENT_TYPE as EVENT_STREAM, EventStreams
 from anabranch.local.faults import NO_FAULT, CallPlan, Faults, Loss
 from anabranch.local.signatures import check_signature_form
+from anabranch.local.state.iterators import decode_iterator
 
 __all__ = ["Durability", "FrontDoor"]
 
@@ -37,6 +38,10 @@ _LOSSES: Final[dict[Loss, Abandon]] = {"hang_up": Abandon.HANG_UP, "silence": Ab
 
 class Durability(Protocol):
     """Where changes are kept, if they are kept."""
+
+    @property
+    def failure(self) -> LocalError | None:
+        """Why nothing can be kept any more."""
 
     async def durable(self) -> None:
         """Returns when everything changed so far is on disk."""
@@ -103,13 +108,22 @@ class FrontDoor:
             return _LOSSES[plan.loss_before]
         if plan.refusal is not None:
             return _error(plan.refusal, incoming.codec, incoming.headers)
-        answer = self._perform(incoming, plan)
-        if self._durability is not None:
-            await self._durability.durable()
+        try:
+            answer = await self._perform_durably(incoming, plan)
+        except LocalError as error:
+            return _error(error, incoming.codec, incoming.headers)
         if plan.loss_after is not None and plan.events is None:
-            if isinstance(answer, StreamingResponse):
-                await answer.chunks.aclose()
-            return _LOSSES[plan.loss_after]
+            return _LOSSES[plan.loss_after]  # a subscription stays, unread, until it is taken over: it took effect
+        return answer
+
+    async def _perform_durably(self, incoming: _Incoming, plan: CallPlan) -> Answer:
+        """Reads wait as well: nobody may see what a crash could still undo."""
+        if self._durability is None:
+            return self._perform(incoming, plan)
+        if self._durability.failure is not None:
+            raise self._durability.failure
+        answer = self._perform(incoming, plan)
+        await self._durability.durable()
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:
@@ -211,8 +225,12 @@ def _response(status: int, body: bytes, codec: BodyCodec, headers: Headers) -> R
 
 
 def _stream_name(call: Mapping[str, Any]) -> str | None:
-    name = call.get("StreamName")
-    return name if name is not None else _name_in_arn(call.get("StreamARN") or call.get("ConsumerARN"))
+    if "StreamName" in call:
+        return str(call["StreamName"])
+    if "ShardIterator" in call:
+        iterator = decode_iterator(call["ShardIterator"])
+        return None if iterator is None else iterator.stream_name
+    return _name_in_arn(call.get("StreamARN") or call.get("ConsumerARN") or call.get("ResourceARN"))
 
 
 def _name_in_arn(arn: str | None) -> str | None:

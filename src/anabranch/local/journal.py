@@ -9,6 +9,7 @@ one, and takes its place by a rename. One process at a time: a lock on the folde
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -45,8 +46,7 @@ class Journal:
         self._synced = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
-        self.failure: LocalError | None = None
-        """Set once a write has failed: nothing may be acknowledged any more."""
+        self._failure: LocalError | None = None
 
     # At the start, blocking
 
@@ -96,9 +96,14 @@ class Journal:
         self._replacement = entries
         self._wanted()
 
+    @property
+    def failure(self) -> LocalError | None:
+        """Set once a write has failed: nothing may be acknowledged any more."""
+        return self._failure
+
     async def durable(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        if self._failure is not None:
+            raise self._failure
         if self._synced < self._appended:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((self._appended, waiter))
@@ -106,12 +111,16 @@ class Journal:
 
     async def close(self) -> None:
         try:
-            await self.durable()
+            with contextlib.suppress(LocalError):  # said when it happened, and to everyone who waited
+                await self.durable()
         finally:
-            self._writer.shutdown()
-            if self._file is not None:
-                self._file.close()
-            self._lock.close()
+            await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.shutdown()
+        if self._file is not None:
+            self._file.close()
+        self._lock.close()
 
     def _wanted(self) -> None:
         self._appended += 1
@@ -138,21 +147,21 @@ class Journal:
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
             logger.error("%s: cannot be written: %s", self._path, error)
-            self.failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
+            self._failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
         else:
             self._synced = until
         still_waiting = []
         for target, waiter in self._waiters:
             if waiter.done():
                 continue
-            if self.failure is not None:
-                waiter.set_exception(self.failure)
+            if self._failure is not None:
+                waiter.set_exception(self._failure)
             elif target <= until:
                 waiter.set_result(None)
             else:
                 still_waiting.append((target, waiter))
         self._waiters = still_waiting
-        if self._synced < self._appended and self.failure is None:
+        if self._synced < self._appended and self._failure is None:
             self._flush()
         else:
             self._flushing = False

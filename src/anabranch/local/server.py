@@ -152,8 +152,9 @@ class LocalKinesis:
             if journal is not None:
                 await journal.close()
             if self._certificate_folder is not None:
-                self._certificate_folder.cleanup()
-                self._certificate_folder = None
+                folder, self._certificate_folder = self._certificate_folder, None
+                self.certificate_path = self._key_path = None
+                await asyncio.to_thread(folder.cleanup)
 
     async def reset(self) -> None:
         """As it was at its start: no faults, no streams but those of `create`, empty."""
@@ -162,6 +163,7 @@ class LocalKinesis:
         if self._journal is not None:
             self._journal.replace(list(self.state.snapshot()))
         self._create_streams()
+        self._schedule_settling()
         if self._journal is not None:
             await self._journal.durable()
 

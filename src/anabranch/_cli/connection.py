@@ -1,0 +1,135 @@
+"""A command's connection to Kinesis: the client and the control calls, opened once and closed whatever happens.
+
+Commands are blocking programs: `run` performs a coroutine and returns its result. Between two of them Ctrl-C is
+Python's own, so that a question can be interrupted. Small calls are tried again where that helps; calls that change
+something are made once. The first mistake of all, a stream that is not there, is answered with the streams that are.
+"""
+
+import argparse
+import asyncio
+import random
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from anabranch._cli.aws_options import aws_from
+from anabranch._cli.outcomes import CommandFailed
+from anabranch._model.shard_filters import ShardFilter
+from anabranch._model.shards import Shard
+from anabranch._model.streams import StreamName
+from anabranch.errors import AnabranchError, StreamNotFoundError
+
+if TYPE_CHECKING:
+    from anabranch._aws.account import AwsAccount
+    from anabranch._aws.control import KinesisControl
+    from anabranch._aws.kinesis_client import KinesisClient
+    from anabranch._wire.messages import ConsumerDescription, StreamSummary
+
+__all__ = ["Connection", "connect"]
+
+T = TypeVar("T")
+
+_ATTEMPTS_MAX: Final = 3
+_NAMES_SHOWN_MAX: Final = 10
+
+
+@contextmanager
+def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> Iterator["Connection"]:
+    """With the options of `aws_options`; the region of a stream's ARN counts where no option names one."""
+    from anabranch._aws.account import AwsAccount
+    from anabranch._aws.control import KinesisControl
+    from anabranch._aws.kinesis_client import open_kinesis
+
+    account = AwsAccount(aws_from(arguments))
+    region = None if stream is None else stream.region
+    with asyncio.Runner() as runner:
+        try:
+            client = runner.run(open_kinesis(account, region=region))
+            control = KinesisControl(account, region=region)
+            try:
+                yield Connection(runner, account, client, control, region)
+            finally:
+                control.close()
+                runner.run(client.close())
+        finally:
+            account.close()
+
+
+class Connection:
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        account: "AwsAccount",
+        client: "KinesisClient",
+        control: "KinesisControl",
+        region: str | None,
+    ) -> None:
+        from anabranch._aws.retries import Retries, RetryPolicy
+        from anabranch._engine.system_clock import SystemClock
+
+        self.client = client
+        self.control = control
+        self._runner = runner
+        self._account = account
+        self._region = region
+        policy = RetryPolicy(attempts_max=_ATTEMPTS_MAX)
+        self._retries = Retries(SystemClock(), random.Random(), policy=policy)  # noqa: S311 -- spreads retries, no secret
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    async def summary(self, stream: StreamName) -> "StreamSummary":
+        try:
+            return await self.present_summary(stream)
+        except StreamNotFoundError as error:
+            raise CommandFailed(await self._advice_instead_of(stream)) from error
+
+    async def present_summary(self, stream: StreamName) -> "StreamSummary":
+        """Raises StreamNotFoundError as it comes, for those to whom it is an answer."""
+        return await self._retries.call(lambda: self.client.describe_stream_summary(stream))
+
+    async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:
+        """All pages of one listing."""
+        found: list[Shard] = []
+        token: str | None = None
+        while True:
+            page = await self._retries.call(
+                lambda: self.client.list_shards(stream, shard_filter=shard_filter, next_token=token)  # noqa: B023 -- used at once
+            )
+            found += page.shards
+            token = page.next_token
+            if token is None:
+                return found
+
+    async def consumers(self, stream_arn: str) -> list["ConsumerDescription"]:
+        found: list[ConsumerDescription] = []
+        token: str | None = None
+        while True:
+            page = await self._retries.call(
+                lambda: self.client.list_stream_consumers(stream_arn, next_token=token)  # noqa: B023 -- used at once
+            )
+            found += page.consumers
+            token = page.next_token
+            if token is None:
+                return found
+
+    async def _advice_instead_of(self, stream: StreamName) -> str:
+        address = await self._account.address("kinesis", region=self._region)
+        where = f"in {address.region}"
+        if not address.endpoint.host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+            where += f" at {address.endpoint.url}"
+        missing = f"there is no stream {stream.name!r} {where}"
+        if stream.account_id is not None:
+            missing += f" for account {stream.account_id}"
+        try:
+            names = [listed.name for listed in await self.control.list_streams()]
+        except AnabranchError:
+            return f"{missing}; is that its region, and is this its account?"
+        if not names:
+            return f"{missing}, nor any other: make it by `anabranch streams create {stream.name} --shards 1`"
+        similar = get_close_matches(stream.name, names, n=1)
+        hint = f"did you mean {similar[0]!r}? " if similar else ""
+        shown = ", ".join(names[:_NAMES_SHOWN_MAX])
+        more = f" and {len(names) - _NAMES_SHOWN_MAX} more" if len(names) > _NAMES_SHOWN_MAX else ""
+        return f"{missing}; {hint}There are: {shown}{more}" if hint else f"{missing}; there are: {shown}{more}"

@@ -20,6 +20,7 @@ from anabranch._model.start_positions import StartingPosition, after_sequence_nu
 from anabranch._model.streams import StreamName
 from anabranch._wire.messages import ChildShard, KinesisRecord
 from anabranch.budget import Budget
+from anabranch.reports import ShardState
 
 __all__ = ["Session"]
 
@@ -87,6 +88,29 @@ class Session:
         """The shard has ended and all of it is finished."""
         return self.phase == "ended" and self.lane.unfinished_count == 0 and self.window.is_empty
 
+    @property
+    def is_at_tip(self) -> bool:
+        """Nothing of it is left to handle now: it was read to its tip, or stands still on purpose."""
+        if self.phase == "stopped":
+            return True
+        reached = self.behind_ms == 0 or self.unpacker.reached_until
+        return self.phase == "reading" and reached and self.window.is_empty and self.lane.unfinished_count == 0
+
+    def state(self) -> ShardState:
+        watermark = self.row.checkpoint.watermark
+        return ShardState(
+            stream=self.stream.name,
+            shard_id=self.shard_id,
+            phase=self.phase,
+            reason=self.reason,
+            checkpoint=None if watermark is None else str(watermark),
+            millis_behind_latest=self.behind_ms,
+            unfinished_count=self.lane.unfinished_count,
+            finished_count=self.lane.finished_count,
+            held_bytes=self._held_bytes,
+            fence_token=self.row.fence_token,
+        )
+
     # reading
 
     def starting_position(self) -> StartingPosition:
@@ -127,7 +151,3 @@ class Session:
         """Forgets what was not handed out: a shard that stands still holds no bytes (rule D6)."""
         self.window.clear()
         self.settle()
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes

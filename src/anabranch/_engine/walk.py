@@ -111,6 +111,11 @@ class Walk:
             self._drop()
         self._feed.finish_through(session, count)
 
+    def abandon(self) -> None:
+        """What is in hand will not be acknowledged any more."""
+        self.settle()
+        self._drop()
+
     @property
     def in_hand(self) -> tuple[Session, Record[bytes]] | None:
         """The first record that was handed out and is not acknowledged."""

@@ -17,6 +17,7 @@ from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
+from anabranch._engine.fleet import check_fleet
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage, Start
 from anabranch._engine.member import Member, MemberProfile
@@ -25,6 +26,7 @@ from anabranch._engine.poller import Poller
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
+from anabranch._engine.store_calls import insist
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, Stopped
 from anabranch._model.streams import StreamName
 from anabranch.budget import Budget
@@ -42,10 +44,11 @@ from anabranch.events import (
     ShardStopped,
 )
 from anabranch.records import Record
-from anabranch.reports import StopReport
+from anabranch.reports import ConsumerStatus, StopReport
 
 __all__ = ["Worker", "WorkerPlan"]
 
+END_CHECK_MS = 100
 Work = Coroutine[Any, Any, None]
 SinkMaker = Callable[["Worker"], Sink]
 
@@ -63,6 +66,10 @@ class WorkerPlan:
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     store_name: str = "memory"
     stops_at_tip: bool = False
+    """Stop when every shard was read to its tip, or to `until_seconds` where that is given."""
+    until_seconds: float | None = None
+    idle_timeout_ms: int | None = None
+    """Stop when no record has come for this long."""
 
 
 class Worker:
@@ -74,6 +81,7 @@ class Worker:
         self.sessions: dict[LeaseKey, Session] = {}
         self._sink: Sink
         self.member: Member
+        self.app: AppRow
         self.leases: LeaseLoop
         self._lineage: Lineage
         self._poller: Poller
@@ -83,12 +91,25 @@ class Worker:
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
         self._paused = False
-        self.ready = asyncio.Event()
+        self._active_at_ms = outside.clock.now_ms()
+        self.has_joined = False
+        self.settled = asyncio.Event()
+        """Set when the worker has joined its application, or has failed to."""
         self.report: StopReport | None = None
 
     # the whole life
 
     async def run(self, make_sink: SinkMaker) -> None:
+        try:
+            await self._run(make_sink)
+        finally:
+            self.settled.set()
+            self.scheduler.close()
+            if self.has_joined:
+                self._stop_deadline_ms = self._stop_deadline_ms or 0
+                self._sink.shelf.wake_all()
+
+    async def _run(self, make_sink: SinkMaker) -> None:
         outside, plan = self._outside, self._plan
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -96,6 +117,8 @@ class Worker:
             self._sink = make_sink(self)
             self._drain = Drain(outside.clock, self._sink.running)
             self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
+            self.app = await insist(outside, lambda: outside.store.open(plan.app))
+            await check_fleet(outside, plan.profile, plan.timing)
             await self._lineage.prepare()
             await self.member.join()
             self._wire(group)
@@ -106,7 +129,9 @@ class Worker:
                 *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
             ]
             outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
-            self.ready.set()
+            self._watch_for_end()
+            self.has_joined = True
+            self.settled.set()
             while self._stop_deadline_ms is None:
                 await self._stop.wait()
             self.report = await self._leave(tasks, self._stop_deadline_ms)
@@ -116,7 +141,7 @@ class Worker:
         self.leases = LeaseLoop(
             outside,
             self.member,
-            plan.app,
+            self.app,
             on_held=self._on_held,
             on_dropped=self._on_dropped,
             on_drain=lambda request: self._spawn(self._hand_off(request), "hand-off"),
@@ -147,6 +172,7 @@ class Worker:
         sessions = list(self.sessions.values())
         self._poller.paused = True
         self.leases.draining = True
+        self._sink.shelf.wake_all()
         left = await self._drain.wait(sessions, deadline_ms)
         for task in tasks:
             task.cancel()
@@ -167,7 +193,13 @@ class Worker:
         plan, row = self._plan, holding.row
         stream = self._lineage.stream_of(row.key)
         assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
-        unpacker = Unpacker(stream.name, row.key.shard_id, row.hash_key_range, plan.settings.polling.misrouted)
+        unpacker = Unpacker(
+            stream.name,
+            row.key.shard_id,
+            row.hash_key_range,
+            plan.settings.polling.misrouted,
+            until_seconds=plan.until_seconds,
+        )
         pace = Pace(plan.pace, self._outside.clock.now_ms())
         session = Session(holding, stream, unpacker, pace, self.budget)
         session.lane = self._sink.make_lane(session)
@@ -207,6 +239,8 @@ class Worker:
     # records come and are finished
 
     def _on_records(self, session: Session) -> None:
+        if not session.window.is_empty:
+            self._active_at_ms = self._outside.clock.now_ms()
         strays, skipped = session.unpacker.take_counts()
         if strays or skipped:
             self._tell(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
@@ -215,6 +249,8 @@ class Worker:
 
     def on_finished(self, session: Session) -> None:
         """Something of this session may have been finished."""
+        if session.lane.finished_count > session.committed_count:
+            self._active_at_ms = self._outside.clock.now_ms()
         self._drain.note()
         if session.phase not in {"reading", "ended"}:
             return
@@ -282,7 +318,47 @@ class Worker:
             await self.leases.write(Write(row, session.row.version))
             self.leases.hasten()
 
+    # where it ends by itself
+
+    def _watch_for_end(self) -> None:
+        """Looks from time to time whether there is nothing more to wait for (`until`, `idle_timeout`)."""
+        plan, now_ms = self._plan, self._outside.clock.now_ms()
+        if not plan.stops_at_tip and plan.idle_timeout_ms is None:
+            return
+        idle = plan.idle_timeout_ms is not None and now_ms - self._active_at_ms >= plan.idle_timeout_ms
+        if idle or (plan.stops_at_tip and self._is_at_end()):
+            self.stop(now_ms + round(plan.settings.leases.drain_deadline * 1000))
+        else:
+            self.scheduler.call_at(now_ms + END_CHECK_MS, self._watch_for_end)
+
+    def _is_at_end(self) -> bool:
+        """Every lease that is not finished is held here, and its shard has nothing more for now."""
+        held = self.leases.book.held
+        known = self.leases.book.leases
+        return bool(known) and all(
+            row.is_finished or (key in held and self.sessions[key].is_at_tip) for key, row in known.items()
+        )
+
     # this process
+
+    def status(self) -> ConsumerStatus:
+        return ConsumerStatus(
+            app=self._plan.app.app,
+            member_id=self.member.member_id,
+            fenced=not self.member.may_start(),
+            paused=self._paused,
+            shards=tuple(session.state() for session in self.sessions.values()),
+            budget_used_bytes=self.budget.used_bytes,
+            budget_limit_bytes=self.budget.limit_bytes,
+        )
+
+    async def wait_for_records(self) -> None:
+        """Until a walk should look again."""
+        await self._sink.shelf.wait()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_deadline_ms is not None
 
     def pause(self) -> None:
         self._paused = self._poller.paused = True

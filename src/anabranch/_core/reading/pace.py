@@ -6,6 +6,8 @@ there is more to read; slower and slower while the shard is idle; with growing, 
 or failing.
 """
 
+from math import ceil
+
 import msgspec
 
 from anabranch._model.entropy import Entropy
@@ -28,7 +30,7 @@ class Pace:
 
     def __init__(self, limits: PaceLimits, now_ms: int) -> None:
         self._limits = limits
-        self._interval_ms = max(1, round(1000 / (SHARD_READS_PER_SECOND * limits.share)))
+        self._interval_ms = ceil(1000 / (SHARD_READS_PER_SECOND * limits.share))
         self._idle_ms = self._interval_ms
         self._failures = 0
         self.next_read_at_ms = now_ms
@@ -37,7 +39,7 @@ class Pace:
         """A read succeeded. `behind_ms` is how far behind the tip of the shard it ended."""
         self._failures = 0
         allowed_at = started_at_ms + self._interval_ms
-        paid_at = now_ms + round(1000 * read_bytes / (SHARD_READ_BYTES_PER_SECOND * self._limits.share))
+        paid_at = now_ms + ceil(1000 * read_bytes / (SHARD_READ_BYTES_PER_SECOND * self._limits.share))
         if read_bytes < SHARD_READ_BYTES_PER_SECOND // SHARD_READS_PER_SECOND:
             paid_at = now_ms  # five such reads stay below the quota
         if record_count or behind_ms:

@@ -33,11 +33,16 @@ class Unpacker:
         shard_id: str,
         hash_key_range: HashKeyRange | None,
         misrouted: MisroutedPolicy = "by_writer",
+        *,
+        until_seconds: float | None = None,
     ) -> None:
         self._stream = stream
         self._shard_id = shard_id
         self._range = hash_key_range
         self._policy: MisroutedPolicy = misrouted
+        self._until_seconds = until_seconds
+        self.reached_until = False
+        """A record that arrived at or after the given time was seen: it and all after it are left alone."""
         self._misrouted_count = 0
         self._skipped_aggregate_count = 0
 
@@ -53,8 +58,12 @@ class Unpacker:
         """Stretches of the records that lie after the given position, in order; an empty stretch is never returned."""
         stream, shard_id = self._stream, self._shard_id
         plain: list[Record[bytes]] = []
+        until = self._until_seconds
         for record in records:
             data = record.data
+            if until is not None and (self.reached_until or record.arrival_seconds >= until):
+                self.reached_until = True
+                break
             first = 0
             if after is not None:
                 if (sequence_number := int(record.sequence_number)) < after.sequence_number:
@@ -91,13 +100,15 @@ class Unpacker:
     def _unpack_aggregate(
         self, record: KinesisRecord, aggregate: Aggregate, first: int
     ) -> Iterator[list[Record[bytes]]]:
+        if first >= len(aggregate):
+            return
         strays = frozenset[int]()
         if self._range is not None and (outside := aggregate.misrouted(self._range)):
             marked = PRODUCER_TAG in aggregate.first_tags
             if self._policy == "skip" or (self._policy == "by_writer" and marked):
                 self._skipped_aggregate_count += 1
                 return
-            strays = frozenset(outside)
+            strays = frozenset(index for index in outside if index >= first)
             self._misrouted_count += len(strays)
         for start in range(first, len(aggregate), STRETCH):
             yield [

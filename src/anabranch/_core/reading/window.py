@@ -2,7 +2,7 @@
 
 Pages go in as reads arrive and come out as single records, in order, made when they are asked for. The window counts
 what it holds, so that reading stops when it is full (back-pressure) and the byte budget is never overdrawn; it drops
-nothing.
+nothing until it is cleared.
 """
 
 from collections import deque
@@ -29,14 +29,20 @@ class Window:
         self._stretches: Iterator[list[Record[bytes]]] = iter(())
         self._stretch: list[Record[bytes]] = []
         self._index = 0
+        self._held_bytes = 0
+        """Charged and not yet free."""
         self._freed_bytes = 0
+        self._cleared = False
         self.waiting_bytes = 0
         """Charged for pages from which nothing has been handed out yet."""
 
     def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
         """All records of one read that resumed after the given position; returns the bytes that they are charged."""
+        if self._cleared:
+            return 0
         page = Page(records, after)
         self._pages.append(page)
+        self._held_bytes += page.charged_bytes
         self.waiting_bytes += page.charged_bytes
         return page.charged_bytes
 
@@ -66,7 +72,7 @@ class Window:
                 self._stretch, self._index = stretch, 0
                 return True
             if self._page is not None:
-                self._freed_bytes += self._page.drain()
+                self._free(self._page.drain())
                 self._page = None
                 self._stretch, self._index = [], 0
             if not self._pages:
@@ -76,7 +82,12 @@ class Window:
             self._stretches = self._unpacker.unpack(self._page.records, self._page.after)
 
     def finish(self, record: Record[bytes], page: Page) -> None:
-        self._freed_bytes += page.finish(record_cost(record))
+        if not self._cleared:
+            self._free(page.finish(record_cost(record)))
+
+    def _free(self, freed_bytes: int) -> None:
+        self._held_bytes -= freed_bytes
+        self._freed_bytes += freed_bytes
 
     def collect_freed(self) -> int:
         """The bytes that became free since the last call: to be given back to the budget."""
@@ -84,13 +95,13 @@ class Window:
         return freed
 
     def clear(self) -> None:
-        """Forgets what was not handed out (the shard is stopped or lost); frees its bytes."""
-        for page in self._pages:
-            self._freed_bytes += page.drain()
+        """Forgets everything for good (the shard is stopped or lost) and frees all its bytes, those of records that were
+        handed out too: nobody reports their end any more. What arrives later is forgotten as well.
+        """
+        self._cleared = True
+        self._free(self._held_bytes)
         self._pages.clear()
-        if self._page is not None:
-            self._freed_bytes += self._page.drain()
-            self._page = None
+        self._page = None
         self._stretches, self._stretch, self._index = iter(()), [], 0
         self.waiting_bytes = 0
 

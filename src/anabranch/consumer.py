@@ -1,0 +1,379 @@
+"""`Consumer`: reads a stream in order, through resharding, restarts and fleets.
+
+A facade: it turns what the user said into a plan, wires the engine to AWS and to a lease store, and decides nothing.
+`Consumer._on` takes the ports instead, so that a simulation runs the same engine on other ones.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from anabranch._aws.account import AwsAccount
+from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.leases.timing import lease_timing
+from anabranch._core.reading.pace import PaceLimits
+from anabranch._engine.calls import HandlerCall
+from anabranch._engine.consuming import Consuming, Handling
+from anabranch._engine.member import MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.worker import WorkerPlan
+from anabranch._model.leases import AppRow
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.budget import Budget
+from anabranch.config import Aws, ConsumerSettings
+from anabranch.errors import ConfigurationError, UsageError
+from anabranch.events import Event
+from anabranch.policies import Retry
+from anabranch.records import Batch, Record
+from anabranch.reports import ConsumerStatus, StopReport
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.urls import default_store, open_store
+from anabranch.values import Decoder, decode_with
+
+__all__ = ["Consumer"]
+
+T = TypeVar("T")
+Handler = Callable[..., Any]
+
+_log = logging.getLogger("anabranch")
+
+EPHEMERAL = "(ephemeral)"
+
+
+class Consumer(Generic[T]):
+    """Reads one stream, or several, and hands out their records in order.
+
+    Without `app=` it keeps nothing and starts at the tip; with it, it goes on where the application was, alone or as
+    one of many workers that share the leases.
+    """
+
+    def __init__(
+        self,
+        stream: str | Sequence[str],
+        *,
+        app: str | None = None,
+        start: Literal["latest", "trim_horizon"] | datetime | None = None,
+        until: Literal["tip"] | datetime | None = None,
+        idle_timeout: float | None = None,
+        leases: str | LeaseStore | None = None,
+        read: Literal["polling"] = "polling",
+        order: Literal["shard", "key", "none"] = "shard",
+        concurrency: int = 32,
+        decode: Decoder[T] = bytes,  # type: ignore[assignment]
+        on_failure: Retry | None = None,
+        settings: ConsumerSettings | None = None,
+        aws: Aws | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._settings = settings or ConsumerSettings()
+        self._streams = _check(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
+        if order not in {"shard", "key", "none"}:
+            raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
+        self._app = app
+        self._start: Literal["latest", "trim_horizon"] | float = (
+            start.timestamp() if isinstance(start, datetime) else start or ("latest" if app is None else "trim_horizon")
+        )
+        self._until = until
+        self._idle_timeout = idle_timeout
+        self._leases = leases
+        self._handling = Handling(
+            order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
+        )
+        self._aws = aws
+        self._on_event = on_event
+        budget = self._settings.budget
+        self._budget = budget if isinstance(budget, Budget) else Budget(budget)
+        self._handler: Handler | None = None
+        self._batch_handler: tuple[Handler, BatchLimits] | None = None
+        self._outside: Outside | None = None
+        self._account: AwsAccount | None = None
+        self._client: KinesisClient | None = None
+        self._consuming: Consuming | None = None
+
+    # opening and closing
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._consuming is not None and self._consuming.is_running:
+                await self._consuming.abandon(self._settings.leases.drain_deadline)
+        finally:
+            await self._close()
+
+    async def _open(self) -> Outside:
+        if self._outside is not None:
+            return self._outside
+        if self._app is None and self._leases is None:
+            store: LeaseStore = MemoryLeaseStore()
+        elif self._leases is None:
+            store = default_store(self._app or EPHEMERAL, os.environ)
+        else:
+            store = open_store(self._leases, self._app or EPHEMERAL)
+        self._account = AwsAccount(self._aws)
+        regions = sorted({stream.region for stream in self._streams if stream.region is not None})
+        self._client = await open_kinesis(self._account, region=regions[0] if regions else None)
+        self._outside = Outside(
+            kinesis=self._client,
+            store=store,
+            clock=SystemClock(),
+            entropy=random.SystemRandom(),
+            emit=self._emit,
+        )
+        return self._outside
+
+    async def _close(self) -> None:
+        outside, self._outside = self._outside, None
+        if outside is not None:
+            await outside.store.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+        account, self._account = self._account, None
+        if account is not None:
+            account.close()
+
+    def _emit(self, event: Event) -> None:
+        _log.log(event.level, "%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:  # noqa: BLE001 -- a user's hook must not disturb the reading
+                _log.exception("on_event failed for: %s", event)
+
+    def _begin(self, outside: Outside) -> Consuming:
+        if self._consuming is not None and self._consuming.is_running:
+            raise UsageError("this consumer is running already: one iterator or one run at a time")
+        settings = self._settings
+        streams = ",".join(sorted(str(stream) for stream in self._streams))
+        until = self._until
+        plan = WorkerPlan(
+            app=AppRow(
+                app=self._app or EPHEMERAL, app_id=secrets.token_hex(16), created_wall_ms=outside.clock.wall_ms()
+            ),
+            streams=self._streams,
+            start=self._start,
+            profile=MemberProfile(
+                worker_id=settings.leases.worker_id or f"{socket.gethostname()}:{os.getpid()}",
+                fingerprint=f"streams {streams}; order {self._handling.order}",
+                shards_max=settings.leases.max_shards,
+            ),
+            timing=lease_timing(round(settings.leases.expiry * 1000)),
+            pace=PaceLimits(
+                share=settings.polling.shard_share, idle_interval_ms=round(settings.polling.idle_interval * 1000)
+            ),
+            settings=settings,
+            store_name=type(outside.store).__name__,
+            stops_at_tip=until is not None,
+            until_seconds=until.timestamp() if isinstance(until, datetime) else None,
+            idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
+        )
+        self._consuming = Consuming(outside, plan, self._handling, self._budget)
+        return self._consuming
+
+    # the caller's own loop
+
+    async def __aiter__(self) -> AsyncIterator[Record[T]]:
+        """One record after another; each is acknowledged when the next is asked for."""
+        consuming = self._begin(self._opened())
+        async for record in consuming.records():
+            yield record
+
+    async def batches(
+        self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
+    ) -> AsyncIterator[Batch[T]]:
+        """Batch after batch, each of one shard; acknowledged when the next is asked for."""
+        limits = _batch_limits(max_records, max_bytes, max_wait)
+        consuming = self._begin(self._opened())
+        async for batch in consuming.batches(limits):
+            yield batch
+
+    def _opened(self) -> Outside:
+        if self._outside is None:
+            raise UsageError("open the consumer first: async with Consumer(...) as consumer")
+        return self._outside
+
+    # handlers
+
+    def handler(self, handler: Handler) -> Handler:
+        """A decorator: this function handles the records in `run`."""
+        self._handler = handler
+        return handler
+
+    def batch_handler(
+        self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
+    ) -> Callable[[Handler], Handler]:
+        """A decorator: this function handles the batches in `run_batches`."""
+        limits = _batch_limits(max_records, max_bytes, max_wait)
+
+        def decorate(handler: Handler) -> Handler:
+            self._batch_handler = (handler, limits)
+            return handler
+
+        return decorate
+
+    async def run(
+        self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool = True
+    ) -> StopReport:
+        """Handles records until stopped: async handlers on the loop, plain functions in threads or `processes`."""
+        if handler is None and self._handler is None and self._batch_handler is not None:
+            return await self.run_batches(handle_signals=handle_signals)
+        handler = handler or self._handler
+        if handler is None:
+            raise UsageError("run needs a handler: pass one, or mark one with @consumer.handler")
+        call = HandlerCall(handler, threads=self._handling.concurrency, processes=processes)
+        return await self._run(lambda consuming: consuming.handle_records(call), handle_signals=handle_signals)
+
+    async def run_batches(
+        self,
+        handler: Handler | None = None,
+        *,
+        max_records: int = 500,
+        max_bytes: int = 1 << 20,
+        max_wait: float = 1.0,
+        handle_signals: bool = True,
+    ) -> StopReport:
+        """As `run`, with a handler of batches: one batch of a shard at a time, several shards at once."""
+        limits = _batch_limits(max_records, max_bytes, max_wait)
+        if handler is None:
+            if self._batch_handler is None:
+                raise UsageError("run_batches needs a handler: pass one, or mark one with @consumer.batch_handler()")
+            handler, limits = self._batch_handler
+        call = HandlerCall(handler, threads=self._handling.concurrency)
+        return await self._run(lambda consuming: consuming.handle_batches(call, limits), handle_signals=handle_signals)
+
+    async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool) -> StopReport:
+        opened_here = self._outside is None
+        outside = await self._open()
+        try:
+            consuming = self._begin(outside)
+            with _stop_on_signals(consuming, self._settings, handle_signals=handle_signals):
+                try:
+                    await consuming.start(make_sink(consuming))
+                    return await consuming.wait()
+                except asyncio.CancelledError:
+                    await consuming.cancel()
+                    raise
+                finally:
+                    consuming.close()
+        finally:
+            if opened_here:
+                await self._close()
+
+    def run_sync(self, handler: Handler | None = None, **options: Any) -> StopReport:
+        """`run` for programs without an event loop."""
+        return asyncio.run(self.run(handler, **options))
+
+    # this process
+
+    def pause(self) -> None:
+        """Reads nothing more until `resume`; what was read is still handed out."""
+        self._running().worker.pause()
+
+    def resume(self) -> None:
+        self._running().worker.resume()
+
+    def status(self) -> ConsumerStatus:
+        return self._running().worker.status()
+
+    async def stop(self, *, deadline: float = 30.0) -> StopReport:
+        """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline."""
+        if self._consuming is None:
+            return StopReport()
+        return await self._consuming.stop(deadline)
+
+    def _running(self) -> Consuming:
+        if self._consuming is None or not self._consuming.is_running:
+            raise UsageError("this consumer is not running")
+        return self._consuming
+
+
+def _check(
+    stream: str | Sequence[str],
+    *,
+    app: str | None,
+    start: object,
+    until: object,
+    idle_timeout: float | None,
+    read: str,
+) -> tuple[StreamName, ...]:
+    violations = []
+    names = (stream,) if isinstance(stream, str) else tuple(stream)
+    streams: list[StreamName] = []
+    for name in names:
+        try:
+            streams.append(parse_stream(name))
+        except ValueError as error:
+            violations.append(str(error))
+    if not names:
+        violations.append("name at least one stream")
+    if len({str(parsed) for parsed in streams}) < len(streams):
+        violations.append("a stream is named twice")
+    if len({parsed.region for parsed in streams if parsed.region is not None}) > 1:
+        violations.append("the streams of one consumer must be in one region")
+    if app is not None and not 1 <= len(app) <= 128:
+        violations.append("app must have 1 to 128 characters")
+    if read != "polling":
+        violations.append(f"read is {read!r}; this version reads by 'polling'")
+    for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                violations.append(f"{name} is a datetime without a time zone: say which, as datetime.now(UTC)")
+        elif value is not None and value not in word:
+            violations.append(f"{name} is {value!r}; it must be {' or '.join(sorted(map(repr, word)))}, or a datetime")
+    if idle_timeout is not None and idle_timeout <= 0:
+        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
+    if violations:
+        raise ConfigurationError(violations)
+    return tuple(streams)
+
+
+def _batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
+    if max_records < 1 or max_bytes < 1 or max_wait < 0:
+        raise ConfigurationError(
+            f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} can never be full: "
+            "the first two must be at least 1, the last not negative"
+        )
+    return BatchLimits(max_records, max_bytes, round(max_wait * 1000))
+
+
+@contextmanager
+def _stop_on_signals(consuming: Consuming, settings: ConsumerSettings, *, handle_signals: bool) -> Iterator[None]:
+    """SIGTERM and SIGINT end the run in order; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+    installed: list[signal.Signals] = []
+
+    def on_signal() -> None:
+        deadline_ms = 0 if consuming.worker.is_stopping else round(settings.leases.drain_deadline * 1000)
+        consuming.worker.stop(SystemClock().now_ms() + deadline_ms)
+
+    if handle_signals:
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(signal_number, on_signal)
+            except (NotImplementedError, RuntimeError, ValueError):
+                continue  # not the main thread, or a loop without signals: the program handles them
+            installed.append(signal_number)
+    try:
+        yield
+    finally:
+        for signal_number in installed:
+            loop.remove_signal_handler(signal_number)

@@ -26,9 +26,9 @@ class Faults:
             self._each(options.crashes_each_ms, self._crash, index)
             self._each(options.stops_each_ms, self._stop, index)
             self._each(options.rows_deleted_each_ms, self._delete_row, index)
+        self._each(options.roll_backs_each_ms, self._roll_back, 0)
         for is_wanted, action in (
             (options.outage_ms, self._go_away),
-            (options.roll_back_ms, self._roll_back),
             (options.reset, self._reset),
         ):
             if is_wanted:
@@ -95,7 +95,7 @@ class Faults:
     def _come_back(self) -> None:
         self._world.store.is_away = False
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, _: int) -> None:
         world = self._world
         world.store.now_ms = world.agenda.now_ms
         world.journal.epochs_may_repeat = True

@@ -15,6 +15,8 @@ __all__ = ["Host"]
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """Of the process; unique in the world, whatever the worker is configured as."""
     worker_id: str
     process: Process
     link: Link

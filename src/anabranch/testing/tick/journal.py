@@ -1,20 +1,23 @@
 """What the workers of a world did, judged as it happens: starts, finishes and commits, and nothing of how they decide.
 
-A *tenure* is one member's holding of a lease at one epoch. Checks, each a promise:
+A *tenure* is one process's holding of a lease under one member id at one epoch. Checks, each a promise:
 - one owner: once another tenure has started a record of a lease, an earlier one starts nothing more of it;
 - fence tokens: a later tenure's epoch is higher (except after the store went back in time);
 - order: no record is started for the first time before the one before it was finished;
-- no loss: no commit passes a record that was not finished.
+- no loss: no commit passes a record that was not finished;
+- one application: a running process never begins a second one.
 
 A call that was paused between the look at the clock and its start may come late: no lease can prevent that, which is
 why it carries a fence token. Those are counted apart, as zombies.
 """
 
+from typing import NamedTuple
+
 import msgspec
 
 from anabranch._model.leases import LeaseKey
 
-__all__ = ["TickJournal", "Violation"]
+__all__ = ["Tenure", "TickJournal", "Violation"]
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -25,11 +28,20 @@ class Violation(msgspec.Struct, frozen=True):
         return f"at {self.at_ms / 1000:.3f} s: {self.what}"
 
 
+class Tenure(NamedTuple):
+    process: str
+    member_id: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.process} as {self.member_id} at epoch {self.epoch}"
+
+
 class _Line(msgspec.Struct):
     """One lease of one application, over all its holders."""
 
-    tenure: tuple[str, int] | None = None
-    ended: set[tuple[str, int]] = msgspec.field(default_factory=set)
+    tenure: Tenure | None = None
+    ended: set[Tenure] = msgspec.field(default_factory=set)
     first_started: int = 0
     finished: int = 0
     """Every record up to this one was finished by somebody."""
@@ -48,18 +60,15 @@ class TickJournal:
         """Set when the store went back in time: a taker that never saw the lost epochs cannot go above them."""
         self._lines: dict[tuple[str, LeaseKey], _Line] = {}
 
-    def started(
-        self, at_ms: int, app_id: str, key: LeaseKey, tenure: tuple[str, int], record: int, *, was_paused: bool
-    ) -> None:
+    def started(self, at_ms: int, app_id: str, key: LeaseKey, tenure: Tenure, record: int, *, was_paused: bool) -> None:
         line = self._line(app_id, key)
         self.starts += 1
         if was_paused and line.tenure != tenure:
             self.zombies += 1
             return
         if tenure in line.ended:
-            member_id, epoch = tenure
-            self._violated(at_ms, f"stale dispatch: {member_id} starts record {record} of {key.shard_id} at epoch "
-                f"{epoch}, after {line.tenure} did")  # fmt: skip
+            self._violated(at_ms, f"stale dispatch: {tenure} starts record {record} of {key.shard_id}, after "
+                f"{line.tenure} did")  # fmt: skip
             return
         if line.tenure != tenure:
             self._begin_tenure(at_ms, key, line, tenure)
@@ -84,17 +93,19 @@ class TickJournal:
     def silent_since(self, app_id: str, key: LeaseKey) -> int:
         return self._line(app_id, key).started_at_ms
 
+    def opened(self, at_ms: int, opened_before: str, app_id: str) -> None:
+        """A process has an application; an earlier one of the same process is named, if there was one."""
+        if opened_before and opened_before != app_id:
+            self._violated(at_ms, f"second application: a running process left {opened_before} for {app_id}")
+
     def stood_still(self, at_ms: int, what: str) -> None:
         self._violated(at_ms, f"standstill: {what}")
 
-    def must_be_over(self, at_ms: int, what: str) -> None:
-        self._violated(at_ms, what)
-
-    def _begin_tenure(self, at_ms: int, key: LeaseKey, line: _Line, tenure: tuple[str, int]) -> None:
+    def _begin_tenure(self, at_ms: int, key: LeaseKey, line: _Line, tenure: Tenure) -> None:
         self.tenures += 1
         if line.tenure is not None:
             line.ended.add(line.tenure)
-            if tenure[1] <= line.tenure[1] and not self.epochs_may_repeat:
+            if tenure.epoch <= line.tenure.epoch and not self.epochs_may_repeat:
                 self._violated(at_ms, f"fence token: {tenure} of {key.shard_id} follows {line.tenure}")
         line.tenure = tenure
 

@@ -60,13 +60,11 @@ class Link:
         self._process = process
         self._options = options
         self._random = random
+        self._lag_phase_ms = random.randrange(60_000)
 
-    def call(
-        self, lane: Lane, deadline_ms: int | None, request: Callable[[], Any], done: Callable[[Any], None]
-    ) -> None:
+    def call(self, lane: Lane, deadline_ms: int, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
         call = _Call(lane, request, done)
-        if deadline_ms is not None:
-            self._process.at(self._process.now_ms() + deadline_ms, lane, self._give_up, call)
+        self._process.at(self._process.now_ms() + deadline_ms, lane, self._give_up, call)
         if self._passes():
             self._agenda.after(self._delay_ms(), self._arrive, call, self.incarnations[lane])
             if self._random.random() < self._options.repeated and not self.calm:
@@ -75,9 +73,9 @@ class Link:
                 )
 
     def lag_ms(self) -> int:
-        """How old the next read is."""
+        """How old the next read is: its replica stands still for a while, then catches up at once, again and again."""
         limit_ms = self._options.lag_ms_max
-        return self._random.randrange(limit_ms) if limit_ms and not self.calm else 0
+        return (self._agenda.now_ms + self._lag_phase_ms) % limit_ms if limit_ms and not self.calm else 0
 
     def _passes(self) -> bool:
         if self._agenda.now_ms < self.cut_until_ms:

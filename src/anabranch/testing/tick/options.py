@@ -44,12 +44,15 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time between two clean stops of a worker, each followed by a start."""
     outage_ms: int = 0
     """Once, the store is away for so long."""
-    roll_back_ms: int = 0
-    """Once, the store goes back in time by so much, and says that it is another one."""
+    roll_backs_each_ms: int = 0
+    """Mean time between two times that the store goes back in time, and says that it is another one."""
+    roll_back_ms: int = 10_000
+    """How far it goes back."""
     reset: bool = False
     """Once, the store loses everything; fresh workers find a new application."""
     rows_deleted_each_ms: int = 0
     """Mean time between two deletions of a live member's row by somebody's hand."""
+    commit_each_ms: int = 2_000
     overruns: float = 0.0
     """The share of handler calls that take 4 to 20 s."""
     same_worker_id: bool = False
@@ -83,9 +86,11 @@ def options_for(seed: int) -> WorldOptions:
         crashes_each_ms=sometimes(0.4, 20_000, 80_000),
         stops_each_ms=sometimes(0.4, 15_000, 60_000),
         outage_ms=sometimes(0.1, 3_000, 30_000),
-        roll_back_ms=sometimes(0.1, 500, 20_000),
+        roll_backs_each_ms=sometimes(0.1, 15_000, 60_000),
+        roll_back_ms=random.randrange(500, 20_000),
         reset=random.random() < 0.03,
         rows_deleted_each_ms=sometimes(0.05, 20_000, 60_000),
+        commit_each_ms=random.choice([1_000, 2_000, 10_000]),
         overruns=random.choice([0.0, 0.0, 0.03]),
         same_worker_id=random.random() < 0.2,
     )

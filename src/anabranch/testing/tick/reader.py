@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from anabranch._core.leases.steps import Write
 from anabranch._model.leases import Checkpoint, Conflict, LeaseKey, LeaseRow
 from anabranch._model.sequence_numbers import Position
+from anabranch.testing.tick.journal import Tenure
 from anabranch.testing.tick.network import NO_ANSWER
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Reader", "committed_record"]
 
 _PACE_MS = 400
-_COMMIT_EACH_MS = 2_000
 _DRAIN_DEADLINE_MS = 5_000
 
 
@@ -34,7 +34,7 @@ class Reader:
         self.writing = False
         """One write of a lease is in flight at a time (rule L7)."""
         self._worker = worker
-        self._tenure = (worker.book.member_id, row.epoch)
+        self._tenure = Tenure(worker.host.name, worker.book.member_id, row.epoch)
         self._running = False
         self._committed_at_ms = worker.now_ms()
         self._drain_since_ms: int | None = None
@@ -63,7 +63,7 @@ class Reader:
             self._drain()
         elif not self._running and self._worker.may_start(self.key):
             self._start()
-        if self._worker.now_ms() - self._committed_at_ms >= _COMMIT_EACH_MS:
+        if self._worker.now_ms() - self._committed_at_ms >= self._worker.options.commit_each_ms:
             self.commit()
         self._later(_PACE_MS // 2 + self._worker.random.randrange(_PACE_MS))
 

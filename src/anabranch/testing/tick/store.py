@@ -15,7 +15,7 @@ _Snapshot = tuple[AppRow | None, dict[str, MemberRow], dict[LeaseKey, LeaseRow]]
 
 
 class TickStore:
-    def __init__(self, *, history_ms: int = 0) -> None:
+    def __init__(self, *, keeps_history: bool = False) -> None:
         self.now_ms = 0
         self.incarnation = "storage-0"
         self.app: AppRow | None = None
@@ -24,7 +24,7 @@ class TickStore:
         self.is_away = False
         self.takes = 0
         self.seals = 0
-        self._history_ms = history_ms
+        self._keeps_history = keeps_history
         self._history: list[tuple[int, _Snapshot]] = []
 
     # reads
@@ -136,7 +136,7 @@ class TickStore:
 
     def _note(self) -> None:
         """Keeps the rows as they are until now, where reads may lag or the store may go back."""
-        if self._history_ms:
+        if self._keeps_history:
             self._history.append((self.now_ms, (self.app, dict(self.members), dict(self.leases))))
 
     def _as_of(self, time_ms: int) -> _Snapshot:

@@ -16,6 +16,7 @@ from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Se
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._model.leases import AppRow, Beat, Conflict, LeaseKey, LeaseRow, MemberRow
 from anabranch.testing.tick.host import Host
+from anabranch.testing.tick.journal import Tenure
 from anabranch.testing.tick.network import NO_ANSWER, Reconnected
 from anabranch.testing.tick.process import Lane
 from anabranch.testing.tick.reader import Reader, committed_record
@@ -31,8 +32,6 @@ class TickWorker:
     stopwatches_class: ClassVar[type[Stopwatches]] = Stopwatches
     book_class: ClassVar[type[Book]] = Book
     reader_class: ClassVar[type[Reader]] = Reader
-    gives_up: ClassVar[bool] = True
-    """Whether store calls have a deadline."""
 
     def __init__(self, host: Host, leases: Sequence[LeaseRow]) -> None:
         self.host = host
@@ -58,6 +57,9 @@ class TickWorker:
 
     def new_member_id(self) -> str:
         return f"{self.host.worker_id}#{self.random.getrandbits(128):032x}"
+
+    def call_deadline_ms(self) -> int:
+        return self.host.timing.call_deadline_ms
 
     def may_start(self, key: LeaseKey) -> bool:
         """Rule L8: compared immediately before the start, never signalled."""
@@ -101,11 +103,16 @@ class TickWorker:
             incarnation=self.link.incarnations["main"],
         )
 
+        heart = self.heart
+
         def opened(answer: Any) -> None:
+            if heart is not self.heart:
+                return
             if isinstance(answer, Reconnected) or answer is NO_ANSWER:
                 self._open(leases)
                 return
             row, incarnation = answer
+            self.host.journal.opened(self.process.true_ms(), self.app_id, row.app_id)
             self.app_id = row.app_id
             if row.incarnation != incarnation:
                 self._hold_takes()
@@ -339,7 +346,7 @@ class TickWorker:
     def now_ms(self) -> int:
         return self.process.now_ms()
 
-    def journal_start(self, key: LeaseKey, tenure: tuple[str, int], record: int, *, was_paused: bool) -> None:
+    def journal_start(self, key: LeaseKey, tenure: Tenure, record: int, *, was_paused: bool) -> None:
         true_ms = self.process.true_ms()
         self.host.journal.started(true_ms, self.app_id, key, tenure, record, was_paused=was_paused)
 
@@ -362,4 +369,4 @@ class TickWorker:
         return or_none or answer is not NO_ANSWER
 
     def _call(self, lane: Lane, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.link.call(lane, self.host.timing.call_deadline_ms if self.gives_up else None, request, done)
+        self.link.call(lane, self.call_deadline_ms(), request, done)

@@ -59,10 +59,11 @@ class World:
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
         self.agenda = Agenda()
         self.journal = TickJournal()
-        self.store = store_class(history_ms=max(options.lag_ms_max, options.roll_back_ms))
+        self.store = store_class(keeps_history=bool(options.lag_ms_max or options.roll_backs_each_ms))
         self.workers: list[TickWorker] = []
         self.is_calm = False
         self._worker_class = worker_class
+        self._process_count = 0
         for index in range(options.worker_count):
             self.workers.append(self.start_worker(index))
         self._faults = Faults(self)
@@ -79,7 +80,9 @@ class World:
         )
         link = Link(self.agenda, self.store, process, options, random)
         link.calm = self.is_calm
+        self._process_count += 1
         host = Host(
+            name=f"process {self._process_count}",
             worker_id="billing" if options.same_worker_id else f"worker-{index}",
             process=process,
             link=link,

@@ -1,0 +1,75 @@
+"""The lease protocol in the tick simulation: clean over many worlds, and every broken variant is caught."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from variants.lease_variants import ROUGH, VARIANTS, NoGapRule
+
+from anabranch.testing.tick import TickWorker, WorldOptions, options_for, run_world
+
+REGRESSIONS = Path(__file__).with_name("regressions.txt")
+OUTAGE = WorldOptions(lease_count=3, faulty_ms=90_000, outage_ms=30_000, settling_ms=20_000, clock_error=0.01)
+
+
+def seeds_that_once_failed():
+    lines = REGRESSIONS.read_text().splitlines()
+    return [line.split()[1] for line in lines if line.startswith("protocol ")]
+
+
+def catches(variant, seed):
+    verdict = run_world(seed, variant.options, worker_class=variant.worker_class, store_class=variant.store_class)
+    return any(violation.what.startswith(variant.complaint) for violation in verdict.violations)
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_no_world_breaks_a_promise(first):
+    for seed in range(first, first + 50):
+        assert run_world(seed).violations == (), f"python -m anabranch.testing.sim --protocol --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds_that_once_failed())
+def test_a_seed_that_once_failed_is_clean(seed):
+    assert run_world(int(seed)).violations == ()
+
+
+def test_the_worlds_of_the_evidence_table_are_clean():
+    for seed in range(40):
+        assert run_world(seed, replace(ROUGH, settling_ms=100_000)).violations == ()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_broken_protocol_is_caught_within_fifty_seeds(name):
+    assert any(catches(VARIANTS[name], seed) for seed in range(50)), f"{name} was not caught"
+
+
+def test_an_outage_of_the_store_moves_nothing():
+    moves = {
+        worker_class: sum(run_world(seed, OUTAGE, worker_class=worker_class).takes - 3 for seed in range(20))
+        for worker_class in (TickWorker, NoGapRule)
+    }
+    assert moves[TickWorker] == 0
+    assert moves[NoGapRule] > 0
+
+
+def test_a_seed_is_the_same_world_in_every_process():
+    code = (
+        "from anabranch.testing.tick import run_world;"
+        "print([(v.events, v.starts, v.takes, v.repeats) for v in map(run_world, range(900, 910))])"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed}
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_every_fault_is_in_many_worlds_and_in_not_all():
+    drawn = [options_for(seed) for seed in range(400)]
+    for name in ("lost", "late", "lag_ms_max", "pauses_each_ms", "stalls_each_ms", "gaps", "partitions_each_ms",
+                 "crashes_each_ms", "stops_each_ms", "outage_ms", "roll_backs_each_ms", "reset"):  # fmt: skip
+        assert 0 < sum(bool(getattr(options, name)) for options in drawn) < 400, name

@@ -1,0 +1,309 @@
+"""Lease protocols that are broken on purpose, one rule each, and the worlds in which it shows.
+
+A simulation that finds nothing proves nothing unless it finds these: each must be caught within 50 seeds.
+"""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from anabranch._core.leases import rows
+from anabranch._core.leases.book import Book
+from anabranch._core.leases.heart import Heart
+from anabranch._core.leases.outcome import apply_members
+from anabranch._core.leases.steps import Take
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._model.leases import Conflict
+from anabranch.testing.tick import TickStore, TickWorker, WorldOptions
+from anabranch.testing.tick.network import NO_ANSWER, Reconnected
+from anabranch.testing.tick.reader import Reader
+
+ROUGH = WorldOptions(
+    worker_count=3,
+    lease_count=1,
+    lost=0.04,
+    late=0.03,
+    clock_error=0.01,
+    pauses_each_ms=30_000,
+    partitions_each_ms=30_000,
+    commit_each_ms=10_000,
+    settling_ms=0,
+)
+"""The worlds of the evidence table: three workers, one lease, four minutes."""
+
+SLOW = replace(ROUGH, worker_count=5, lease_count=5, lost=0.0, late=0.1)
+"""Every tenth message is late, and none is lost."""
+
+FORGETFUL = replace(
+    ROUGH,
+    worker_count=5,
+    lease_count=5,
+    partitions_each_ms=15_000,
+    stops_each_ms=20_000,
+    roll_backs_each_ms=30_000,
+    roll_back_ms=15_000,
+)
+"""A store that goes back in time, under a fleet that comes and goes."""
+
+
+class Variant(NamedTuple):
+    worker_class: type[TickWorker] = TickWorker
+    store_class: type[TickStore] = TickStore
+    options: WorldOptions = ROUGH
+    complaint: str = "stale dispatch"
+
+
+class StoreThatTakesFromTheLiving(TickStore):
+    """Take is a compare-and-set on the lease row alone."""
+
+    def take_lease(self, key, member_id, expected_owner, expected_version, epoch_floor):
+        row = self.leases[key]
+        answer = rows.take_lease(row, None, member_id, expected_owner=expected_owner, expected_version=expected_version)
+        if not isinstance(answer, Conflict):
+            self.leases[key] = answer
+            self.takes += 1
+        return answer
+
+
+class ExpiryIsDeath(Stopwatches):
+    """A member that looks dead is not sealed: its leases are taken as they are."""
+
+    def sealable(self, now_ms, known_dead=()):
+        return []
+
+    def is_over(self, member_id, now_ms):
+        watch = self._watches.get(member_id)
+        return watch is not None and self._is_due(watch, now_ms)
+
+    def live(self):
+        now_ms = self._read_at_ms or 0
+        return [row for row in super().live() if row.member_id == self.me or not self.is_over(row.member_id, now_ms)]
+
+
+class TakeWithoutSeal(TickWorker):
+    stopwatches_class = ExpiryIsDeath
+
+    def plan(self, *, may_take):
+        self.stopwatches.me = self.book.member_id
+        self.book.changed = True
+        return super().plan(may_take=may_take)
+
+
+class HeartThatNeverLifts(Heart):
+    """Once its fence has passed, a member is over, whatever the store says."""
+
+    def answered(self, row):
+        valid_until_ms = self.pulse.fence.valid_until_ms
+        began_ms, _ = self._began
+        if valid_until_ms is not None and began_ms >= valid_until_ms:
+            self._began = None
+            self.end("missing")
+        else:
+            super().answered(row)
+
+
+class TakeWithoutSealNeverLift(TakeWithoutSeal):
+    heart_class = HeartThatNeverLifts
+
+    def may_start(self, key):
+        if not super().may_start(key):
+            return False
+        # a fence that passed stays passed, even where a late answer has moved it
+        return self.heart.pulse.fence.ending is None
+
+
+class StopwatchesWithOwnExpiry(Stopwatches):
+    def expiry_of(self, victims_expiry_ms):
+        return self._timing.expiry_ms
+
+
+class OwnExpiry(TickWorker):
+    stopwatches_class = StopwatchesWithOwnExpiry
+
+
+class StopwatchFromTheRequest(TickWorker):
+    def call_deadline_ms(self):
+        return 15_000
+
+    def members_received(self, rows, sent_at_ms):
+        apply_members(self.book, self.stopwatches, rows, sent_at_ms)
+
+
+class ValidityFromTheAcknowledgement(TickWorker):
+    def call_deadline_ms(self):
+        return 15_000
+
+    def beat_answered(self, row):
+        self.heart._began = (self.now_ms(), self.process.wall_ms())
+        super().beat_answered(row)
+
+
+class StopwatchesThatRunOn(Stopwatches):
+    """No gap rule: what was not watched is held against everybody."""
+
+    def _restart_after_gap(self, gap_ms, now_ms):
+        pass
+
+
+class NoGapRule(TickWorker):
+    stopwatches_class = StopwatchesThatRunOn
+
+
+class HandOffByForce(TickWorker):
+    """A request has a deadline; then the lease is taken from its live owner."""
+
+    def plan(self, *, may_take):
+        steps = super().plan(may_take=may_take)
+        for key, asked_ms in self.book.asked.items():
+            row = self.book.leases[key]
+            if self.now_ms() - asked_ms > 3_000 and row.owner not in {None, self.book.member_id}:
+                steps.append(Take(key, row.owner, row.version))
+        return steps
+
+
+class FenceOfOneClock(TickWorker):
+    """Believes a clock that stands still while the machine is suspended."""
+
+    def may_start(self, key):
+        until_ms = self.heart.pulse.fence.valid_until_ms
+        return self.book.is_startable(key) and until_ms is not None and self.now_ms() < until_ms
+
+
+class FenceBySignal(TickWorker):
+    """The heartbeats' side tells the other when the fence has passed, instead of letting it look at the clock."""
+
+    def __init__(self, host, leases):
+        self.fenced = True
+        super().__init__(host, leases)
+
+    def beat_answered(self, row):
+        super().beat_answered(row)
+        if (until_ms := self.heart.pulse.fence.valid_until_ms) is not None:
+            self.fenced = False
+            self.process.at(until_ms + 1, "heart", self.look)
+
+    def look(self):
+        until_ms = self.heart.pulse.fence.valid_until_ms
+        if until_ms is None or self.now_ms() >= until_ms:
+            self.fenced = True
+
+    def may_start(self, key):
+        return not self.fenced and not self.is_draining and self.book.is_startable(key)
+
+
+class OwnerIsWorkerId(TickWorker):
+    def new_member_id(self):
+        return self.host.worker_id
+
+
+class MissingIsDead(Stopwatches):
+    def is_over(self, member_id, now_ms):
+        watch = self._watches.get(member_id)
+        return watch is not None and (watch.row is None or watch.row.state != "live")
+
+
+class MissingRowIsDeath(TickWorker):
+    stopwatches_class = MissingIsDead
+
+
+class BookThatNeverAdopts(Book):
+    """A take whose answer was lost is forgotten."""
+
+    def observe_leases(self, rows, now_ms):
+        super().observe_leases([row for row in rows if row.owner != self.member_id or row.key in self.held], now_ms)
+
+
+class LostTakeIsForgotten(TickWorker):
+    book_class = BookThatNeverAdopts
+
+
+class BookThatBelievesOldRows(Book):
+    def observe_lease(self, row, now_ms):
+        known = self.leases.get(row.key)
+        if known is not None and row.version < known.version and row.key not in self.held:
+            del self.leases[row.key]
+        super().observe_lease(row, now_ms)
+
+
+class OldRowsAreBelieved(TickWorker):
+    book_class = BookThatBelievesOldRows
+
+
+class ReaderThatResumes(Reader):
+    """A gift without an answer is taken back."""
+
+    def wrote(self, answer):
+        super().wrote(answer)
+        holding = self._worker.book.held.get(self.key)
+        if answer is NO_ANSWER and holding is not None and holding.state == "parting":
+            if holding.request is not None:
+                self._worker.book.answered[holding.request] = None
+            holding.state, holding.request, holding.parting_row = "held", None, None
+            self._drain_since_ms = None
+
+
+class GiftIsTakenBack(TickWorker):
+    reader_class = ReaderThatResumes
+
+
+class RollBackIsIgnored(TickWorker):
+    """Connects anew and goes on."""
+
+    def _beaten(self, heart, answer):
+        super()._beaten(heart, NO_ANSWER if isinstance(answer, Reconnected) else answer)
+
+    def storage_changed(self, incarnation):
+        self.book.rolled_back = False
+        self.follow_book()
+
+
+class RollBackIsNotWaitedOut(TickWorker):
+    def _hold_takes(self):
+        pass
+
+
+class BootstrapAfterReset(TickWorker):
+    """A running worker that finds no application makes a new one."""
+
+    def _check_app(self):
+        self._open(self.first_leases)
+
+    def __init__(self, host, leases):
+        self.first_leases = leases
+        super().__init__(host, leases)
+
+
+VARIANTS = {
+    "take without seal": Variant(TakeWithoutSeal, StoreThatTakesFromTheLiving),
+    "take without seal, fence never lifts, reads lag": Variant(
+        TakeWithoutSealNeverLift, StoreThatTakesFromTheLiving, replace(ROUGH, lag_ms_max=16_000)
+    ),
+    "own, shorter expiry": Variant(OwnExpiry, options=replace(ROUGH, expiry_ms=(10_000, 5_000))),
+    "stopwatch from the request, no deadline": Variant(StopwatchFromTheRequest, options=SLOW),
+    "validity from the acknowledgement, no deadline": Variant(ValidityFromTheAcknowledgement, options=SLOW),
+    "hand-off by force": Variant(
+        HandOffByForce,
+        StoreThatTakesFromTheLiving,
+        replace(ROUGH, lease_count=4, stops_each_ms=40_000, overruns=0.1),
+    ),
+    "clock that stops, believed": Variant(FenceOfOneClock, options=replace(ROUGH, clocks_stop=True)),
+    "fence by signal": Variant(FenceBySignal),
+    "owner is the worker id": Variant(OwnerIsWorkerId, options=replace(ROUGH, same_worker_id=True)),
+    "a missing row is death": Variant(MissingRowIsDeath, options=replace(ROUGH, rows_deleted_each_ms=20_000)),
+    "lost take is forgotten": Variant(
+        LostTakeIsForgotten,
+        options=WorldOptions(lease_count=3, lost=0.1, crashes_each_ms=60_000),
+        complaint="standstill",
+    ),
+    "old rows are believed": Variant(
+        OldRowsAreBelieved, options=replace(ROUGH, lease_count=4, stops_each_ms=40_000, lag_ms_max=16_000)
+    ),
+    "gift is taken back": Variant(
+        GiftIsTakenBack, options=replace(ROUGH, lease_count=4, stops_each_ms=30_000, late=0.1)
+    ),
+    "roll-back is ignored": Variant(RollBackIsIgnored, options=FORGETFUL),
+    "roll-back is not waited out": Variant(RollBackIsNotWaitedOut, options=FORGETFUL),
+    "bootstrap after reset": Variant(
+        BootstrapAfterReset, options=replace(ROUGH, reset=True), complaint="second application"
+    ),
+}

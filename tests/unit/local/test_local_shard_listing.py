@@ -26,8 +26,8 @@ def test_every_filter_lists_what_it_says(kinesis):
     assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=1_800_000_000.999) == [0, 1]
     assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=1_800_000_001.0) == [1, 2, 3]
     assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=0) == [0, 1]
-    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_000.999) == [0, 1, 2, 3]
-    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_001.0) == [1, 2, 3]
+    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_001.0) == [0, 1, 2, 3]
+    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_001.001) == [1, 2, 3]
     assert ids(kinesis, ExclusiveStartShardId="shardId-000000000002") == [3]
 
 

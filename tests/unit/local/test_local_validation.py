@@ -67,6 +67,7 @@ def test_json_becomes_a_request_with_bytes_and_timestamps():
     request = from_json("ListShards", {"ShardFilter": {"Type": "AT_TIMESTAMP", "Timestamp": 1.5}, "MaxResults": 5.0})
     assert request == {"ShardFilter": {"Type": "AT_TIMESTAMP", "Timestamp": 1.5}, "MaxResults": 5}
     assert isinstance(request["ShardFilter"]["Timestamp"], Timestamp)
+    assert from_json("GetRecords", {"Limit": 7}) == {"Limit": 7}
     assert from_json("AddTagsToStream", {"Tags": {"a": "b", "c": None}}) == {"Tags": {"a": "b"}}
 
 

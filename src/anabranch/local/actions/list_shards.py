@@ -126,6 +126,6 @@ def _filter(question: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:
         case "AT_TIMESTAMP":
             return lambda shard: shard.was_open_at(at_ms)
         case "FROM_TIMESTAMP":
-            return lambda shard: shard.closed_ms is None or shard.closed_ms > at_ms
+            return lambda shard: shard.closed_ms is None or shard.closed_ms >= at_ms
         case _:
             return lambda _: True

@@ -93,8 +93,8 @@ def restore(account: Account, entries: Iterable[bytes]) -> None:
                 account.streams.pop(stream_name, None)
             case CommitmentWritten(commitment):
                 account.commitment = commitment
-            case RecordsAppended(stream_name, shard_id, records):
-                _append(account, stream_name, shard_id, records, position)
+            case _:
+                _append(account, entry, position)
     account.plan_deadline()
 
 
@@ -105,13 +105,13 @@ def _keep_records(previous: Stream | None, stream: Stream) -> None:
                 shard.log = previous.shards[shard_id].log
 
 
-def _append(account: Account, stream_name: str, shard_id: str, records: list[StoredRecord], position: int) -> None:
-    stream = account.streams.get(stream_name)
-    shard = None if stream is None else stream.shards.get(shard_id)
+def _append(account: Account, appended: RecordsAppended, position: int) -> None:
+    stream = account.streams.get(appended.stream_name)
+    shard = None if stream is None else stream.shards.get(appended.shard_id)
     if shard is None:
         raise CodecError(
-            f"entry {position} of the journal holds records of {shard_id} in stream {stream_name}, which no earlier "
-            "entry describes: an entry before it is missing"
+            f"entry {position} of the journal holds records of {appended.shard_id} in stream {appended.stream_name}, "
+            "which no earlier entry describes: an entry before it is missing"
         )
-    for record in records:
+    for record in appended.records:
         shard.restore(record)

@@ -88,10 +88,6 @@ class Stream(msgspec.Struct, kw_only=True):
     def open_shard_count(self) -> int:
         return len(self.routing.open_shards)
 
-    @property
-    def is_updating(self) -> bool:
-        return self.deadline_ms is not None
-
     def horizon_ms(self, now_ms: int, time_scale: float) -> int:
         """Nothing that arrived before this can be read."""
         return max(self.trimmed_before_ms, now_ms - round(self.retention_hours * HOUR_MS * time_scale))

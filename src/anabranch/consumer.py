@@ -1,7 +1,7 @@
 """`Consumer`: reads a stream in order, through resharding, restarts and fleets.
 
 A facade: it turns what the user said into a plan, wires the engine to AWS and to a lease store, and decides nothing.
-`Consumer._on` takes the ports instead, so that a simulation runs the same engine on other ones.
+The engine itself (`_engine.consuming`) takes ports, so that a simulation runs it on other ones.
 """
 
 import asyncio
@@ -137,6 +137,7 @@ class Consumer(Generic[T]):
             clock=SystemClock(),
             entropy=random.SystemRandom(),
             emit=self._emit,
+            heart_on_thread=True,
         )
         return self._outside
 

@@ -154,5 +154,12 @@ class BatchRunners:
                 self._revoked[task] = None
                 task.cancel()
 
+    def interrupt(self) -> None:
+        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts."""
+        for task in self._running:
+            if task not in self._revoked:
+                self._revoked[task] = None
+                task.cancel()
+
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return [(session, records[0]) for session, records in self._running.values()]

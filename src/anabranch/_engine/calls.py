@@ -48,6 +48,7 @@ class HandlerCall:
         elif not self.is_async:
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
         self._in_processes = bool(processes)
+        self._closed = False
 
     async def __call__(self, item: Any, context: Context, may_start: Callable[[], bool]) -> Any:
         arguments = (item, context) if self._takes_context else (item,)
@@ -58,9 +59,21 @@ class HandlerCall:
             call: Callable[[], Any] = functools.partial(_call_before, context.fenced_at_ms, self._handler, arguments)
         else:
             call = functools.partial(_call_if, may_start, self._handler, arguments)
-        return await asyncio.shield(loop.run_in_executor(self._pool, call))
+        pending = loop.run_in_executor(self._pool, call)
+        try:
+            return await asyncio.shield(pending)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: its record must not be tried again beside it (rule D3).
+            while not (pending.done() or self._closed):
+                await asyncio.wait([pending], timeout=0.1)
+            raise
+
+    def give_up(self) -> None:
+        """Calls that still run in the pool are not waited for any more."""
+        self._closed = True
 
     def close(self) -> None:
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -93,7 +93,10 @@ class Checkpointer:
         row, count = session.row, session.lane.finished_count
         checkpoint = session.lane.checkpoint(session.seen_through_seconds)
         advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
-        if checkpoint == row.checkpoint and finish is None and stopped is None:
+        # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5).
+        takes = 0 if advanced or session.is_at_tip else row.takes_without_progress
+        unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
+        if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count
         return replace(
             row,
@@ -101,7 +104,7 @@ class Checkpointer:
             finish=finish,
             stopped=stopped,
             owner=None if finish is not None else row.owner,
-            takes_without_progress=0 if advanced else row.takes_without_progress,
+            takes_without_progress=takes,
             records_handled=row.records_handled + count - session.committed_count,
             checkpointed_at_wall_ms=self._outside.clock.wall_ms(),
         ), count

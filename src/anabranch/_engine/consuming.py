@@ -75,6 +75,7 @@ class Consuming:
 
     def handle_records(self, call: HandlerCall) -> SinkMaker:
         self._call = call
+        self.worker.on_leaving = call.give_up
 
         def make(worker: Worker) -> RecordSink:
             handling = self._handling
@@ -98,6 +99,7 @@ class Consuming:
 
     def handle_batches(self, call: HandlerCall, limits: BatchLimits) -> SinkMaker:
         self._call = call
+        self.worker.on_leaving = call.give_up
 
         def make(worker: Worker) -> BatchSink:
             handling = self._handling

@@ -24,7 +24,7 @@ from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import MemberEnded, MemberSealed, StoreReset, StoreRolledBack
 
@@ -43,6 +43,8 @@ class LeaseLoop:
         on_held: Callable[[Holding], None],
         on_dropped: Callable[[LeaseKey, str], None],
         on_drain: Callable[[HandOffRequest], None],
+        is_healthy: Callable[[], bool],
+        status: Callable[[], tuple[ShardStatus, ...]],
     ) -> None:
         self._outside = outside
         self._member = member
@@ -53,6 +55,8 @@ class LeaseLoop:
         self._on_held = on_held
         self._on_dropped = on_dropped
         self._on_drain = on_drain
+        self._is_healthy = is_healthy
+        self._status = status
         self._sessions: dict[LeaseKey, Holding] = {}
         self._alarm = Alarm(outside.clock)
         self._no_takes_before_ms = 0
@@ -216,7 +220,12 @@ class LeaseLoop:
 
     def _report(self) -> None:
         self._member.report(
-            load=self.book.load, lease_version=self.book.lease_version, answered=tuple(self.book.answered)
+            load=self.book.load,
+            lease_version=self.book.lease_version,
+            answered=tuple(self.book.answered),
+            reads_healthy=self._is_healthy(),
+            draining=self.draining,
+            status=self._status(),
         )
 
     # a new life

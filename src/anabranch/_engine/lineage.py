@@ -151,12 +151,13 @@ class Lineage:
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
         end = None if session.trimmed else plan_end(session.row, graph, leases, listed_since_end=False)
         if end is None:
-            graph = graph.united(shards=await list_all_shards(self._outside, session.stream, None))
-            end = (
-                plan_trimmed(row, session.row, graph, leases)
-                if session.trimmed
-                else plan_end(session.row, graph, leases, listed_since_end=True)
-            )
+            listing = await list_all_shards(self._outside, session.stream, None)
+            graph = graph.united(shards=listing)
+            if session.trimmed:
+                scope = {shard.shard_id: shard for shard in listing}
+                end = plan_trimmed(row, session.row, graph, scope, leases)
+            else:
+                end = plan_end(session.row, graph, leases, listed_since_end=True)
         self._graphs[row.stream_key] = graph
         session.reason = CHILDREN_UNKNOWN if end is None else None
         return end

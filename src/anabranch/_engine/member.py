@@ -12,12 +12,16 @@ import msgspec
 from anabranch._core.leases.fence import Ending
 from anabranch._core.leases.heart import Heart, Pulse
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch._engine.heart_thread import HeartThread
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
 from anabranch.errors import LeaseStoreError
 
 __all__ = ["Member", "MemberProfile"]
+
+
+TICK_MS = 500
 
 
 class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,15 +33,26 @@ class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Member:
-    def __init__(self, outside: Outside, timing: LeaseTiming, profile: MemberProfile, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        outside: Outside,
+        timing: LeaseTiming,
+        profile: MemberProfile,
+        group: asyncio.TaskGroup,
+        *,
+        stall_limit_ms: int,
+    ) -> None:
         self.timing = timing
         self._outside = outside
         self._profile = profile
         self._group = group
         self._heart: Heart = Heart("", timing)
         self._heartbeat: Heartbeat | None = None
+        self._thread: HeartThread | None = None
+        self._stall_limit_ms = stall_limit_ms
         self._task: asyncio.Task[None] | None = None
         self._beat = Beat(member_id="", attempt=0)
+        self._loop: asyncio.AbstractEventLoop
         self.joined_wall_ms = 0
         self.on_pulse: Callable[[], None] = lambda: None
         """Called after each answer: the fence may have moved, and requests may have come."""
@@ -58,8 +73,7 @@ class Member:
     async def join(self) -> None:
         """Registers a new life and starts its heart. Retried until the store answers."""
         outside = self._outside
-        if self._task is not None:
-            self._task.cancel()
+        self._stop_heart()
         member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
         self._heart = Heart(member_id, self.timing)
         self._beat = Beat(member_id=member_id, attempt=0)
@@ -67,8 +81,8 @@ class Member:
             self._heart,
             outside.store,
             outside.clock,
-            report=lambda: self._beat,
-            on_pulse=lambda pulse: self.on_pulse(),  # noqa: ARG005 -- the pulse is read where it is needed
+            report=self._next_beat,
+            on_pulse=self._publish,
         )
         self.joined_wall_ms = outside.clock.wall_ms()
         row = MemberRow(
@@ -85,7 +99,36 @@ class Member:
                 break
             except (LeaseStoreError, TimeoutError):
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
-        self._task = self._group.create_task(self._heartbeat.run(), name="heartbeat")
+        if outside.heart_on_thread:
+            self._loop = asyncio.get_running_loop()
+            self._thread = HeartThread(outside.clock, self._stall_limit_ms, outside.emit)
+            self._thread.start(self._heartbeat)
+            self._task = self._group.create_task(self._tick(self._thread), name="loop watch")
+        else:
+            self._task = self._group.create_task(self._heartbeat.run(), name="heartbeat")
+
+    async def _tick(self, thread: HeartThread) -> None:
+        while True:
+            thread.tick()
+            await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + TICK_MS)
+
+    def _next_beat(self) -> Beat | None:
+        """Called by the heart, perhaps on its own thread: the report is one reference."""
+        return None if self._thread is not None and self._thread.is_stalled else self._beat
+
+    def _publish(self, pulse: Pulse) -> None:  # noqa: ARG002 -- it is read where it is needed
+        if self._thread is None:
+            self.on_pulse()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.on_pulse)
+
+    def _stop_heart(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     def report(
         self,
@@ -110,7 +153,9 @@ class Member:
             status=status,
         )
         waited_for = before.lease_version != lease_version or before.answered != answered or before.draining != draining
-        if waited_for and self._heartbeat is not None:
+        if waited_for and self._thread is not None:
+            self._thread.hasten()
+        elif waited_for and self._heartbeat is not None:
             self._heartbeat.hasten()
 
     def end(self, ending: Ending) -> None:
@@ -118,8 +163,7 @@ class Member:
 
     async def leave(self) -> bool:
         """One write frees all leases of this member; False if the store gave no answer."""
-        if self._task is not None:
-            self._task.cancel()
+        self._stop_heart()
         self._heart.end("left")
         try:
             async with asyncio.timeout(self.timing.call_deadline_ms / 1000):

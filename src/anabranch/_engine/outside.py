@@ -19,6 +19,8 @@ class Outside:
     clock: Clock
     entropy: Entropy
     emit: Callable[[Event], None]
+    heart_on_thread: bool = False
+    """Heartbeats run on a thread of their own; in a simulation, which has no threads, beside everything else."""
     before_call: Callable[[], Awaitable[None]] | None = None
     """Awaited between the look at the fence and the handler's call: where a process may be stopped at the worst moment.
     A simulation stops it there; nothing else sets it."""

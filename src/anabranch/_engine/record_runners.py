@@ -157,5 +157,12 @@ class RecordRunners:
                 self._revoked[task] = None
                 task.cancel()
 
+    def interrupt(self) -> None:
+        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts."""
+        for task in self._running:
+            if task not in self._revoked:
+                self._revoked[task] = None
+                task.cancel()
+
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return [(session, entry.record) for session, entry in self._running.values()]

@@ -28,6 +28,7 @@ class Sink(Protocol):
     def make_lane(self, session: Session) -> Lane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
     def revoke(self, session: Session) -> None: ...
+    def interrupt(self) -> None: ...
     def before_commit(self) -> None: ...
     async def run_one(self) -> None: ...
 
@@ -48,6 +49,9 @@ class RecordSink:
 
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
+
+    def interrupt(self) -> None:
+        self._runners.interrupt()
 
     def before_commit(self) -> None:
         """Every finished record was reported when it finished."""
@@ -71,6 +75,9 @@ class BatchSink:
 
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
+
+    def interrupt(self) -> None:
+        self._runners.interrupt()
 
     def before_commit(self) -> None:
         """Every finished batch was reported when it finished."""
@@ -98,6 +105,9 @@ class WalkSink:
     def revoke(self, session: Session) -> None:
         """The walk looks before each record; what is in the caller's hands cannot be taken back."""
         self.shelf.withdraw(session)
+
+    def interrupt(self) -> None:
+        """What is in the caller's hands cannot be interrupted."""
 
     def before_commit(self) -> None:
         self.walk.settle()

@@ -27,7 +27,7 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
 from anabranch._engine.store_calls import insist
-from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, Stopped
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus, Stopped
 from anabranch._model.streams import StreamName
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
@@ -42,6 +42,7 @@ from anabranch.events import (
     Misrouted,
     ShardStarted,
     ShardStopped,
+    ZombieCall,
 )
 from anabranch.records import Record
 from anabranch.reports import ConsumerStatus, StopReport
@@ -49,6 +50,8 @@ from anabranch.reports import ConsumerStatus, StopReport
 __all__ = ["Worker", "WorkerPlan"]
 
 END_CHECK_MS = 100
+OWNERS_MAX = 5
+"""After so many owners that ended without finishing anything of a shard, it stops: a record kills them (rule D5)."""
 Work = Coroutine[Any, Any, None]
 SinkMaker = Callable[["Worker"], Sink]
 
@@ -92,6 +95,8 @@ class Worker:
         self._stop_deadline_ms: int | None = None
         self._paused = False
         self._active_at_ms = outside.clock.now_ms()
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when what still runs is not waited for any more."""
         self.has_joined = False
         self.settled = asyncio.Event()
         """Set when the worker has joined its application, or has failed to."""
@@ -113,7 +118,8 @@ class Worker:
         outside, plan = self._outside, self._plan
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self.member = Member(outside, plan.timing, plan.profile, group)
+            stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
+            self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
             self._sink = make_sink(self)
             self._drain = Drain(outside.clock, self._sink.running)
             self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
@@ -145,6 +151,8 @@ class Worker:
             on_held=self._on_held,
             on_dropped=self._on_dropped,
             on_drain=lambda request: self._spawn(self._hand_off(request), "hand-off"),
+            is_healthy=lambda: self._poller.healthy,
+            status=self._shard_status,
         )
         self._lineage.attach(self.leases)
         self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
@@ -174,6 +182,7 @@ class Worker:
         self.leases.draining = True
         self._sink.shelf.wake_all()
         left = await self._drain.wait(sessions, deadline_ms)
+        self.on_leaving()
         for task in tasks:
             task.cancel()
         self._sink.before_commit()
@@ -205,6 +214,12 @@ class Worker:
         session.lane = self._sink.make_lane(session)
         self.sessions[row.key] = session
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
+        if row.takes_without_progress > OWNERS_MAX:
+            self._spawn(
+                self._stop_shard(session, None, f"{row.takes_without_progress} owners in a row made no progress here"),
+                f"stop {session.shard_id}",
+            )
+            return
         if row.stopped is not None and row.stopped.at_wall_ms >= self.member.joined_wall_ms:
             session.reason = row.stopped.reason
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
@@ -232,9 +247,25 @@ class Worker:
     def _on_pulse(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
         self._sink.shelf.wake_all()
-        row = self.member.pulse.row
-        if self.member.pulse.fence.ending is not None or (row is not None and row.wanted):
+        pulse = self.member.pulse
+        if pulse.fence.ending is not None or (pulse.row is not None and pulse.row.wanted):
             self.leases.hasten()
+        if pulse.fence.valid_until_ms is not None:
+            self.scheduler.call_at(pulse.fence.valid_until_ms, self._on_fence)
+
+    def _on_fence(self) -> None:
+        """The time of an earlier acknowledgement is up: unless a later one moved it, what runs is interrupted."""
+        if self.member.may_start() or not self._sink.running():
+            return
+        self._sink.interrupt()
+        self.scheduler.call_at(self._outside.clock.now_ms() + self._plan.timing.grace_ms, self._on_grace_over)
+
+    def _on_grace_over(self) -> None:
+        """What still runs now may run beside the next owner's calls: it is named (rule L11)."""
+        if self.member.may_start():
+            return
+        for session, record in self._sink.running():
+            self._tell(ZombieCall, session, position=str(record.position), fence_token=session.row.fence_token)
 
     # records come and are finished
 
@@ -263,15 +294,15 @@ class Worker:
         """A record's policy has ended in Stop."""
         self._spawn(self._stop_shard(session, record, reason), f"stop {session.shard_id}")
 
-    async def _stop_shard(self, session: Session, record: Record[bytes], reason: str) -> None:
+    async def _stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
         """Drain, commit, free the buffers, keep the lease (rule D4)."""
         clock = self._outside.clock
         await self._drain.wait([session], clock.now_ms() + round(self._plan.settings.leases.drain_deadline * 1000))
         self._sink.before_commit()
         stopped = Stopped(
             reason=reason,
-            position=record.position,
-            partition_key=record.partition_key,
+            position=None if record is None else record.position,
+            partition_key=None if record is None else record.partition_key,
             member_id=self.member.member_id,
             at_wall_ms=clock.wall_ms(),
         )
@@ -289,8 +320,8 @@ class Worker:
             ShardStopped,
             session,
             reason=reason,
-            position=str(record.position),
-            partition_key=record.partition_key,
+            position=None if stopped.position is None else str(stopped.position),
+            partition_key=stopped.partition_key,
         )
 
     async def _hand_off(self, request: HandOffRequest) -> None:
@@ -350,6 +381,13 @@ class Worker:
             shards=tuple(session.state() for session in self.sessions.values()),
             budget_used_bytes=self.budget.used_bytes,
             budget_limit_bytes=self.budget.limit_bytes,
+        )
+
+    def _shard_status(self) -> tuple[ShardStatus, ...]:
+        """What every heartbeat says of the shards that stand still; bounded, since every heartbeat carries it."""
+        still = [session for session in self.sessions.values() if session.reason is not None]
+        return tuple(
+            ShardStatus(session.shard_id, (session.reason or "")[:200], session.behind_ms) for session in still[:20]
         )
 
     async def wait_for_records(self) -> None:

@@ -1,0 +1,90 @@
+"""Heartbeats on a thread of their own, so that a busy handler cannot starve them; and a watch over the main loop.
+
+The thread has its own event loop and shares two references with the rest: the report it is given and the pulse it
+publishes. It beats only while the main loop turns: past the stall limit it stops renewing on purpose, because a process
+that does nothing must not keep its shards. Long before that it names the stack that blocks the loop. C code that holds
+the interpreter's lock starves this thread too; then the fence holds, since it is compared and never signalled.
+"""
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from anabranch._engine.heartbeat import Heartbeat
+from anabranch._ports.clock import Clock
+from anabranch.events import Event, LoopBlocked
+
+__all__ = ["HeartThread"]
+
+LOOK_EVERY_MS = 500
+BLOCKED_AFTER_MS = 2_000
+
+
+class HeartThread:
+    def __init__(self, clock: Clock, stall_limit_ms: int, emit: Callable[[Event], None]) -> None:
+        self._clock = clock
+        self._stall_limit_ms = stall_limit_ms
+        self._emit = emit
+        self._ticked_at_ms = clock.now_ms()
+        self._watched_thread = threading.get_ident()
+        self._heartbeat: Heartbeat | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+
+    def tick(self) -> None:
+        """The main loop turns."""
+        self._ticked_at_ms = self._clock.now_ms()
+
+    @property
+    def is_stalled(self) -> bool:
+        """The main loop has stood still for too long, or its thread is gone: nothing is renewed any more."""
+        return self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
+
+    def start(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(heartbeat, started)), name="anabranch-heart", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def hasten(self) -> None:
+        loop, heartbeat = self._loop, self._heartbeat
+        if loop is not None and heartbeat is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(heartbeat.hasten)
+
+    def stop(self) -> None:
+        loop, stopped = self._loop, self._stopped
+        if loop is not None and stopped is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stopped.set)
+        self._loop = self._stopped = None
+
+    async def _run(self, heartbeat: Heartbeat, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = stopped = asyncio.Event()
+        started.set()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(heartbeat.run()), group.create_task(self._watch())]
+            await stopped.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _watch(self) -> None:
+        """Names what blocks the main loop: once after two seconds, and again each time that has doubled."""
+        said_ms = BLOCKED_AFTER_MS // 2
+        while True:
+            await self._clock.sleep_until_ms(self._clock.now_ms() + LOOK_EVERY_MS)
+            blocked_ms = self._clock.now_ms() - self._ticked_at_ms
+            if blocked_ms < BLOCKED_AFTER_MS:
+                said_ms = BLOCKED_AFTER_MS // 2
+            elif blocked_ms >= 2 * said_ms:
+                said_ms = blocked_ms
+                self._emit(LoopBlocked(blocked_ms=blocked_ms, stack=self._stack()))
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._watched_thread)  # noqa: SLF001 -- the documented way to another thread
+        return "(the thread of the event loop is gone)" if frame is None else "".join(traceback.format_stack(frame))

@@ -110,12 +110,9 @@ def _seat(loose: list[Claim], room: dict[str, int], desired: dict[LeaseKey, str]
         else:
             unplaced.append(claim)
     for claim in unplaced:
-        if not room:
-            return
-        member_id = min(room, key=lambda name: (-room[name], name))
-        if room[member_id] < claim.weight:
-            if claim.owner is not None:
-                desired[claim.key] = claim.owner
-            continue
-        desired[claim.key] = member_id
-        room[member_id] -= claim.weight
+        member_id = min(room, key=lambda name: (-room[name], name), default=None)
+        if member_id is not None and room[member_id] >= claim.weight:
+            desired[claim.key] = member_id
+            room[member_id] -= claim.weight
+        elif claim.owner is not None:
+            desired[claim.key] = claim.owner

@@ -76,8 +76,7 @@ class Book:
 
     def forget(self) -> None:
         """The store is not the one it was: versions seen in it mean nothing any more. Epochs do, since fence tokens
-        were
-        handed out with them.
+        were handed out with them.
         """
         self.epoch_floors.update((key, row.epoch) for key, row in self.leases.items())
         self.leases.clear()
@@ -107,10 +106,14 @@ class Book:
         self._read_at_ms = now_ms
         for row in rows:
             self.observe_lease(row, now_ms)
-        if len(rows) != len(self.leases):
-            present = {row.key for row in rows}
-            for key in [key for key in self.leases if key not in present and key not in self.held]:
+        present = {row.key for row in rows}
+        gone = [key for key, row in self.leases.items() if key not in present and not row.is_finished]
+        for key in gone:
+            # Finished by somebody, or deleted. Rows known to be finished stay: an old answer must not revive them.
+            if key not in self.held:
                 del self.leases[key]
+                self.moved.pop(key, None)
+                self.asked.pop(key, None)
                 self.changed = True
 
     def observe_lease(self, row: LeaseRow, now_ms: int) -> None:
@@ -128,7 +131,10 @@ class Book:
         if row.owner != self.member_id or row.is_finished:
             if holding is not None:
                 self.drop(row.key)
-        elif holding is None:
+        elif holding is None or holding.row.epoch != row.epoch:
+            # Also where it went away and came back while the answer of an own write was missing: another holding.
+            if holding is not None:
+                self.drop(row.key)
             self.hold(row)
         else:
             # Only this member writes rows that name it: one of its own writes took effect, and its answer was lost.
@@ -180,8 +186,7 @@ class Book:
 
     def part(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
         """Give a drained lease to whoever asked for it, or release it; `final` carries the last checkpoint. From here
-        on
-        it is never started again by this holding.
+        on it is never started again by this holding.
         """
         holding = self.held[key]
         owner = None if holding.request is None else holding.request.requester

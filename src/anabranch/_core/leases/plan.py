@@ -28,8 +28,7 @@ def plan_round(
     book: Book, stopwatches: Stopwatches, now_ms: int, *, may_take: bool, known_dead: Collection[str] = ()
 ) -> list[Step]:
     """The steps of one round. `may_take` is False while the member is fenced or drains, and while a store that went
-    back
-    in time is waited out (rule L13): then it takes nothing and asks for nothing. `known_dead` are members whose
+    back in time is waited out (rule L13): then it takes nothing and asks for nothing. `known_dead` are members whose
     process is dead for certain, by the kernel's word (rule L17).
     """
     steps: list[Step] = [

@@ -98,7 +98,7 @@ class Faults:
     def _roll_back(self, _: int) -> None:
         world = self._world
         world.store.now_ms = world.agenda.now_ms
-        world.journal.epochs_may_repeat = True
+        world.journal.store_went_back = True
         world.store.roll_back(world.options.roll_back_ms)
 
     def _reset(self) -> None:

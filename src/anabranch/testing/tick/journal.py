@@ -4,7 +4,7 @@ A *tenure* is one process's holding of a lease under one member id at one epoch.
 - one owner: once another tenure has started a record of a lease, an earlier one starts nothing more of it;
 - fence tokens: a later tenure's epoch is higher (except after the store went back in time);
 - order: no record is started for the first time before the one before it was finished;
-- no loss: no commit passes a record that was not finished;
+- no loss: no commit passes a record that was not finished, and none goes back;
 - one application: a running process never begins a second one.
 
 A call that was paused between the look at the clock and its start may come late: no lease can prevent that, which is
@@ -45,6 +45,7 @@ class _Line(msgspec.Struct):
     first_started: int = 0
     finished: int = 0
     """Every record up to this one was finished by somebody."""
+    committed: int = 0
     started_at_ms: int = 0
 
 
@@ -56,8 +57,8 @@ class TickJournal:
         self.tenures = 0
         self.repeats = 0
         self.longest_gap_ms = 0
-        self.epochs_may_repeat = False
-        """Set when the store went back in time: a taker that never saw the lost epochs cannot go above them."""
+        self.store_went_back = False
+        """Then checkpoints do too, and a taker that never saw the lost epochs cannot go above them."""
         self._lines: dict[tuple[str, LeaseKey], _Line] = {}
 
     def started(self, at_ms: int, app_id: str, key: LeaseKey, tenure: Tenure, record: int, *, was_paused: bool) -> None:
@@ -86,6 +87,9 @@ class TickJournal:
 
     def committed(self, at_ms: int, app_id: str, key: LeaseKey, record: int) -> None:
         line = self._line(app_id, key)
+        if record < line.committed and not self.store_went_back:
+            self._violated(at_ms, f"{key.shard_id} is committed back from {line.committed} to {record}")
+        line.committed = record
         if record > line.finished:
             self._violated(at_ms, f"loss: {key.shard_id} is committed up to {record}, but {line.finished + 1} was not "
                 "finished")  # fmt: skip
@@ -105,7 +109,7 @@ class TickJournal:
         self.tenures += 1
         if line.tenure is not None:
             line.ended.add(line.tenure)
-            if tenure.epoch <= line.tenure.epoch and not self.epochs_may_repeat:
+            if tenure.epoch <= line.tenure.epoch and not self.store_went_back:
                 self._violated(at_ms, f"fence token: {tenure} of {key.shard_id} follows {line.tenure}")
         line.tenure = tenure
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from anabranch._core.leases.book import Holding
 from anabranch._core.leases.steps import Write
 from anabranch._model.leases import Checkpoint, Conflict, LeaseKey, LeaseRow
 from anabranch._model.sequence_numbers import Position
@@ -44,6 +45,9 @@ class Reader:
     def is_current(self) -> bool:
         """Whether this reader's holding is still the one in the book."""
         return self._worker.readers.get(self.key) is self
+
+    def works_on(self, holding: Holding | None) -> bool:
+        return holding is not None and holding.row.epoch == self._tenure.epoch
 
     def is_at_rest(self) -> bool:
         """Nothing runs, and all that was finished is committed."""

@@ -314,7 +314,7 @@ class TickWorker:
             self.storage_changed(self.link.incarnations["main"])
             return
         held = self.book.held
-        for key in [key for key in self.readers if key not in held]:
+        for key in [key for key, reader in self.readers.items() if not reader.works_on(held.get(key))]:
             del self.readers[key]
             self.heart.hasten(self.now_ms())
         for key, holding in held.items():

@@ -1,0 +1,139 @@
+"""The laws of the balance, over random fleets."""
+
+from hypothesis import given, strategies as st
+from msgspec.structs import replace
+
+from anabranch._core.leases.balance import Claim, Seat, balance
+from anabranch._model.leases import LeaseKey
+
+MEMBERS = [f"m{number}" for number in range(7)]
+
+
+@st.composite
+def fleets(draw, *, limits=True, cooling=True):
+    present = draw(st.lists(st.sampled_from(MEMBERS), unique=True, max_size=6))
+    seats = [Seat(member_id, draw(st.none() | st.integers(0, 6)) if limits else None) for member_id in present]
+    claims = [
+        Claim(
+            LeaseKey("1:orders:1", 0, f"shardId-{number:012}"),
+            draw(st.none() | st.sampled_from(MEMBERS)),
+            draw(st.sampled_from([1, 1, 1, 0])),
+            draw(st.sampled_from([True, True, False])) if cooling else True,
+            draw(st.none() | st.sampled_from(MEMBERS)),
+        )
+        for number in range(draw(st.integers(0, 12)))
+    ]
+    return seats, claims
+
+
+def loads(seats, claims, desired):
+    counts = {seat.member_id: 0 for seat in seats}
+    for claim in claims:
+        if desired.get(claim.key) in counts:
+            counts[desired[claim.key]] += claim.weight
+    return counts
+
+
+@given(fleets(limits=False, cooling=False))
+def test_members_differ_by_at_most_one(fleet):
+    seats, claims = fleet
+    counts = loads(seats, claims, balance(seats, claims))
+    if counts:
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert sum(counts.values()) == sum(claim.weight for claim in claims)
+
+
+@given(fleets(cooling=False))
+def test_a_member_with_room_is_at_most_one_behind_another(fleet):
+    seats, claims = fleet
+    counts = loads(seats, claims, balance(seats, claims))
+    limits = {seat.member_id: seat.shards_max for seat in seats}
+    owned = {seat.member_id: sum(claim.weight for claim in claims if claim.owner == seat.member_id) for seat in seats}
+    for name, count in counts.items():
+        limit = limits[name]
+        # A member above its limit is never stripped of what nobody else has room for.
+        assert limit is None or count <= max(limit, owned[name])
+        if limit is None or count < limit:
+            assert all(other <= count + 1 for other_name, other in counts.items() if limits[other_name] != other)
+
+
+@given(fleets())
+def test_what_was_decided_is_decided_again(fleet):
+    seats, claims = fleet
+    desired = balance(seats, claims)
+    settled = [replace(claim, owner=desired.get(claim.key)) for claim in claims if claim.key in desired]
+    seated = {seat.member_id for seat in seats}
+    if all(claim.owner in seated for claim in settled):
+        assert balance(seats, settled) == desired
+
+
+@given(fleets(limits=False, cooling=False))
+def test_a_lease_leaves_a_member_only_if_that_has_more_than_its_share(fleet):
+    seats, claims = fleet
+    if not seats:
+        return
+    desired = balance(seats, claims)
+    total = sum(claim.weight for claim in claims)
+    fewest = total // len(seats)
+    for seat in seats:
+        mine = [claim for claim in claims if claim.owner == seat.member_id and claim.weight]
+        left = [claim for claim in mine if desired[claim.key] != seat.member_id]
+        if left:
+            assert len(mine) > fewest
+            assert len(mine) - len(left) >= fewest
+
+
+@given(fleets(limits=False, cooling=False))
+def test_no_fair_sharing_moves_less(fleet):
+    seats, claims = fleet
+    if not seats:
+        return
+    desired = balance(seats, claims)
+    owned = sorted((sum(c.weight for c in claims if c.owner == seat.member_id) for seat in seats), reverse=True)
+    share, over = divmod(sum(claim.weight for claim in claims), len(seats))
+    kept_at_best = sum(min(count, share + (place < over)) for place, count in enumerate(owned))
+    kept = sum(claim.weight for claim in claims if claim.owner and desired.get(claim.key) == claim.owner)
+    assert kept >= kept_at_best
+
+
+@given(fleets(), st.randoms())
+def test_the_order_of_the_inputs_does_not_matter(fleet, random):
+    seats, claims = fleet
+    expected = balance(seats, claims)
+    random.shuffle(seats)
+    random.shuffle(claims)
+    assert balance(seats, claims) == expected
+
+
+@given(fleets())
+def test_leases_that_must_not_move_stay(fleet):
+    seats, claims = fleet
+    desired = balance(seats, claims)
+    seated = {seat.member_id for seat in seats}
+    for claim in claims:
+        if claim.owner in seated and (claim.weight == 0 or not claim.movable):
+            assert desired[claim.key] == claim.owner
+
+
+@given(fleets())
+def test_only_members_with_a_seat_get_something_new(fleet):
+    seats, claims = fleet
+    seated = {seat.member_id for seat in seats}
+    desired = balance(seats, claims)
+    for claim in claims:
+        if claim.key in desired and desired[claim.key] != claim.owner:
+            assert desired[claim.key] in seated
+
+
+def test_children_stay_with_their_parents_holder_while_that_is_fair():
+    keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
+    seats = [Seat("a"), Seat("b")]
+    split = [Claim(keys[0], "a"), Claim(keys[1], prefers="b"), Claim(keys[2], "a"), Claim(keys[3], prefers="b")]
+    assert balance(seats, split) == {keys[0]: "a", keys[1]: "b", keys[2]: "a", keys[3]: "b"}
+    unfair = [Claim(key, prefers="b") for key in keys]
+    assert sorted(balance(seats, unfair).values()) == ["a", "a", "b", "b"]
+
+
+def test_without_seats_everything_stays_where_it_is():
+    key = LeaseKey("1:orders:1", 0, "shardId-000000000000")
+    assert balance([], [Claim(key, "draining"), Claim(replace(key, shard_id="x"))]) == {key: "draining"}

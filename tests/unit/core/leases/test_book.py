@@ -1,0 +1,175 @@
+from msgspec.structs import replace
+
+from anabranch._core.leases.book import LEASES_READ_INTERVAL_MS, Book, weight
+from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, Stopped
+
+P, Q = (LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(2))
+MINE = LeaseRow(key=P, owner="me#1", version=3, epoch=1)
+REQUEST = HandOffRequest(P, "b#1")
+
+
+def book(*rows):
+    made = Book("me#1", 10_000)
+    made.observe_leases(rows, 0)
+    made.changed = False
+    return made
+
+
+def test_a_row_that_names_this_member_is_adopted():
+    assert book(MINE).is_startable(P)
+
+
+def test_a_finished_row_that_names_this_member_is_not_adopted():
+    assert not book(replace(MINE, finish=Finish("end"))).held
+
+
+def test_an_older_row_in_a_later_answer_is_ignored():
+    known = book(MINE)
+    known.acknowledge(replace(MINE, owner="b#1", version=4, epoch=2))
+    known.observe_leases([MINE], 1_000)
+    assert not known.held
+    assert known.leases[P].version == 4
+
+
+def test_a_lost_lease_is_dropped():
+    known = book(MINE)
+    known.observe_lease(replace(MINE, owner="b#1", version=4, epoch=2), 1_000)
+    assert not known.is_startable(P)
+    assert known.changed
+
+
+def test_an_own_write_that_shows_up_late_is_adopted():
+    known = book(MINE)
+    known.observe_lease(replace(MINE, version=4), 1_000)
+    assert known.held[P].row.version == 4
+    assert not known.changed
+
+
+def test_a_lease_that_went_away_and_came_back_is_another_holding():
+    known = book(MINE)
+    known.drain(REQUEST)
+    known.part(P)
+    known.observe_lease(replace(MINE, version=5, epoch=3), 1_000)
+    assert known.held[P].state == "held"
+    assert known.held[P].parting_row is None
+    assert not known.is_unanswered(REQUEST)
+
+
+def test_a_parting_lease_is_never_started_again():
+    known = book(MINE)
+    known.drain(REQUEST)
+    assert not known.is_startable(P)
+    gift = known.part(P)
+    assert (gift.owner, gift.epoch) == ("b#1", 2)
+    known.observe_lease(replace(MINE, version=4), 1_000)
+    known.keep(P)
+    assert not known.is_startable(P)
+    assert known.held[P].parting_row is gift
+
+
+def test_a_release_names_nobody_and_leaves_the_epoch():
+    released = book(MINE).part(P, replace(MINE, records_handled=7))
+    assert (released.owner, released.epoch, released.records_handled) == (None, 1, 7)
+
+
+def test_a_drain_that_takes_too_long_keeps_the_lease_and_answers():
+    known = book(MINE)
+    known.drain(REQUEST)
+    assert not known.is_unanswered(REQUEST)
+    known.keep(P)
+    assert known.is_startable(P)
+    assert list(known.answered) == [REQUEST]
+
+
+def test_a_lease_that_was_drained_for_nobody_can_be_kept():
+    known = book(MINE)
+    known.held[P].state = "draining"
+    known.keep(P)
+    assert known.is_startable(P)
+    assert not known.answered
+
+
+def test_the_set_of_held_leases_has_a_version():
+    known = book(MINE)
+    before = known.lease_version
+    known.acknowledge(replace(MINE, version=4))
+    assert known.lease_version == before
+    known.acknowledge(replace(MINE, version=5, finish=Finish("end")))
+    assert known.lease_version == before + 1
+    assert not known.held
+
+
+def test_a_new_member_holds_nothing_and_reads_again():
+    known = book(MINE)
+    known.become("me#2")
+    assert not known.held
+    assert known.wants_leases(1)
+    assert known.changed
+
+
+def test_rows_that_are_listed_no_more_are_forgotten_but_not_what_is_held_or_known_to_be_finished():
+    known = book(MINE, LeaseRow(key=Q, owner="b#1", version=1))
+    known.asked[Q] = 0
+    known.observe_leases([], 1_000)
+    assert list(known.leases) == [P]
+    assert not known.asked
+    known.acknowledge(replace(MINE, version=4, finish=Finish("end")))
+    known.observe_leases([], 2_000)
+    known.observe_leases([MINE], 3_000)
+    assert not known.held
+
+
+def test_leases_are_read_when_there_is_reason_and_once_a_minute():
+    known = book(MINE)
+    assert not known.wants_leases(LEASES_READ_INTERVAL_MS - 1)
+    assert known.wants_leases(LEASES_READ_INTERVAL_MS)
+    known.read_again()
+    assert known.wants_leases(1)
+    assert Book("me#1", 10_000).wants_leases(0)
+
+
+def test_leases_are_read_while_an_answer_is_missing():
+    known = book(MINE)
+    known.doubt(0)
+    known.observe_leases([MINE], 1)
+    assert known.wants_leases(19_999)
+    assert not known.wants_leases(20_000)
+    known.asked[Q] = 0
+    assert known.wants_leases(20_000)
+
+
+def test_changes_of_owner_are_remembered_with_the_one_before():
+    known = book(LeaseRow(key=Q, owner=None, version=0))
+    known.asked[Q] = 0
+    known.observe_lease(LeaseRow(key=Q, owner="a#1", version=1), 10)
+    assert not known.asked
+    assert Q not in known.moved
+    known.observe_lease(LeaseRow(key=Q, owner="b#1", version=2), 20)
+    assert known.moved[Q] == (20, "a#1")
+
+
+def test_a_store_that_went_back_in_time_is_forgotten_but_for_its_epochs():
+    known = book(MINE)
+    known.forget()
+    assert not known.leases
+    assert known.epoch_floors == {P: 1}
+
+
+def test_shards_that_stand_still_on_purpose_weigh_nothing():
+    stopped = replace(MINE, stopped=Stopped("poison", None, None, "me#1", 0))
+    assert weight(stopped) == weight(replace(MINE, paused=True)) == 0
+    assert book(MINE).load == 1
+    assert book(stopped).load == 0
+
+
+def test_a_pause_is_a_change_for_the_plan():
+    known = book(MINE)
+    known.observe_lease(replace(MINE, version=4, paused=True), 1_000)
+    assert known.changed
+
+
+def test_a_child_waits_for_each_unfinished_parent_that_has_a_row():
+    child = LeaseRow(key=LeaseKey("1:orders:1", 0, "child"), waits_for=(P.shard_id, Q.shard_id))
+    assert book(MINE, LeaseRow(key=Q)).waits(child)
+    assert book(LeaseRow(key=P, finish=Finish("end")), LeaseRow(key=Q)).waits(child)
+    assert not book(LeaseRow(key=P, finish=Finish("end"))).waits(child)

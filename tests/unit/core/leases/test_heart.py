@@ -1,0 +1,103 @@
+import pytest
+
+from anabranch._core.leases.heart import Heart
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import Beat, MemberRow
+
+WALL = 1_700_000_000_000
+REPORT = Beat(member_id="", attempt=0, load=3)
+ROW = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000)
+SEALED = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000, state="sealed")
+
+
+def heart():
+    return Heart("a#1", lease_timing())
+
+
+def registered():
+    beating = heart()
+    beating.begin_registration(0, WALL)
+    beating.answered(ROW)
+    return beating
+
+
+def test_the_registration_counts_as_a_heartbeat():
+    beating = registered()
+    assert beating.pulse.fence.valid_until_ms == 7_000
+    assert beating.next_beat_ms == 2_500
+
+
+def test_validity_counts_from_before_the_request_however_late_the_answer():
+    beating = registered()
+    beating.begin(2_500, WALL + 2_500, REPORT)
+    beating.answered(ROW)
+    assert beating.pulse.fence.valid_until_ms == 9_500
+    assert beating.next_beat_ms == 5_000
+
+
+def test_attempts_grow_over_failures_and_carry_the_report():
+    beating = registered()
+    first = beating.begin(2_500, WALL, REPORT)
+    beating.failed(4_000)
+    second = beating.begin(4_000, WALL, REPORT)
+    assert [first.attempt, second.attempt] == [1, 2]
+    assert (second.member_id, second.load) == ("a#1", 3)
+
+
+def test_a_failure_changes_nothing_but_the_time_of_the_next_try():
+    beating = registered()
+    pulse = beating.pulse
+    beating.begin(2_500, WALL, REPORT)
+    assert beating.next_beat_ms is None
+    beating.failed(2_600)
+    assert beating.pulse is pulse
+    assert beating.next_beat_ms == 4_000
+
+
+def test_three_tries_fit_before_the_fence():
+    beating = registered()
+    tries = 0
+    while beating.next_beat_ms is not None and beating.next_beat_ms + 1_500 <= beating.pulse.fence.valid_until_ms:
+        began_ms = beating.next_beat_ms
+        beating.begin(began_ms, WALL, REPORT)
+        beating.failed(began_ms + 1_500)
+        tries += 1
+    assert tries == 3
+
+
+@pytest.mark.parametrize("answer, ending", [(None, "missing"), (SEALED, "sealed")])
+def test_a_row_that_is_gone_or_sealed_ends_the_member(answer, ending):
+    beating = registered()
+    beating.begin(2_500, WALL, REPORT)
+    beating.answered(answer)
+    assert beating.pulse.fence.ending == ending
+    assert beating.next_beat_ms is None
+
+
+def test_after_the_end_late_answers_and_failures_change_nothing():
+    beating = registered()
+    beating.begin(2_500, WALL, REPORT)
+    beating.end("rolled_back")
+    beating.answered(ROW)
+    assert beating.pulse.fence.ending == "rolled_back"
+    assert beating.next_beat_ms is None
+    beating.begin_registration(3_000, WALL)
+    beating.failed(4_000)
+    assert beating.next_beat_ms is None
+
+
+def test_a_failure_without_an_attempt_is_nothing():
+    beating = registered()
+    beating.failed(100)
+    assert beating.next_beat_ms == 2_500
+
+
+def test_news_hasten_the_next_beat_unless_one_is_in_flight():
+    beating = registered()
+    beating.hasten(1_000)
+    assert beating.next_beat_ms == 1_000
+    beating.hasten(1_500)
+    assert beating.next_beat_ms == 1_000
+    beating.begin(1_500, WALL, REPORT)
+    beating.hasten(1_600)
+    assert beating.next_beat_ms is None

@@ -1,0 +1,221 @@
+from msgspec.structs import replace
+
+from anabranch._core.leases.book import MOVE_COOL_DOWN_MS, Book
+from anabranch._core.leases.plan import ASK_AGAIN_MS, MEMBER_KEPT_MS, plan_round
+from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Take, Write
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import Checkpoint, Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.sequence_numbers import Position
+
+KEYS = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
+ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000)
+DONOR = MemberRow(member_id="donor#1", worker_id="donor", expiry_ms=10_000)
+
+
+def lease(number, owner=None, **fields):
+    return LeaseRow(key=KEYS[number], owner=owner, version=5, epoch=2, **fields)
+
+
+class Member:
+    """One member's view, and what it plans."""
+
+    def __init__(self, members, leases, member_id="me#1"):
+        self.book = Book(member_id, 10_000)
+        self.stopwatches = Stopwatches(lease_timing())
+        self.stopwatches.observe(members, 0)
+        self.book.observe_leases(leases, 0)
+        self.stopwatches.observe_owners({row.owner: None for row in leases if row.owner}, 0)
+
+    def hear(self, now_ms):
+        """Everybody has shown life."""
+        rows = [replace(row, counter=row.counter + 1) for row in self.stopwatches.live()]
+        self.stopwatches.observe(rows, now_ms)
+
+    def plan(self, now_ms=0, **options):
+        return plan_round(self.book, self.stopwatches, now_ms, **({"may_take": True} | options))
+
+
+def test_free_leases_are_taken():
+    assert Member([ME], [lease(0), lease(1)]).plan() == [Take(KEYS[0], None, 5), Take(KEYS[1], None, 5)]
+
+
+def test_leases_of_a_sealed_or_left_member_are_taken():
+    for state in ("sealed", "left"):
+        member = Member([ME, replace(DONOR, state=state)], [lease(0, "donor#1")])
+        assert member.plan() == [Take(KEYS[0], "donor#1", 5)]
+
+
+def test_a_silent_member_is_sealed_first():
+    member = Member([ME, DONOR], [lease(0, "donor#1")])
+    for now_ms in range(1_000, 10_001, 1_000):
+        member.stopwatches.observe([ME, DONOR], now_ms)
+    assert member.plan(10_000) == [Seal("donor#1", 0)]
+
+
+def test_nobody_seals_itself():
+    member = Member([ME], [])
+    assert member.plan(60_000) == []
+
+
+def test_a_process_that_is_dead_for_certain_is_sealed_at_once():
+    assert Member([ME, DONOR], [lease(0, "donor#1")]).plan(known_dead=["donor#1"]) == [Seal("donor#1", 0)]
+
+
+def test_leases_of_an_owner_without_a_row_are_taken_after_its_expiry():
+    member = Member([ME], [lease(0, "gone#1")])
+    assert member.plan(9_999) == []
+    assert member.plan(9_999 + ASK_AGAIN_MS) == [Take(KEYS[0], "gone#1", 5)]
+
+
+def test_nothing_is_taken_or_asked_for_while_that_is_forbidden():
+    assert Member([ME, DONOR], [lease(0), lease(1, "donor#1"), lease(2, "donor#1")]).plan(may_take=False) == []
+
+
+def test_a_live_member_is_asked_for_what_it_has_too_much_of():
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
+    asked = [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
+    assert member.plan() == asked
+    assert member.plan(1_000) == []
+    member.hear(ASK_AGAIN_MS)
+    assert member.plan(ASK_AGAIN_MS) == asked
+
+
+def test_a_request_that_still_lies_before_the_donor_is_not_repeated():
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
+    member.plan()
+    wanted = (HandOffRequest(KEYS[1], "me#1"),)
+    member.stopwatches.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
+    assert member.plan(ASK_AGAIN_MS) == []
+
+
+def test_an_unanswered_request_is_forgotten_in_the_end():
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
+    member.plan()
+    wanted = (HandOffRequest(KEYS[1], "me#1"),)
+    member.stopwatches.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
+    member.plan(3 * ASK_AGAIN_MS + 1)
+    assert not member.book.asked
+
+
+def asked_for(number, requester="me#1", **donor):
+    """The donor's view: it was asked for one of its leases."""
+    row = replace(DONOR, wanted=(HandOffRequest(KEYS[number], requester),), **donor)
+    return Member([ME, row], [lease(0, "donor#1"), lease(1, "donor#1")], "donor#1")
+
+
+def test_a_fair_request_is_drained_for():
+    donor = asked_for(1)
+    assert donor.plan() == [Drain(HandOffRequest(KEYS[1], "me#1"))]
+    assert donor.book.held[KEYS[1]].state == "draining"
+    assert donor.plan(1) == []
+
+
+def test_a_drained_lease_is_given_again_and_again_until_there_is_an_answer():
+    donor = asked_for(1)
+    donor.plan()
+    gift = donor.book.part(KEYS[1])
+    assert donor.plan(1) == [Write(gift, 5)]
+    assert donor.plan(2) == [Write(gift, 5)]
+
+
+def test_a_request_that_is_not_fair_in_the_donors_own_plan_is_void():
+    for donor in (asked_for(0), asked_for(2), asked_for(1, "stranger#1")):
+        assert donor.plan() == []
+        assert len(donor.book.answered) == 1
+        assert donor.plan(1) == []
+
+
+def test_a_request_for_a_stopped_or_paused_shard_is_void():
+    row = replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1"),))
+    donor = Member([ME, row], [lease(0, "donor#1"), lease(1, "donor#1", paused=True)], "donor#1")
+    assert donor.plan() == []
+    assert donor.book.answered
+
+
+def test_a_request_of_a_member_that_died_is_void():
+    donor = Member(
+        [replace(ME, state="sealed"), replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1"),))],
+        [lease(0, "donor#1"), lease(1, "donor#1")],
+        "donor#1",
+    )
+    assert donor.plan() == []
+    assert donor.book.answered
+
+
+def test_a_request_that_was_refused_and_is_made_again_is_looked_at_again():
+    donor = asked_for(1)
+    request = HandOffRequest(KEYS[1], "me#1")
+    donor.book.answered[request] = None
+    assert donor.plan() == []
+    donor.stopwatches.observe([ME, replace(DONOR, counter=1)], 1_000)
+    donor.plan(1_000)
+    donor.stopwatches.observe([ME, replace(DONOR, counter=2, wanted=(request,))], 2_000)
+    assert donor.plan(2_000) == [Drain(request)]
+
+
+def test_a_lease_that_was_just_given_stays_for_a_while():
+    third = replace(DONOR, member_id="third#1")
+    member = Member([ME, DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1")])
+    member.book.moved[KEYS[0]] = (0, "third#1")
+    member.book.moved[KEYS[1]] = (0, "third#1")
+    assert member.plan() == []
+    member.hear(MOVE_COOL_DOWN_MS)
+    assert member.plan(MOVE_COOL_DOWN_MS) == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
+
+
+def test_a_lease_that_was_taken_from_the_dead_may_move_at_once():
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
+    member.book.moved[KEYS[1]] = (0, "dead#1")
+    assert member.plan() == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
+
+
+def test_members_that_drain_or_cannot_read_get_nothing_while_others_can():
+    for flaw in ({"draining": True}, {"reads_healthy": False}):
+        assert Member([replace(ME, **flaw), DONOR], [lease(0)]).plan() == []
+    assert Member([replace(ME, reads_healthy=False)], [lease(0)]).plan() == [Take(KEYS[0], None, 5)]
+
+
+def test_leases_of_a_draining_member_are_asked_for():
+    member = Member([ME, replace(DONOR, draining=True)], [lease(0, "donor#1")])
+    assert member.plan() == [RequestHandOff("donor#1", HandOffRequest(KEYS[0], "me#1"))]
+
+
+def test_a_shard_is_not_taken_before_its_parents_are_finished():
+    child = replace(lease(2), waits_for=(KEYS[0].shard_id, KEYS[1].shard_id))
+    held = [lease(0, "me#1"), lease(1, "me#1")]
+    assert Member([ME], [*held, child]).plan() == []
+    done = [replace(row, finish=Finish("end")) for row in held]
+    assert Member([ME], [*done, child]).plan() == [Take(KEYS[2], None, 5, 0, (KEYS[0], KEYS[1]))]
+
+
+def test_a_shard_that_was_read_before_needs_no_look_at_its_parents():
+    child = replace(lease(2), waits_for=(KEYS[0].shard_id,), checkpoint=Checkpoint(watermark=Position(1)))
+    assert Member([ME], [child]).plan() == [Take(KEYS[2], None, 5)]
+
+
+def test_a_blocked_shard_that_is_held_weighs_nothing():
+    child = replace(lease(2, "me#1"), waits_for=(KEYS[0].shard_id,))
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1), child])
+    assert member.plan() == [Take(KEYS[1], None, 5)]
+
+
+def test_a_take_goes_above_an_epoch_that_the_store_has_forgotten():
+    member = Member([ME], [lease(0)])
+    member.book.epoch_floors[KEYS[0]] = 9
+    assert member.plan() == [Take(KEYS[0], None, 5, 9)]
+
+
+def test_nothing_is_planned_again_while_nothing_changes():
+    member = Member([ME], [lease(0)])
+    assert member.plan()
+    assert member.plan(1_000) == []
+    member.book.changed = True
+    assert member.plan(1_001)
+
+
+def test_rows_of_members_long_over_are_deleted_unless_a_lease_names_them():
+    over = [replace(DONOR, state="left"), replace(DONOR, member_id="b#1", state="sealed")]
+    member = Member([ME, *over], [lease(0, "b#1", paused=True)])
+    steps = member.plan(MEMBER_KEPT_MS)
+    assert [step for step in steps if isinstance(step, DeleteMember)] == [DeleteMember("donor#1")]

@@ -1,0 +1,128 @@
+from msgspec.structs import replace
+
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import MemberRow
+
+A = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000, counter=1)
+B = MemberRow(member_id="b#1", worker_id="b", expiry_ms=10_000, counter=1)
+SEALED = replace(A, state="sealed")
+
+
+def watching(*reads):
+    """Stopwatches after reads, each (time, rows)."""
+    stopwatches = Stopwatches(lease_timing())
+    for now_ms, rows in reads:
+        stopwatches.observe(rows, now_ms)
+    return stopwatches
+
+
+def each_second(rows, begin_ms, end_ms):
+    return [(now_ms, rows) for now_ms in range(begin_ms, end_ms + 1, 1_000)]
+
+
+def test_a_counter_that_stands_still_for_the_expiry_can_be_sealed_at():
+    stopwatches = watching(*each_second([A], 0, 10_000))
+    assert stopwatches.sealable(9_999) == []
+    assert stopwatches.sealable(10_000) == [A]
+
+
+def test_a_counter_that_moved_starts_its_stopwatch_anew():
+    moved = replace(A, counter=2)
+    stopwatches = watching(*each_second([A], 0, 8_000), *each_second([moved], 9_000, 18_000))
+    assert stopwatches.sealable(18_999) == []
+    assert stopwatches.sealable(19_000) == [moved]
+
+
+def test_the_expiry_is_the_victims_own():
+    quick, slow = replace(A, expiry_ms=3_000), replace(B, expiry_ms=30_000)
+    stopwatches = watching(*each_second([quick, slow], 0, 12_000))
+    assert stopwatches.sealable(12_000) == [quick]
+    assert stopwatches.expiry_ms_max == 30_000
+
+
+def test_a_silence_longer_than_half_an_expiry_restarts_every_stopwatch():
+    stopwatches = watching((0, [A]), (5_001, [A]))
+    assert stopwatches.sealable(15_000) == []
+    assert stopwatches.sealable(15_001) == [A]
+
+
+def test_a_fleet_that_polls_rarely_can_still_seal():
+    members = [replace(A, member_id=f"m#{number}") for number in range(250)]
+    stopwatches = watching((0, members), (10_000, members))
+    assert len(stopwatches.sealable(10_000)) == 250
+
+
+def test_an_older_row_in_a_later_answer_is_ignored():
+    stopwatches = watching((0, [replace(A, counter=5)]), (1_000, [replace(A, counter=4)]))
+    assert stopwatches.row("a#1").counter == 5
+    stopwatches = watching((0, [SEALED]), (1_000, [A]))
+    assert stopwatches.row("a#1") is SEALED
+
+
+def test_sealed_and_left_members_are_over_at_once():
+    for state in ("sealed", "left"):
+        stopwatches = watching((0, [replace(A, state=state)]))
+        assert stopwatches.is_over("a#1", 0)
+        assert stopwatches.sealable(60_000) == []
+        assert stopwatches.live() == []
+
+
+def test_a_live_member_is_never_over_and_an_unknown_one_is_not_known_to_be():
+    stopwatches = watching((0, [A]))
+    assert not stopwatches.is_over("a#1", 99_000)
+    assert not stopwatches.is_over("z#1", 99_000)
+    assert stopwatches.row("z#1") is None
+
+
+def test_a_missing_row_counts_from_the_first_answer_without_it():
+    stopwatches = watching((0, [A, B]), (1_000, [A, B]))
+    assert stopwatches.observe([B], 2_000)
+    assert not stopwatches.observe([B], 3_000)
+    assert not stopwatches.is_over("a#1", 11_999)
+    assert stopwatches.is_over("a#1", 12_000)
+
+
+def test_a_missing_row_that_comes_back_lives():
+    stopwatches = watching((0, [A, B]), (1_000, [B]), (2_000, [A, B]))
+    assert not stopwatches.is_over("a#1", 60_000)
+    assert [row.member_id for row in stopwatches.live()] == ["a#1", "b#1"]
+
+
+def test_an_owner_without_a_row_is_waited_out_for_the_longest_expiry():
+    stopwatches = watching((0, [replace(B, expiry_ms=20_000)]))
+    stopwatches.observe_owners({"z#1": None}, 1_000)
+    assert not stopwatches.is_over("z#1", 20_999)
+    assert stopwatches.is_over("z#1", 21_000)
+
+
+def test_a_missing_member_that_no_lease_names_is_forgotten():
+    stopwatches = watching((0, [A, B]), (1_000, [B]))
+    stopwatches.observe_owners({"b#1": None}, 2_000)
+    assert not stopwatches.is_over("a#1", 60_000)
+
+
+def test_members_known_to_be_dead_can_be_sealed_at_once():
+    assert watching((0, [A, B])).sealable(0, {"b#1"}) == [B]
+
+
+def test_what_others_plan_by_is_a_change_and_a_heartbeat_is_none():
+    stopwatches = watching((0, [A]))
+    assert not stopwatches.observe([replace(A, counter=2)], 1_000)
+    for change in ({"lease_version": 1}, {"draining": True}, {"reads_healthy": False}, {"state": "left"}):
+        stopwatches = watching((0, [A]))
+        assert stopwatches.observe([replace(A, counter=2, **change)], 1_000), change
+
+
+def test_rows_of_members_long_over_are_named_for_deletion():
+    stopwatches = watching((0, [SEALED, B]))
+    assert stopwatches.over_since(-1) == []
+    assert stopwatches.over_since(0) == ["a#1"]
+
+
+def test_a_store_that_went_back_in_time_is_watched_anew():
+    stopwatches = watching((0, [replace(A, counter=9, expiry_ms=20_000)]))
+    stopwatches.forget()
+    stopwatches.observe([replace(A, counter=3)], 50_000)
+    assert stopwatches.row("a#1").counter == 3
+    assert stopwatches.expiry_ms_max == 20_000

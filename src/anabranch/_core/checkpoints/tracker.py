@@ -7,153 +7,183 @@ Every record that leaves the window is entered here in stream order, and finishe
   starts only after the one before it finished. So one entry a key describes what is open (rule M1), however many
   records lie between watermark and frontier;
 - what the owner before had finished above its watermark is entered as finished and not handled again; until this
-  owner has come as far as that frontier, its own commits carry on what they inherited.
+  owner has come as far as that frontier, its own commits carry on what they inherited;
+- only unfinished records are kept: a finished one is no longer counted in the byte budget, so nothing here may hold
+  it, however long an earlier one keeps the watermark below it (P5).
 
 The tracker knows nothing of handlers, stores or time, and never looks into a record's payload.
 """
 
 import hashlib
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from anabranch._core.reading.pages import Page
 from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
 from anabranch._model.sequence_numbers import Position
 from anabranch.records import Record
 
-__all__ = ["Entry", "Tracker", "adopt", "is_finished", "key_digest"]
+__all__ = ["Entry", "Tracker", "adopt", "key_digest"]
 
 DIGEST_BYTES = 8
 
 
+class Mark(NamedTuple):
+    """A record's place, without the record. Its number stays text until a commit needs it."""
+
+    ordinal: int
+    """Place in the order of this shard's records since it was taken."""
+    read_bytes: int
+    """All bytes entered up to and with this record: what a fail-over would read again (rule M3)."""
+    sequence_number: str
+    sub_sequence_number: int
+
+    @property
+    def position(self) -> Position:
+        return Position(int(self.sequence_number), self.sub_sequence_number)
+
+
 class Entry:
-    """One unfinished record, or a finished one that an earlier one holds above the watermark."""
+    """One record on its way through a handler."""
 
-    __slots__ = ("attempts", "finished", "ordinal", "page", "read_bytes", "record")
+    __slots__ = ("attempts", "before", "finished", "mark", "page", "record")
 
-    def __init__(self, record: Record[bytes], page: Page, ordinal: int, read_bytes: int) -> None:
+    def __init__(self, record: Record[bytes], page: Page, mark: Mark, before: Mark | None) -> None:
         self.record = record
         self.page = page
         """Where its end is reported, so that its bytes are free again."""
-        self.ordinal = ordinal
-        """Place in the order of this shard's records since it was taken."""
-        self.read_bytes = read_bytes
-        """All bytes read from this shard up to and with this record: what a fail-over would read again (rule M3)."""
+        self.mark = mark
+        self.before = before
+        """The record entered before this one: the watermark, while this one is the first unfinished."""
         self.attempts = 0
         self.finished = False
+
+    @property
+    def ordinal(self) -> int:
+        return self.mark.ordinal
 
 
 class Tracker:
     def __init__(self, checkpoint: Checkpoint, order: OrderMode) -> None:
         self._base = adopt(checkpoint, order)
         self._order: OrderMode = order
-        self._inherits = self._base.frontier is not None
-        self._attempts = {entry.first_open: entry.attempts for entry in self._base.open_keys}
-        self._entries: deque[Entry] = deque()
-        self._ordinal = 0
-        self._read_bytes = 0
-        self._watermark_bytes = 0
-        self._passed: Record[bytes] | None = None
-        self._entered: Record[bytes] | None = None
-        self._frontier: Entry | None = None
+        self._inherited_frontier = self._base.frontier
+        """None once this owner has come past it: from then on its commits speak for themselves."""
+        self._inherited_keys = {entry.digest: entry for entry in self._base.open_keys}
+        # Not a dict: finding the first key of one whose first keys were deleted takes ever longer.
+        self._unfinished: OrderedDict[int, Entry] = OrderedDict()
+        self._entered: Mark | None = None
+        self._frontier: Mark | None = None
         self.finished_count = 0
         """Records finished since this holding of the lease began, those finished by the owner before not counted."""
 
     def enter(self, record: Record[bytes], page: Page) -> Entry:
         """The next record of the stream. The entry comes back finished if the owner before had finished it."""
-        self._ordinal += 1
-        self._read_bytes += len(record.data)
-        entry = Entry(record, page, self._ordinal, self._read_bytes)
-        self._entries.append(entry)
-        self._entered = record
-        if self._inherits:
-            self._recognise(entry)
+        before = self._entered
+        ordinal, read_bytes = (1, 0) if before is None else (before[0] + 1, before[1])
+        read_bytes += len(record.data) + len(record.partition_key)
+        mark = self._entered = Mark(ordinal, read_bytes, record.sequence_number, record.sub_sequence_number)
+        entry = Entry(record, page, mark, before)
+        if self._inherited_frontier is not None:
+            self._recognise(entry, self._inherited_frontier)
+        if entry.finished:
+            self._frontier = mark
+        else:
+            self._unfinished[ordinal] = entry
         return entry
 
-    def _recognise(self, entry: Entry) -> None:
+    def _recognise(self, entry: Entry, inherited_frontier: Position) -> None:
         position = entry.record.position
-        assert self._base.frontier is not None
-        if position > self._base.frontier:
-            self._inherits = False
-        elif is_finished(self._base, entry.record):
-            self._mark(entry)
-        else:
-            entry.attempts = self._attempts.get(position, 0)
+        if position >= inherited_frontier:
+            self._inherited_frontier = None
+        if position > inherited_frontier:
+            return
+        opened = self._inherited_keys.get(key_digest(entry.record, self._base.order))
+        if opened is None or position < opened.first_open:
+            entry.finished = True
+        elif position == opened.first_open:
+            entry.attempts = opened.attempts
 
     def finish(self, entry: Entry) -> None:
+        assert not entry.finished, f"finished twice: {entry.record.position}"
+        entry.finished = True
+        mark = entry.mark
+        del self._unfinished[mark.ordinal]
+        if self._frontier is None or mark.ordinal > self._frontier.ordinal:
+            self._frontier = mark
         self.finished_count += 1
-        self._mark(entry)
 
     def skips(self, record: Record[bytes]) -> bool:
         """For who handles one stretch after another: whether the owner before had finished this record."""
-        return self._inherits and is_finished(self._base, record)
+        frontier = self._inherited_frontier
+        if frontier is None or (position := record.position) > frontier:
+            return False
+        opened = self._inherited_keys.get(key_digest(record, self._base.order))
+        return opened is None or position < opened.first_open
 
     def finish_through(self, record: Record[bytes], count: int) -> None:
         """For who handles one stretch after another: all up to this record is finished, `count` of it just now."""
-        assert not self._entries, "stretches and single records are not mixed"
-        self._passed = record
-        if self._inherits and self._base.frontier is not None and record.position >= self._base.frontier:
-            self._inherits = False
+        assert not self._unfinished, "stretches and single records are not mixed"
+        self._entered = Mark(0, 0, record.sequence_number, record.sub_sequence_number)
+        if self._inherited_frontier is not None and record.position >= self._inherited_frontier:
+            self._inherited_frontier = None
         self.finished_count += count
-
-    def _mark(self, entry: Entry) -> None:
-        assert not entry.finished, f"finished twice: {entry.record.position}"
-        entry.finished = True
-        frontier = self._frontier
-        if frontier is None or entry.ordinal > frontier.ordinal:
-            self._frontier = entry
-        entries = self._entries
-        while entries and entries[0].finished:
-            passed = entries.popleft()
-            self._passed = passed.record
-            self._watermark_bytes = passed.read_bytes
 
     @property
     def unfinished_count(self) -> int:
-        """Entries not yet below the watermark; zero means that everything entered is finished."""
-        return len(self._entries)
+        return len(self._unfinished)
 
     @property
     def replay_bytes(self) -> int:
         """What the next owner would have to read again to get from the watermark to the frontier (rule M3)."""
-        frontier = self._frontier
-        return 0 if frontier is None else max(0, frontier.read_bytes - self._watermark_bytes)
+        frontier, first = self._frontier, self._first
+        if frontier is None or first is None:
+            return 0
+        watermark_bytes = 0 if first.before is None else first.before.read_bytes
+        return max(0, frontier.read_bytes - watermark_bytes)
 
     @property
     def first_unfinished(self) -> Record[bytes] | None:
-        return self._entries[0].record if self._entries else None
+        first = self._first
+        return None if first is None else first.record
+
+    @property
+    def _first(self) -> Entry | None:
+        return next(iter(self._unfinished.values()), None)
 
     def checkpoint(self, heads: Iterable[Entry], seen_through_seconds: float | None = None) -> Checkpoint:
         """What is safe to commit now. `heads` has the first open entry of every key that has one, and may have more."""
-        base = self._base
-        order = base.order if self._inherits else self._order
+        base, first = self._base, self._first
+        order, frontier = self._order, None
         opened: dict[bytes, OpenKey] = {}
-        limit = None if self._inherits or self._frontier is None else self._frontier.ordinal
+        if self._inherited_frontier is not None:
+            order, frontier = base.order, self._inherited_frontier
+            self._open(opened, heads, order)
+            self._carry_on(opened)
+        elif first is not None and self._frontier is not None and first.ordinal < self._frontier.ordinal:
+            frontier = self._frontier.position
+            self._open(opened, (head for head in heads if head.ordinal < self._frontier.ordinal), order)
+        passed = self._entered if first is None else first.before
+        return Checkpoint(
+            watermark=base.watermark if passed is None else passed.position,
+            frontier=frontier,
+            open_keys=tuple(opened[digest] for digest in sorted(opened)),
+            seek_epoch=base.seek_epoch,
+            order=order,
+            seen_through_seconds=base.seen_through_seconds if seen_through_seconds is None else seen_through_seconds,
+        )
+
+    @staticmethod
+    def _open(opened: dict[bytes, OpenKey], heads: Iterable[Entry], order: OrderMode) -> None:
         for entry in heads:
-            if limit is not None and entry.ordinal > limit:
-                continue
             digest, position = key_digest(entry.record, order), entry.record.position
             if digest not in opened or position < opened[digest].first_open:
                 opened[digest] = OpenKey(digest, position, entry.attempts)
-        frontier: Position | None = None
-        if self._inherits:
-            frontier = base.frontier
-            self._carry_on(opened)
-        elif self._frontier is not None and self._entries:
-            frontier = self._frontier.record.position
-        return Checkpoint(
-            watermark=self._passed.position if self._passed is not None else base.watermark,
-            frontier=frontier,
-            open_keys=tuple(opened[digest] for digest in sorted(opened)) if frontier is not None else (),
-            seek_epoch=base.seek_epoch,
-            order=order,
-            seen_through_seconds=seen_through_seconds or base.seen_through_seconds,
-        )
 
     def _carry_on(self, opened: dict[bytes, OpenKey]) -> None:
         """Adds the inherited open keys: as they were, or from where this owner stands if it has come past them."""
-        reached = self._entered or self._passed
-        here = None if reached is None else reached.position
+        here = None if self._entered is None else self._entered.position
         for entry in self._base.open_keys:
             if entry.digest in opened:
                 continue
@@ -180,14 +210,3 @@ def key_digest(record: Record[bytes], order: OrderMode) -> bytes:
     """Eight bytes that stand for the record's key; with order "none" every record is a key of its own."""
     text = record.partition_key if order != "none" else str(record.position)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-
-
-def is_finished(checkpoint: Checkpoint, record: Record[bytes]) -> bool:
-    """Whether the owner before has finished this record already, by what it committed (rule M1)."""
-    position = record.position
-    if checkpoint.watermark is not None and position <= checkpoint.watermark:
-        return True
-    if checkpoint.frontier is None or position > checkpoint.frontier:
-        return False
-    digest = key_digest(record, checkpoint.order)
-    return all(position < entry.first_open for entry in checkpoint.open_keys if entry.digest == digest)

@@ -30,6 +30,8 @@ class BatchLane:
         self._limits = limits
         self._filling: list[Record[bytes]] = []
         self._pages: list[Page] = []
+        self._passed_over: Record[bytes] | None = None
+        """The last record after this batch's last one that the owner before had finished."""
         self._filling_bytes = 0
         self._filling_since_ms = 0
         self._out: list[Record[bytes]] | None = None
@@ -54,7 +56,7 @@ class BatchLane:
     def _fill(self, now_ms: int) -> bool:
         """Pulls what fits; True if the batch can grow no more."""
         limits, window = self._limits, self._window
-        while len(self._filling) < limits.max_records:
+        while len(self._filling) < limits.max_records and self._filling_bytes < limits.max_bytes:
             upcoming = window.peek()
             if upcoming is None:
                 return False
@@ -65,9 +67,14 @@ class BatchLane:
             record, page = pulled
             if self._tracker.skips(record):
                 window.finish(record, page)
+                if self._filling:
+                    self._passed_over = record
+                else:
+                    self._tracker.finish_through(record, 0)
                 continue
             if not self._filling:
                 self._filling_since_ms = now_ms
+            self._passed_over = None
             self._filling.append(record)
             self._pages.append(page)
             self._filling_bytes += len(record.data)
@@ -83,7 +90,9 @@ class BatchLane:
                 self._window.finish(out[index], self._pages[index])
             self._finished_here = count
         if count == len(out):
-            self._out, self._pages = None, []
+            if self._passed_over is not None:
+                self._tracker.finish_through(self._passed_over, 0)
+            self._out, self._pages, self._passed_over = None, [], None
 
     def stop(self) -> None:
         """No batch is handed out any more; the one that is out may still finish."""

@@ -149,7 +149,7 @@ class Lane:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        return self._later[0][0] if self._later else None
+        return self._later[0][0] if self._later and not self._stopped else None
 
     @property
     def running(self) -> Iterator[Entry]:

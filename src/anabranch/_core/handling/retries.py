@@ -10,5 +10,5 @@ def retry_in_ms(policy: Retry, failed_attempts: int, entropy: Entropy) -> int | 
     """Full jitter over a doubling pause; None after the last attempt."""
     if failed_attempts >= policy.attempts:
         return None
-    ceiling = min(policy.backoff_max, policy.backoff * 2 ** min(failed_attempts - 1, 30))
+    ceiling = min(policy.backoff_max, policy.backoff * 2.0 ** min(failed_attempts - 1, 30))
     return round(entropy.random() * ceiling * 1000)

@@ -95,8 +95,9 @@ class Window:
         return freed
 
     def clear(self) -> None:
-        """Forgets everything for good (the shard is stopped or lost) and frees all its bytes, those of records that were
-        handed out too: nobody reports their end any more. What arrives later is forgotten as well.
+        """Forgets everything for good (the shard is stopped or lost) and frees all its bytes.
+
+        Those of records that were handed out too: nobody reports their end any more. What arrives later is forgotten.
         """
         self._cleared = True
         self._free(self._held_bytes)

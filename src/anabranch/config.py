@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from anabranch.budget import Budget
 from anabranch.errors import ConfigurationError
 
-__all__ = ["Aws", "CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings"]
+__all__ = ["Aws", "CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings", "ProducerSettings"]
 
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 
@@ -165,3 +165,30 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         if self.start_timeout < 0:
             raise ConfigurationError(f"start_timeout is {self.start_timeout} s; it must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    shard_share: float = 1.0
+    """The part of each shard's write quota (1,000 records and 1 MiB a second) that this producer may use. Where several
+    producers write, each finds its part by itself; a lower share leaves room from the start."""
+    requests_in_flight: int = 8
+    """PutRecords calls of one stream at a time: throughput over long round trips against connections."""
+    after_failure: Literal["fail", "continue"] = "fail"
+    """With order="key", what becomes of later records of a key whose record failed: `fail` fails them too, until that
+    failure has been seen (awaited, taken by on_undelivered, or raised by flush); `continue` writes them."""
+    aggregate_partition_key: str | None = None
+    """The partition key of aggregates, as readers see that do not open them; None: that of their first record. The
+    KPL's is "a". It never decides the shard."""
+
+    def __post_init__(self) -> None:
+        violations = []
+        if not 0 < self.shard_share <= 1:
+            violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
+        if not 1 <= self.requests_in_flight <= 64:
+            violations.append(f"requests_in_flight is {self.requests_in_flight}; it must be from 1 to 64")
+        if self.after_failure not in {"fail", "continue"}:
+            violations.append(f"after_failure is {self.after_failure!r}; it must be 'fail' or 'continue'")
+        if self.aggregate_partition_key is not None and not 1 <= len(self.aggregate_partition_key) <= 256:
+            violations.append("aggregate_partition_key must have 1 to 256 characters")
+        _refuse(violations)

@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "HandOffKept",
     "HandlerFailed",
+    "HookFailed",
     "LeaseGiven",
     "LeaseLost",
     "LeaseReleased",
@@ -41,6 +42,7 @@ __all__ = [
     "TaskRestarted",
     "WriteFailed",
     "WriteThrottled",
+    "WriterFailed",
     "ZombieCall",
 ]
 
@@ -330,6 +332,17 @@ class AggregateStraddled(Event, frozen=True, kw_only=True):
         return f"an aggregate met a reshard: its {self.record_count} records are sent again where they belong"
 
 
+class HookFailed(Event, frozen=True, kw_only=True):
+    """A function that the user gave raised an error; nothing else changes by it."""
+
+    level = logging.ERROR
+    hook: str
+    error: str
+
+    def sentence(self) -> str:
+        return f"{self.hook} raised {self.error}"
+
+
 class OrderUnconfirmed(Event, frozen=True, kw_only=True):
     """The service numbered a record before one that had been written earlier."""
 
@@ -368,3 +381,13 @@ class WriteThrottled(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"over its limits; written to at {self.share_percent} % of the full rate"
+
+
+class WriterFailed(Event, frozen=True, kw_only=True):
+    """The producer ended in an unexpected error; every record that was on its way has failed."""
+
+    level = logging.CRITICAL
+    error: str
+
+    def sentence(self) -> str:
+        return f"the producer failed unexpectedly: {self.error}"

@@ -4,7 +4,7 @@ import msgspec
 
 from anabranch.records import Record
 
-__all__ = ["ConsumerStatus", "ShardState", "StopReport"]
+__all__ = ["ConsumerStatus", "FlushReport", "ShardState", "StopReport"]
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -20,6 +20,15 @@ class StopReport(msgspec.Struct, frozen=True):
     @property
     def clean(self) -> bool:
         return not self.leftovers and self.committed and self.released
+
+
+class FlushReport(msgspec.Struct, frozen=True):
+    """How a flush went. What failed for good is not in it: that is raised."""
+
+    complete: bool = True
+    """False if the deadline came first."""
+    pending_count: int = 0
+    """Records that were still on their way then; they stay on it."""
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):

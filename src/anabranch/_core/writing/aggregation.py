@@ -120,8 +120,8 @@ class Bundle:
         self.shard_id: str | None = None
         self.sequence_number: str | None = None
         self.failures: Any = None
-        self.waiters: list[Callable[[], None]] | None = None
-        """For the engine: whom to wake once this bundle is settled or dissolved."""
+        self.waiters: list[tuple[OutgoingRecord, Callable[[], None]]] | None = None
+        """For the engine: who awaits which record, to be called once when the bundle is settled or dissolved."""
 
     def open_with(self, record: OutgoingRecord, size_max: int) -> None:
         """The first record of a bundle that may grow to an entry of `size_max` bytes, its outer key included."""

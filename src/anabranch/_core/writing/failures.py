@@ -8,7 +8,7 @@ With `order="key"`, seeing a failure is also what acknowledges it. Until then ev
 too: to write them would put them before the one that their sender may want to send again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from anabranch._core.writing.aggregation import OutgoingRecord, cost_of
 
@@ -16,7 +16,7 @@ __all__ = ["Failures"]
 
 
 class Failures:
-    __slots__ = ("_unseen", "blocks_keys", "freed_bytes", "keys")
+    __slots__ = ("_unseen", "blocks_keys", "freed_bytes", "keys", "on_seen")
 
     def __init__(self, *, blocks_keys: bool) -> None:
         self.blocks_keys = blocks_keys
@@ -24,6 +24,8 @@ class Failures:
         """Keys whose later records fail too."""
         self.freed_bytes = 0
         """What failures that were seen gave back to the buffer, until the engine takes it."""
+        self.on_seen: Callable[[], None] | None = None
+        """Called when the buffer has got room by it."""
         self._unseen: dict[int, OutgoingRecord] = {}
 
     def __len__(self) -> int:
@@ -40,6 +42,8 @@ class Failures:
         if self._unseen.pop(id(record), None) is not None:
             self.freed_bytes += cost_of(record.data, record.partition_key)
             self.keys.pop(record.partition_key, None)
+            if self.on_seen is not None:
+                self.on_seen()
 
     def see_all(self) -> list[OutgoingRecord]:
         records = list(self._unseen.values())

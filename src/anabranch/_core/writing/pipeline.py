@@ -250,6 +250,12 @@ class Pipeline(Generic[R]):
         self._settlement.give_up(lambda _: True, attempt, now_ms)
         self._placement.fail_where(list(self._routing.lanes()), lambda _: True, attempt)
 
+    def count_waiting(self) -> int:
+        """Records that are on their way and not in flight."""
+        bundles = (bundle for lane in self._routing.lanes() for bundle in (*lane.sealed, lane.open))
+        waiting = sum(len(bundle.records) for bundle in bundles if bundle is not None)
+        return waiting + self._settlement.undecided_count
+
     def take_settled(self) -> list[Bundle]:
         settled, self._placement.settled = self._placement.settled, []
         return settled

@@ -76,6 +76,10 @@ class Settlement:
         self._failures_in_a_row = 0
         self._undecided: list[_Undecided] = []
 
+    @property
+    def undecided_count(self) -> int:
+        return sum(len(entry.bundle.records) for entry in self._undecided)
+
     def undecided_since_ms(self, now_ms: int) -> int:
         """When the oldest record was put that waits for a listing; now, if there is none."""
         return min((entry.bundle.records[0].put_ms for entry in self._undecided), default=now_ms)

@@ -1,0 +1,271 @@
+"""`Producer`: writes to streams, in order per key, every record with one outcome.
+
+A facade: it checks what the user said, wires the engine to AWS, and decides nothing. The engine runs in a task of
+its own that starts with the first use, from any task of the event loop.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+
+from anabranch._aws.kinesis_by_region import KinesisByRegion
+from anabranch._core.writing.pipeline import WritingRules
+from anabranch._engine.delivery import Delivery
+from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.writer import Writer
+from anabranch._model.entropy import Entropy
+from anabranch._model.streams import parse_stream
+from anabranch._ports.clock import Clock
+from anabranch._ports.kinesis_writing import KinesisWriting
+from anabranch.config import Aws, ProducerSettings
+from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, UsageError
+from anabranch.events import Event
+from anabranch.limits import MIB
+from anabranch.records import PutResult
+from anabranch.reports import FlushReport
+from anabranch.values import Encoder, encode_with
+
+__all__ = ["Producer"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("anabranch")
+
+
+class Ports(NamedTuple):
+    """What the engine works with; a simulation gives its own."""
+
+    kinesis: KinesisWriting
+    clock: Clock
+    entropy: Entropy
+    close: Callable[[], Any] | None = None
+
+
+class Producer(Generic[T]):
+    """Writes records to one stream, or several, and tells how each of them ended.
+
+    `put` waits for buffer space only and returns a `Delivery`; awaiting that tells where the record is, or why it is
+    not there. A failure that nobody awaited, and no `on_undelivered` took, is raised by the next `flush()` or by
+    leaving `async with`.
+    """
+
+    def __init__(
+        self,
+        stream: str | None = None,
+        *,
+        order: Literal["key", "none"] = "key",
+        aggregate: Literal["shard", "key"] | None = "shard",
+        linger: float = 0.1,
+        delivery_timeout: float = 120.0,
+        buffer_bytes: int = 64 * MIB,
+        encode: Encoder[T] = bytes,  # type: ignore[assignment]
+        on_undelivered: Callable[[PutResult], Any] | None = None,
+        settings: ProducerSettings | None = None,
+        aws: Aws | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        settings = settings or ProducerSettings()
+        _check(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
+        self._stream = stream
+        self._encode = encode_with(encode)
+        self._buffer_bytes = buffer_bytes
+        self._on_undelivered = on_undelivered
+        self._on_event = on_event
+        self._rules = WritingRules(
+            order=order,
+            aggregate=aggregate,
+            linger_ms=round(linger * 1_000),
+            delivery_timeout_ms=round(delivery_timeout * 1_000),
+            shard_share=settings.shard_share,
+            requests_max=settings.requests_in_flight,
+            outer_partition_key=settings.aggregate_partition_key,
+            after_failure=settings.after_failure,
+        )
+        self._open_ports: Callable[[], Ports] = lambda: _aws_ports(aws)
+        self._ports: Ports | None = None
+        self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    @classmethod
+    def over(cls, open_ports: Callable[[], Ports], stream: str | None = None, **options: Any) -> Self:
+        """A producer on other ports than AWS's."""
+        producer = cls(stream, **options)
+        producer._open_ports = open_ports
+        return producer
+
+    # putting
+
+    async def put(
+        self,
+        value: T,
+        partition_key: str,
+        *,
+        explicit_hash_key: str | None = None,
+        stream: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 -- how long to wait for buffer space; cancelling is another thing
+    ) -> Delivery:
+        """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        writer = self._running()
+        return await writer.put(
+            stream or self._default_stream(), self._encode(value), partition_key, explicit_hash_key, timeout
+        )
+
+    def put_nowait(
+        self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
+    ) -> Delivery:
+        """As `put`, but never waits: `BufferFull` if there is no room now."""
+        writer = self._writer
+        if writer is None or asyncio.get_running_loop() is not self._loop:
+            writer = self._running()
+        return writer.put_nowait(
+            stream or self._stream or self._default_stream(), self._encode(value), partition_key, explicit_hash_key
+        )
+
+    async def put_and_wait(
+        self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
+    ) -> PutResult:
+        """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
+        result = await (await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream))
+        if not result.delivered:
+            raise DeliveryFailed(
+                f"the record with partition key {partition_key!r} was not delivered: {result.error}", results=[result]
+            )
+        return result
+
+    async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
+        """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
+        writer, name, encode = self._running(), stream or self._default_stream(), self._encode
+        deliveries: list[Delivery] = []
+        for partition_key, value in items:
+            data = encode(value)
+            try:
+                deliveries.append(writer.put_nowait(name, data, partition_key, None))
+            except BufferFull:
+                deliveries.append(await writer.put(name, data, partition_key, None, None))
+        return deliveries
+
+    # ends
+
+    async def flush(self, *, deadline: float | None = None) -> FlushReport:
+        """Waits until everything put before is settled, at most `deadline` seconds.
+
+        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        """
+        if self._writer is None:
+            return FlushReport()
+        return await self._running().flush(self._deadline_ms(deadline))
+
+    async def close(self, *, deadline: float | None = 30.0) -> FlushReport:
+        """Delivers everything, or fails what could not be delivered within `deadline` seconds, and frees all resources.
+
+        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        """
+        self._is_closed = True
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return FlushReport()
+        try:
+            return await writer.close(self._deadline_ms(deadline))
+        finally:
+            await self._close_ports()
+
+    async def __aenter__(self) -> Self:
+        self._running()
+        assert self._ports is not None
+        if isinstance(self._ports.kinesis, KinesisByRegion):
+            await self._ports.kinesis.client(parse_stream(self._stream).region if self._stream else None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except DeliveryFailed as failed:
+            if error is None:
+                raise
+            error.add_note(f"besides, the producer was left with undelivered records: {failed}")
+
+    # the engine
+
+    def _running(self) -> Writer:
+        """The engine, started if need be; nothing of it belongs to the task that calls."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError("a Producer is used on an event loop; without one, use SyncProducer") from None
+        if self._is_closed:
+            raise UsageError("this producer is closed")
+        if self._writer is not None and self._loop is not loop:
+            if not (self._loop is not None and self._loop.is_closed() and self._writer.is_empty):
+                raise UsageError("this producer works on another event loop: make one producer for each loop")
+            self._writer = None  # that loop has ended and nothing was left in it, as between two calls of a function
+        if self._writer is None:
+            self._ports = ports = self._open_ports()
+            self._writer = Writer(
+                ports.kinesis,
+                ports.clock,
+                ports.entropy,
+                self._rules,
+                buffer_bytes=self._buffer_bytes,
+                on_undelivered=self._on_undelivered,
+                emit=self._emit,
+            )
+            self._loop = loop
+            self._writer.start()
+        return self._writer
+
+    async def _close_ports(self) -> None:
+        ports, self._ports = self._ports, None
+        if ports is not None and ports.close is not None:
+            await ports.close()
+
+    def _default_stream(self) -> str:
+        if self._stream is None:
+            raise UsageError("name a stream: Producer('orders'), or put(..., stream='orders')")
+        return self._stream
+
+    def _deadline_ms(self, seconds: float | None) -> int | None:
+        if seconds is None or self._ports is None:
+            return None
+        return self._ports.clock.now_ms() + round(seconds * 1_000)
+
+    def _emit(self, event: Event) -> None:
+        _log.log(event.level, "%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:  # noqa: BLE001 -- a user's hook must not disturb the writing
+                _log.exception("on_event failed for: %s", event)
+
+
+def _aws_ports(aws: Aws | None) -> Ports:
+    kinesis = KinesisByRegion(aws)
+    return Ports(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
+
+
+def _check(
+    stream: str | None, order: str, aggregate: str | None, linger: float, delivery_timeout: float, buffer_bytes: int
+) -> None:
+    violations = []
+    if stream is not None:
+        try:
+            parse_stream(stream)
+        except ValueError as error:
+            violations.append(f"stream: {error}")
+    if order not in {"key", "none"}:
+        violations.append(f"order is {order!r}; it must be 'key' or 'none'")
+    if aggregate not in {"shard", "key", None}:
+        violations.append(f"aggregate is {aggregate!r}; it must be 'shard', 'key' or None")
+    if linger < 0:
+        violations.append(f"linger is {linger} s; it must not be negative")
+    if delivery_timeout <= 0:
+        violations.append(f"delivery_timeout is {delivery_timeout} s; it must be positive")
+    if buffer_bytes < MIB:
+        violations.append(f"buffer_bytes is {buffer_bytes}; it must be at least {MIB}")
+    if violations:
+        raise ConfigurationError(violations)

@@ -66,6 +66,8 @@ class AwsAccount:
             raise CredentialsError(f"the AWS credentials cannot be found: {error}") from error
 
     def _client(self, service: str, region: str | None) -> Any:
+        from botocore.config import Config  # noqa: PLC0415 -- as above
+
         session = self._session()
         given: dict[str, str | None] = {}
         if self.aws.credentials is not None:
@@ -78,4 +80,5 @@ class AwsAccount:
         # `endpoint_url` is Kinesis's: other services have their own variables and their own section of the profile.
         endpoint_url = self.aws.endpoint_url if service == "kinesis" else None
         region_name = resolve_region(session, self.aws, region)
-        return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, **given)
+        once = Config(retries={"total_max_attempts": 1})  # whoever calls decides about trying again
+        return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=once, **given)

@@ -29,8 +29,8 @@ _TRUSTED_SECONDS: Final = 300.0  # older than this, credentials are asked for be
 
 NO_CREDENTIALS: Final = (
     "no AWS credentials: there are none in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), in the profile "
-    "(aws configure, aws sso login), from a web identity, a container or an instance role; Aws(profile=...) names "
-    "another profile, Aws(session=...) a session"
+    "(aws configure, aws sso login), from a web identity, a container or an instance role; another profile is "
+    "named by Aws(profile=...) or --profile, a session by Aws(session=...)"
 )
 
 

@@ -32,8 +32,8 @@ def resolve_region(session: Any, aws: Aws, region: str | None) -> str:
     found = aws.region or region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
     if not found:
         raise CredentialsError(
-            "no AWS region: give Aws(region=...), set AWS_DEFAULT_REGION or AWS_REGION, or a region in the profile "
-            "(aws configure)"
+            "no AWS region: give one (Aws(region=...), or --region), set AWS_DEFAULT_REGION or AWS_REGION, or name one "
+            "in the profile (aws configure)"
         )
     return str(found)
 

@@ -161,7 +161,7 @@ class KinesisClient:
         return await self._try_stream(operation, body)
 
     async def _try_stream(self, operation: str, body: bytes) -> BodyStream:
-        signed = await self._service.sign(operation, [body])
+        signed = self._service.sign(await self._service.credentials(), operation, [body])
         answer = await self._streams.open((*signed.pairs(), ("user-agent", USER_AGENT)), body)
         if isinstance(answer, Response):
             raise self._service.refusal(operation, answer)

@@ -91,16 +91,21 @@ class AwsService:
 
         offset_ms = self._clock_offset_ms
         try:
-            signed = await self.sign(operation, pieces)
-            return await self._http.post(purpose, self._lines(signed, pieces), pieces, accept, repeatable=repeatable)
+            credentials = self._source.current()
+            if credentials is None:
+                credentials = await self._source.get()
+            lines = self._lines(self.sign(credentials, operation, pieces), pieces)
+            return await self._http.post(purpose, lines, pieces, accept, repeatable=repeatable)
         except ServiceError as error:
             if not await self.repair(error, offset_ms):
                 raise
-        signed = await self.sign(operation, pieces)
-        return await self._http.post(purpose, self._lines(signed, pieces), pieces, accept, repeatable=repeatable)
+        lines = self._lines(self.sign(await self._source.get(), operation, pieces), pieces)
+        return await self._http.post(purpose, lines, pieces, accept, repeatable=repeatable)
 
-    async def sign(self, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
-        credentials = self._source.current() or await self._source.get()
+    async def credentials(self) -> SigningCredentials:
+        return await self._source.get()
+
+    def sign(self, credentials: SigningCredentials, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
         signer = self._signer
         if signer is None or credentials is not self._credentials:
             signer = self._signer = Signer(
@@ -156,7 +161,7 @@ class AwsService:
         await self._http.close()
 
     def _lines(self, signed: SignedHeaders, pieces: Sequence[bytes]) -> bytes:
-        return b"%b%b%d\r\n" % (signed.lines(), self._user_agent, sum(map(len, pieces)))
+        return b"%b%b%d\r\n\r\n" % (signed.lines(), self._user_agent, sum(map(len, pieces)))
 
 
 async def open_service(

@@ -8,7 +8,7 @@ the kernel still knows to be open.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from anabranch._http.client_connection import ClientConnection, Response
 from anabranch._http.client_limits import ClientLimits, ClientTimeouts
@@ -53,10 +53,10 @@ class HttpClient:
         *,
         repeatable: bool,
     ) -> T:
-        """What `read` makes of the answer; it copies what it keeps. `headers` are whole lines, with content-length."""
+        """What `read` makes of the answer; it copies what it keeps. `headers` are all lines after the first."""
         pool = self._pools[purpose]
         deadline = self._loop.time() + self._timeouts.total
-        head = self._start + headers + b"\r\n"
+        head = self._start + headers
         connection = pool.take()
         if not repeatable:
             while connection is not None and connection.has_input():
@@ -65,7 +65,10 @@ class HttpClient:
         if connection is None:
             connection = await pool.acquire(deadline)
         try:
-            response = await connection.exchange(head, pieces, deadline)
+            if len(pieces) == 1:
+                response = cast("Response", await connection.start(head + pieces[0], deadline))
+            else:
+                response = await connection.exchange(head, pieces, deadline)
         except TransportError:
             pool.discard(connection)
             if not (repeatable and connection.dropped_before_answer):

@@ -40,6 +40,9 @@ class Phase(enum.Enum):
     CLOSED = "closed"
 
 
+IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # looked up many times for each call, as plain names
+
+
 class Response:
     """A whole answer. `body` is valid until its connection is released."""
 
@@ -74,7 +77,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._end = 0  # bytes of the buffer that are filled
         self._body_start = 0
         self._body_end = 0
-        self._phase = Phase.IDLE
+        self._phase = IDLE
         self._head: ResponseHead | None = None
         self._chunks = ResponseChunks()
         self._collected = bytearray()
@@ -96,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def usable(self) -> bool:
-        return self._phase is Phase.IDLE and not self._transport.is_closing()
+        return self._phase is IDLE and not self._transport.is_closing()
 
     def has_input(self) -> bool:
         """True for an idle connection that the kernel knows to be ended or out of step, before the event loop does."""
@@ -104,13 +107,16 @@ class ClientConnection(asyncio.BufferedProtocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
+    def start(self, request: bytes, deadline: float) -> "asyncio.Future[Answer]":
+        """Sends a request that is one piece. The caller aborts the connection where it does not await the answer."""
+        answer = self._begin(deadline)
+        self._transport.write(request)
+        return answer
+
     async def exchange(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> Response:
         answer = self._begin(deadline)
         try:
-            if len(pieces) < 2:
-                self._transport.write(head + pieces[0] if pieces else head)
-            else:
-                await self._write(head, pieces, answer)
+            await self._write(head, pieces, answer)
             return cast("Response", await answer)
         except BaseException:
             self.abort()
@@ -129,22 +135,22 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def release(self) -> bool:
         """Ends the use of an answer; true if the connection can carry another request."""
-        reusable = self._phase is Phase.HELD and self._head is not None and self._head.keep_alive
+        reusable = self._phase is HELD and self._head is not None and self._head.keep_alive
         if self._buffer is not self._own:
             self._buffers.give_back(self._buffer)
             self._buffer, self._view = self._own, self._own_view
-        if not reusable or self._transport.is_closing():
+        if not reusable:
             self.abort()
             return False
-        self._phase = Phase.IDLE
+        self._phase = IDLE
         self._head = None
         self._end = 0
         self.idle_since = self._loop.time()
         return True
 
     def abort(self) -> None:
-        if self._phase is not Phase.CLOSED:
-            self._phase = Phase.CLOSED
+        if self._phase is not CLOSED:
+            self._phase = CLOSED
             self._answer = None
             self._transport.abort()
 
@@ -171,9 +177,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     # Sending
 
     def _begin(self, deadline: float) -> asyncio.Future[Answer]:
-        if not self.usable:
+        if self._phase is not IDLE:
             raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
-        self._phase = Phase.HEAD
+        self._phase = HEAD
         self._deadline = deadline
         self._heard_at = self._loop.time()
         self._interim_answers = 0
@@ -217,13 +223,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._answered = True
         phase = self._phase
         try:
-            if phase is Phase.HEAD:
+            if phase is HEAD:
                 self._read_head(self._end - nbytes)
-            elif phase is Phase.BODY:
+            elif phase is BODY:
                 self._read_body()
-            elif phase is Phase.CHUNKS:
+            elif phase is CHUNKS:
                 self._read_chunks()
-            elif phase is Phase.REST:
+            elif phase is REST:
                 self._read_rest()
             else:
                 self._end = 0
@@ -236,10 +242,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._closed.done():
             self._closed.set_result(None)
         self.resume_writing()
-        if self._phase is Phase.REST and exc is None:
+        if self._phase is REST and exc is None:
             self._complete(memoryview(self._collected))
             return
-        self.dropped_before_answer = self._phase is Phase.HEAD and self.exchanges > 1 and not self._answered
+        self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not self._answered
         reason = f": {exc}" if exc else ""
         self.fail(TransportError(f"{self._peer} closed the connection before its answer was complete{reason}"))
 
@@ -262,18 +268,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             if head.length > self._limits.body_bytes_max:
                 bytes_max = self._limits.body_bytes_max
                 raise TransportError(f"{self._peer} announced {head.length} bytes; at most {bytes_max} are read")
-            self._phase = Phase.BODY
+            self._phase = BODY
             self._read_body()
         else:
             self._body_start = body_start
             self._collected = bytearray()
             if head.length == CHUNKED:
-                self._phase = Phase.CHUNKS
+                self._phase = CHUNKS
                 self._chunks = ResponseChunks()
                 self._read_chunks()
             else:
                 assert head.length == UNTIL_CLOSE
-                self._phase = Phase.REST
+                self._phase = REST
                 self._read_rest()
 
     def _skip_interim(self, head: ResponseHead, body_start: int) -> None:
@@ -292,7 +298,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         )
         self._transport.set_protocol(stream)
         answer, self._answer = self._answer, None
-        self._phase = Phase.CLOSED  # the connection as such is over: the transport is the stream's now
+        self._phase = CLOSED  # the connection as such is over: the transport is the stream's now
         self._closed.set_result(None)
         if answer is not None and not answer.done():
             answer.set_result(stream)
@@ -343,7 +349,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _complete(self, body: memoryview) -> None:
         head, answer = self._head, self._answer
         assert head is not None
-        self._phase = Phase.HELD
+        self._phase = HELD
         self._answer = None
         if self._sending:
             head.keep_alive = False  # answered before all was sent: the rest would be taken for another request

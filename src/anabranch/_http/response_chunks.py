@@ -12,6 +12,7 @@ from anabranch.errors import TransportError
 __all__ = ["ResponseChunks"]
 
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?")
+_SHORT_LINE_BYTES: Final = 16  # what nearly every size line fits into
 _LINE_BYTES_MAX: Final = 4_096
 _TRAILER_BYTES_MAX: Final = 16_384
 
@@ -40,13 +41,20 @@ class ResponseChunks:
                 self._left -= step
                 position += step
                 continue
+            if self._after_payload and not self._line and bytes(view[position : position + 2]) == b"\r\n":
+                self._after_payload = False
+                position += 2
+                continue
             position = self._take_line(view, position)
         return payloads
 
     def _take_line(self, view: memoryview, position: int) -> int:
         held = len(self._line)
-        window = self._line + bytes(view[position : position + _LINE_BYTES_MAX + 2])
+        window = self._line + bytes(view[position : position + _SHORT_LINE_BYTES])
         line_end = window.find(b"\r\n")
+        if line_end < 0:
+            window = self._line + bytes(view[position : position + _LINE_BYTES_MAX + 2])
+            line_end = window.find(b"\r\n")
         if line_end < 0:
             if len(window) > _LINE_BYTES_MAX:
                 raise TransportError("a chunk's size line in the answer has no end")

@@ -6,6 +6,7 @@ read.
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from anabranch.errors import TransportError
@@ -15,8 +16,8 @@ __all__ = ["CHUNKED", "UNTIL_CLOSE", "ResponseHead", "parse_response_head"]
 CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\x00]*)?")
-_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\x00]{0,200})?")
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _HEADERS_MAX: Final = 128
 
@@ -36,29 +37,43 @@ class ResponseHead:
 def parse_response_head(block: bytes) -> ResponseHead:
     """`block` is everything before the empty line, without it."""
     lines = block.split(b"\r\n")
-    match = _STATUS_LINE.fullmatch(lines[0])
-    if match is None:
-        raise TransportError(f"the answer is not HTTP/1.1: it begins with {lines[0][:80]!r}")
+    status, keep_alive = _status(lines[0])
     if len(lines) > _HEADERS_MAX:
         raise TransportError(f"the answer has more than {_HEADERS_MAX} headers")
     headers: dict[bytes, bytes] = {}
-    is_name = _NAME.fullmatch
     for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or is_name(name) is None:
+        written, colon, value = line.partition(b":")
+        if not colon:
             raise TransportError(f"a header of the answer is not `name: value`: {line[:80]!r}")
-        name = name.lower()
+        name = _name(written)
         value = value.strip(b" \t")
         headers[name] = headers[name] + b", " + value if name in headers else value
-    status = int(match[2])
     length = _body_length(status, headers)
-    connection = headers.get(b"connection", b"").lower()
-    keep_alive = length != UNTIL_CLOSE and (
-        b"keep-alive" in connection if match[1] == b"0" else b"close" not in connection
-    )
-    if length == CHUNKED and b"content-length" in headers:
-        keep_alive = False  # RFC 9112, 6.3: read it as chunked, and never trust this connection again
+    if b"connection" in headers:
+        wish = headers[b"connection"].lower()
+        keep_alive = b"close" not in wish and (keep_alive or b"keep-alive" in wish)
+    if length == UNTIL_CLOSE or (length == CHUNKED and b"content-length" in headers):
+        keep_alive = False  # RFC 9112, 6.3: with both framings it is read as chunked, and the connection is given up
     return ResponseHead(status, headers, length, keep_alive=keep_alive)
+
+
+# A server repeats the same few first lines and names: each is checked once.
+
+
+@lru_cache(64)
+def _status(line: bytes) -> tuple[int, bool]:
+    """The status, and whether this version of HTTP keeps connections by itself."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise TransportError(f"the answer is not HTTP/1.1: it begins with {line[:80]!r}")
+    return int(match[2]), match[1] == b"1"
+
+
+@lru_cache(256)
+def _name(written: bytes) -> bytes:
+    if _NAME.fullmatch(written) is None:
+        raise TransportError(f"a header of the answer is not `name: value`: its name is {written[:80]!r}")
+    return written.lower()
 
 
 def _body_length(status: int, headers: dict[bytes, bytes]) -> int:

@@ -64,61 +64,83 @@ HeaderValue = bool | int | bytes | str | Timestamp | Uuid
 
 class Message(msgspec.Struct, frozen=True):
     headers: Mapping[str, HeaderValue]
-    payload: bytes
+    payload: bytes | bytearray
 
 
 class MessageDecoder:
     """Whole messages out of a stream of bytes. After a CodecError the stream has lost its frames: drop it."""
 
-    __slots__ = ("_blocks", "_buffer", "_wanted_bytes")
+    __slots__ = ("_blocks", "_filled", "_frame")
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._wanted_bytes = _PRELUDE.size
+        self._frame = (
+            bytearray()
+        )  # one that is not whole yet, at its full size; its first twelve bytes alone before that
+        self._filled = 0
         self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of a message that is not whole yet; a stream that ends cleanly leaves none."""
-        return len(self._buffer)
+        return self._filled
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """The messages that are whole now, copied out of `data`."""
-        if not self._buffer:
-            messages, used = self._read(data)
-            self._buffer += data[used:]
-            return messages
-        self._buffer += data
-        if len(self._buffer) < self._wanted_bytes:
-            return []
-        messages, used = self._read(self._buffer)
-        del self._buffer[:used]
+        """The messages that are whole now, copied out of `data` once."""
+        view = memoryview(data)
+        messages: list[Message] = []
+        start = self._go_on(view, messages) if self._filled else 0
+        while not self._filled and start < len(view):
+            if len(view) - start < _PRELUDE.size:
+                self._keep(_PRELUDE.size, view[start:])
+                break
+            total, headers_bytes = _read_prelude(view, start)
+            if len(view) - start < total:
+                self._keep(total, view[start:])
+                break
+            whole = view[start : start + total]
+            headers = self._checked_headers(whole, headers_bytes)
+            messages.append(Message(headers, bytes(whole[_PRELUDE.size + headers_bytes : -_CRC.size])))
+            start += total
         return messages
 
-    def _read(self, data: bytes | bytearray | memoryview) -> tuple[list[Message], int]:
-        messages: list[Message] = []
-        start = 0
-        with memoryview(data) as view:
-            while True:
-                self._wanted_bytes = _PRELUDE.size
-                if len(view) - start < _PRELUDE.size:
-                    return messages, start
-                total, headers_bytes, prelude_crc = _PRELUDE.unpack_from(view, start)
-                crc = crc32(view[start : start + _LENGTHS.size])
-                if crc != prelude_crc:
-                    raise CodecError("event-stream frame has a wrong checksum over its lengths")
-                if not _OVERHEAD_BYTES + headers_bytes <= total <= FRAME_BYTES_MAX or headers_bytes > HEADERS_BYTES_MAX:
-                    raise CodecError(f"event-stream frame claims {total} bytes, {headers_bytes} of them headers")
-                if len(view) - start < total:
-                    self._wanted_bytes = total
-                    return messages, start
-                end = start + total - _CRC.size
-                if crc32(view[start + _LENGTHS.size : end], crc) != _CRC.unpack_from(view, end)[0]:
-                    raise CodecError(f"event-stream frame of {total} bytes has a wrong checksum")
-                payload_start = start + _PRELUDE.size + headers_bytes
-                headers = self._headers(bytes(view[start + _PRELUDE.size : payload_start]))
-                messages.append(Message(headers, bytes(view[payload_start:end])))
-                start += total
+    def _keep(self, size: int, part: memoryview | bytearray) -> None:
+        self._frame = bytearray(size)
+        self._filled = len(part)
+        self._frame[: self._filled] = part
+
+    def _go_on(self, view: memoryview, messages: list[Message]) -> int:
+        """Fills the frame that is under way; returns how much of `view` that took."""
+        used = self._fill(view, 0)
+        if self._filled == _PRELUDE.size == len(self._frame):
+            total, _ = _read_prelude(self._frame, 0)
+            self._keep(total, self._frame)
+            used = self._fill(view, used)
+        if self._filled == len(self._frame) > _PRELUDE.size:
+            messages.append(self._finish())
+        return used
+
+    def _finish(self) -> Message:
+        """The frame that was filled becomes the payload itself: what stands around it is cut off."""
+        whole, self._frame, self._filled = self._frame, bytearray(), 0
+        _, headers_bytes = _read_prelude(whole, 0)
+        with memoryview(whole) as view:
+            headers = self._checked_headers(view, headers_bytes)
+        del whole[-_CRC.size :]
+        del whole[: _PRELUDE.size + headers_bytes]
+        return Message(headers, whole)
+
+    def _fill(self, view: memoryview, start: int) -> int:
+        step = min(len(self._frame) - self._filled, len(view) - start)
+        self._frame[self._filled : self._filled + step] = view[start : start + step]
+        self._filled += step
+        return start + step
+
+    def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, HeaderValue]:
+        """`whole` is one frame whose lengths have been checked; its checksum is checked here."""
+        end = len(whole) - _CRC.size
+        if crc32(whole[:end]) != _CRC.unpack_from(whole, end)[0]:
+            raise CodecError(f"event-stream frame of {len(whole)} bytes has a wrong checksum")
+        return self._headers(bytes(whole[_PRELUDE.size : _PRELUDE.size + headers_bytes]))
 
     def _headers(self, block: bytes) -> Mapping[str, HeaderValue]:
         known = self._blocks.get(block)
@@ -127,6 +149,16 @@ class MessageDecoder:
             if len(self._blocks) < _CACHED_BLOCKS_MAX and len(block) <= _CACHED_BLOCK_BYTES_MAX:
                 self._blocks[block] = known
         return known
+
+
+def _read_prelude(view: memoryview | bytearray, start: int) -> tuple[int, int]:
+    """The frame's length and its headers', neither believed before it is checked."""
+    total, headers_bytes, prelude_crc = _PRELUDE.unpack_from(view, start)
+    if crc32(view[start : start + _LENGTHS.size]) != prelude_crc:
+        raise CodecError("event-stream frame has a wrong checksum over its lengths")
+    if not _OVERHEAD_BYTES + headers_bytes <= total <= FRAME_BYTES_MAX or headers_bytes > HEADERS_BYTES_MAX:
+        raise CodecError(f"event-stream frame claims {total} bytes, {headers_bytes} of them headers")
+    return total, headers_bytes
 
 
 def _decode_headers(block: bytes) -> dict[str, HeaderValue]:

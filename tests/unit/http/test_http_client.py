@@ -38,7 +38,7 @@ async def client_of(conversation, *, connections_max=4, timeouts=None, limits=No
 
 
 def post(client, *pieces, purpose="reads", repeatable=True):
-    headers = b"host: here\r\ncontent-length: %d\r\n" % sum(map(len, pieces))
+    headers = b"host: here\r\ncontent-length: %d\r\n\r\n" % sum(map(len, pieces))
     return client.post(
         purpose, headers, pieces, lambda response: (response.status, bytes(response.body)), repeatable=repeatable
     )
@@ -421,7 +421,7 @@ def test_an_error_in_the_reader_of_an_answer_keeps_the_connection():
 
             for _ in range(2):
                 with pytest.raises(ValueError, match="no"):
-                    await client.post("reads", b"content-length: 1\r\n", [b"x"], refuse, repeatable=True)
+                    await client.post("reads", b"content-length: 1\r\n\r\n", [b"x"], refuse, repeatable=True)
             assert server.connections == 1
 
     run(main)

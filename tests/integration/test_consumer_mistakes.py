@@ -1,0 +1,169 @@
+"""What people get wrong first: each a clear error that names what is wrong, none a hang."""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import anabranch
+from anabranch import Aws, Consumer, errors
+
+from stream_world import Credentials, run, stream_world, until
+
+
+def _consume(consumer):
+    async def main():
+        async with asyncio.timeout(20), consumer:
+            async for _ in consumer:
+                pass
+
+    asyncio.run(main())
+
+
+def test_an_unknown_stream_is_named():
+    async def main():
+        async with stream_world(1) as world, Consumer("ordres", aws=world.aws) as consumer:
+            with pytest.raises(errors.StreamNotFoundError, match="ordres"):
+                async for _ in consumer:
+                    pass
+
+    run(main)
+
+
+def test_denied_access_is_said_at_the_start():
+    async def main():
+        async with stream_world(1) as world:
+            world.kinesis.faults.on("DescribeStreamSummary").error("AccessDeniedException", "no permission")
+            async with world.consumer() as consumer:
+                with pytest.raises(errors.AccessDeniedError, match="no permission"):
+                    async for _ in consumer:
+                        pass
+
+    run(main)
+
+
+def test_an_endpoint_that_refuses_connections_is_named_with_advice():
+    aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
+    started = time.monotonic()
+    with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
+        _consume(Consumer("orders", aws=aws))
+    assert time.monotonic() - started < 15
+
+
+def test_a_missing_region_reads_like_advice():
+    with pytest.raises(errors.CredentialsError, match="region"):
+        _consume(Consumer("orders"))
+
+
+def test_missing_credentials_read_like_advice():
+    with pytest.raises(errors.CredentialsError, match="credentials"):
+        _consume(Consumer("orders", aws=Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")))
+
+
+def test_a_lease_file_that_is_no_database_is_named(tmp_path):
+    path = tmp_path / "leases.db"
+    path.write_text("these are no leases, but a text of some length that SQLite cannot read as a database\n" * 20)
+
+    async def main():
+        async with stream_world(1) as world:
+            async with world.consumer(app="billing", leases=f"sqlite:///{path}") as consumer:
+                with pytest.raises(errors.LeaseStoreInvalidError, match=r"leases\.db"):
+                    async for _ in consumer:
+                        pass
+            assert path.read_text().startswith("these are no leases")
+
+    run(main)
+
+
+def test_a_worker_whose_streams_differ_from_its_live_fleets_is_refused():
+    async def main():
+        async with stream_world(1) as world:
+            world.kinesis.state.call(
+                "CreateStream", {"StreamName": "payments", "ShardCount": 1}, now_ms=int(time.time() * 1000)
+            )
+            store = anabranch.stores.memory.MemoryLeaseStore()
+            first = world.consumer(app="billing", leases=store)
+            running = asyncio.create_task(first.run(lambda record: None, handle_signals=False))
+            await until(lambda: first._consuming is not None and first._consuming.worker.has_joined, "the first worker")
+            other = Consumer("payments", app="billing", leases=store, aws=world.aws)
+            with pytest.raises(errors.FleetMismatchError, match="payments"):
+                await other.run(lambda record: None, handle_signals=False)
+            await first.stop()
+            await running
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "variable", ["KUBERNETES_SERVICE_HOST", "ECS_CONTAINER_METADATA_URI_V4", "AWS_LAMBDA_RUNTIME_API"]
+)
+def test_the_embedded_store_is_refused_inside_a_container_platform(monkeypatch, variable):
+    monkeypatch.setenv(variable, "10.0.0.1")
+    with pytest.raises(errors.ConfigurationError, match="leases="):
+        _consume(Consumer("orders", app="billing", aws=Aws(region="us-east-1", credentials=Credentials())))
+
+
+def test_an_asynchronous_handler_is_refused_for_processes():
+    async def handle(record):
+        pass
+
+    async def main():
+        async with stream_world(1) as world:
+            with pytest.raises(errors.ConfigurationError, match="asynchronous"):
+                await world.consumer().run(handle, processes=2)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"stream": []}, "at least one stream"),
+        ({"stream": "no spaces allowed"}, "no spaces allowed"),
+        ({"stream": ["a", "a"]}, "twice"),
+        ({"start": "yesterday"}, "yesterday"),
+        ({"start": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001 -- the mistake itself
+        ({"until": "forever"}, "forever"),
+        ({"idle_timeout": -1}, "positive"),
+        ({"order": "sideways"}, "sideways"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"app": ""}, "app"),
+        ({"read": "telepathy"}, "telepathy"),
+    ],
+)
+def test_a_wrong_option_is_named_when_the_consumer_is_made(options, message):
+    with pytest.raises(errors.ConfigurationError, match=message):
+        Consumer(**{"stream": "orders", **options})
+
+
+def test_a_start_in_the_future_is_refused_by_the_services_clock():
+    async def main():
+        async with stream_world(1) as world, world.consumer(start=datetime.now(UTC) + timedelta(hours=1)) as consumer:
+            with pytest.raises(errors.ConfigurationError, match="future"):
+                async for _ in consumer:
+                    pass
+
+    run(main)
+
+
+def test_two_iterators_at_once_are_refused():
+    async def main():
+        async with stream_world(1) as world, world.consumer(start="trim_horizon") as consumer:
+            world.put(["a", "b"])
+            async for _ in consumer:
+                with pytest.raises(errors.UsageError, match="one iterator"):
+                    async for _ in consumer:
+                        pass
+                break
+
+    run(main)
+
+
+def test_iterating_without_opening_says_how():
+    async def main():
+        with pytest.raises(errors.UsageError, match="async with"):
+            async for _ in Consumer("orders"):
+                pass
+
+    asyncio.run(main())

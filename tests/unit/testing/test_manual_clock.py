@@ -1,0 +1,59 @@
+import asyncio
+
+from anabranch.testing.clock import ManualClock
+from anabranch.testing.loop import run
+
+
+def test_time_stands_still_until_it_is_moved():
+    clock = ManualClock(5)
+    assert (clock.now_ms(), clock.wall_ms()) == (5, 1_700_000_000_005)
+    clock.advance(10)
+    assert clock.now_ms() == 15
+
+
+def test_callbacks_come_in_the_order_of_their_times_and_see_them():
+    clock, seen = ManualClock(), []
+    for at_ms in (30, 10, 20):
+        clock.call_at_ms(at_ms, lambda: seen.append(clock.now_ms()))
+    clock.call_at_ms(15, lambda: seen.append("cancelled")).cancel()
+    clock.advance(25)
+    assert seen == [10, 20]
+    clock.advance(5)
+    assert seen == [10, 20, 30]
+
+
+def test_a_callback_that_is_late_already_comes_with_the_next_move():
+    clock, seen = ManualClock(100), []
+    clock.call_at_ms(50, lambda: seen.append(clock.now_ms()))
+    clock.advance(1)
+    assert seen == [100]
+
+
+def test_the_wall_clock_can_jump():
+    clock = ManualClock(wall_ahead_ms=0)
+    clock.jump_wall(1_500)
+    assert (clock.now_ms(), clock.wall_ms()) == (0, 1_500)
+
+
+def test_sleepers_wake_when_their_time_has_come():
+    async def main():
+        clock, woken = ManualClock(), []
+
+        async def sleep_until(at_ms):
+            await clock.sleep_until_ms(at_ms)
+            woken.append(at_ms)
+
+        async with asyncio.TaskGroup() as group:
+            for at_ms in (20, 10, 0):
+                group.create_task(sleep_until(at_ms))
+            lost = group.create_task(sleep_until(15))
+            await asyncio.sleep(1)
+            lost.cancel()
+            await asyncio.sleep(1)
+            clock.advance(10)
+            await asyncio.sleep(1)
+            assert woken == [0, 10]
+            clock.advance(10)
+        return woken
+
+    assert run(main) == [0, 10, 20]

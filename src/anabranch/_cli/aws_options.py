@@ -1,6 +1,7 @@
 """The options that every command shares: which AWS to talk to, and whether a program reads the output.
 
-They have the AWS CLI's names. What is left out comes from the standard chain: environment, profile, container, instance.
+They have the AWS CLI's names. What is left out comes from the standard chain: environment, profile, container,
+instance.
 """
 
 import argparse
@@ -28,7 +29,9 @@ def add_aws_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
     group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
     group.add_argument(
-        "--endpoint-url", metavar="URL", help="another address for Kinesis (AWS_ENDPOINT_URL_KINESIS), such as a local one"
+        "--endpoint-url",
+        metavar="URL",
+        help="another address, such as a local one (AWS_ENDPOINT_URL_KINESIS)",
     )
 
 

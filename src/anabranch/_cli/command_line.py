@@ -1,64 +1,103 @@
 """`anabranch COMMAND ...`: finds the command, gives it its arguments, and turns what goes wrong into an exit code.
 
-A command is a module that fulfils `Command`, named in `COMMANDS`; only the one
-that is asked for is imported. Exit codes: 0 done, 1 failed, 2 asked for something that cannot be, 130 interrupted.
+A command is a module that fulfils `Command`, named in `COMMANDS`; only the one that is asked for is imported.
+Exit codes: 0 done, 1 failed, 2 asked for something that cannot be, 130 interrupted. Data goes to standard output, all
+else to standard error; an error is a line that says what would be right.
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from typing import Final, NoReturn, Protocol, cast
 
+from anabranch._cli.outcomes import FAILED, INTERRUPTED, UNUSABLE
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
 
 __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "doctor": ("anabranch._cli.doctor", "check credentials, permissions, clock, limits and lease store"),
+    "reshard": ("anabranch._cli.reshard", "change a stream's shards: to a number, split one, merge two"),
     "serve": ("anabranch._cli.serve", "run a local Kinesis that AWS SDKs can use"),
+    "shards": ("anabranch._cli.shards", "show a stream's shards: their lineage and hash ranges"),
+    "streams": ("anabranch._cli.streams", "list, create, describe and delete streams"),
+    "which-shard": ("anabranch._cli.which_shard", "say which shard a partition key goes to"),
 }
 """Name of a command to its module and its line in the help."""
 
-_FAILED, _UNUSABLE, _INTERRUPTED = 1, 2, 130
+_EPILOG: Final = """\
+`anabranch COMMAND --help` has examples. Region, credentials and endpoint come
+from the standard AWS environment and profile, or from each command's options.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
 
 
 class Command(Protocol):
-    TAKES_PROGRAM: bool
-    """Whether `-- PROGRAM ...` may follow; it is then `arguments.program`, which is None without one."""
+    """A module may also say `TAKES_PROGRAM = True`: what follows `--` is `arguments.program` then, None without it."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given, program = _split_program(list(sys.argv[1:] if argv is None else argv))
-    parser = argparse.ArgumentParser(prog="anabranch", description="Kinesis for Python.")
+    """The exit code. Without `argv` this process is the program, and an interruption ends it at once."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`); what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        if argv is None:
+            _leave_at_once()
+        return INTERRUPTED
+
+
+def _run(given: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="anabranch",
+        description="Kinesis for Python.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     chosen = next((word for word in given if not word.startswith("-")), None)
     command: Command | None = None
+    program: list[str] | None = None
     for name, (module, summary) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        subparser = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         if name == chosen:
             command = cast("Command", importlib.import_module(module))
             command.add_arguments(subparser)
-    arguments = parser.parse_args(given)
-    assert command is not None
-    if program is not None and not command.TAKES_PROGRAM:
-        parser.error(f"{arguments.command} runs no program: leave out what follows --")
-    arguments.program = program
+            if getattr(command, "TAKES_PROGRAM", False):
+                given, program = _split_program(given)
+    arguments = parser.parse_args(given, argparse.Namespace(program=program))
+    if command is None:
+        parser.print_help(sys.stderr)
+        return UNUSABLE
     try:
         return command.run(arguments)
     except ConfigurationError as error:
         for violation in error.violations:
             print(f"anabranch {arguments.command}: error: {violation}", file=sys.stderr)
-        return _UNUSABLE
+        return UNUSABLE
     except AnabranchError as error:
         print(f"anabranch {arguments.command}: {error}", file=sys.stderr)
-        return _FAILED
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+        return FAILED
 
 
 def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
@@ -67,3 +106,12 @@ def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
         return given, None
     place = given.index("--")
     return given[:place], given[place + 1 :]
+
+
+def _leave_at_once() -> NoReturn:
+    """A thread may be inside a call that no one waits for any more (botocore's take up to a minute); Python would join
+    it before it ends. Everything of ours is closed by now.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""How commands speak: data on standard output, as tables for people or as JSON for programs; all else on standard error.
+"""How commands speak: data on standard output, as tables for people or as JSON for programs; else on standard error.
 
 Colours only on terminals, and not with NO_COLOR. What is piped is neither coloured nor cut to a width. Characters
 beyond ASCII only where the output can carry them.
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from anabranch._cli.lineage import ASCII, UNICODE, Drawing
 from anabranch._cli.outcomes import CommandFailed
 from anabranch.errors import ConfigurationError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["confirm", "make_console", "print_facts", "print_json", "print_table", "say", "styled"]
+__all__ = ["confirm", "drawing_of", "make_console", "print_facts", "print_json", "print_table", "say", "styled"]
 
 _UNBOUNDED: Final = 4_000  # columns: what is piped is never cut
 
@@ -29,14 +30,24 @@ def make_console(*, stderr: bool = False) -> "Console":
     return console
 
 
+def drawing_of(console: "Console") -> Drawing:
+    return UNICODE if console.encoding.lower().startswith("utf") else ASCII
+
+
 def styled(text: str, style: str = "") -> "Text":
     from rich.text import Text
 
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence["Text | str"]], *, right: Sequence[str] = ()) -> None:
-    """`right` names the headings whose columns are numbers."""
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence["Text | str"]],
+    *,
+    right: Sequence[str] = (),
+    console: "Console | None" = None,
+) -> None:
+    """`right` names the headings whose columns are numbers. On standard output, unless another console is given."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headings))
@@ -44,14 +55,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence["Text | str"]],
         table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = make_console()
+    console = console or make_console()
     if console.is_terminal:
         console.print(table)
         return
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
-        print(line.rstrip())
+        print(line.rstrip(), file=console.file)
 
 
 def print_facts(facts: Iterable[tuple[str, "Text | str"]]) -> None:

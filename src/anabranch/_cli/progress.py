@@ -1,9 +1,13 @@
-"""What is shown while a command waits: a bar on terminals, else a line whenever something changes. On standard error."""
+"""What is shown while a command waits, on standard error: a bar on terminals, else a line when something changes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from anabranch._cli.output import make_console, say
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Report", "progress"]
 
@@ -14,9 +18,19 @@ Report = Callable[[float, str], None]
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
     console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield _LineReport(title)
-        return
+    try:
+        if console.is_terminal:
+            with _bar(title, console) as report:
+                yield report
+        else:
+            yield _LineReport(title)
+    except KeyboardInterrupt:
+        say(f"{title}: no longer waited for; the service goes on with it")
+        raise
+
+
+@contextmanager
+def _bar(title: str, console: "Console") -> Iterator[Report]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())

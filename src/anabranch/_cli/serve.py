@@ -20,10 +20,20 @@ __all__ = ["TAKES_PROGRAM", "add_arguments", "run"]
 
 TAKES_PROGRAM: Final = True
 _PORT: Final = 4567
+_EXAMPLES: Final = """\
+examples:
+  anabranch serve --create orders:4
+  anabranch serve --create orders:4 -- python app.py
+  anabranch serve --data ./kinesis --limits aws
+
+The line that begins with `ready:` comes when clients can connect. A program
+finds endpoint, region and credentials in its environment.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "anabranch serve [options] [-- PROGRAM ...]"
+    parser.epilog = _EXAMPLES
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=_port, default=None, help=f"default: {_PORT}, or a free port with PROGRAM; 0 takes a free one"

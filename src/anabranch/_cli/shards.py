@@ -1,0 +1,97 @@
+"""`anabranch shards`: the shards of a stream, as a tree of their lineage with their hash ranges as bars."""
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument
+from anabranch._cli.connection import connect
+from anabranch._cli.lineage import LineageRow, lineage, range_bar, share
+from anabranch._cli.output import drawing_of, make_console, print_json, print_table, styled
+from anabranch._model.shards import Shard
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["ShardDocument", "add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch shards orders
+  anabranch shards orders --open --json | jq -r '.[].shard_id'
+
+A child of a merge stands under its first parent; under the other there is
+only its name. Parents past the stream's retention are not listed by AWS.
+"""
+
+_BAR_CELLS: Final = (12, 48)
+_OTHER_COLUMNS: Final = 18  # share, state, and the space between columns
+
+
+class ShardDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard as --json prints it."""
+
+    shard_id: str
+    is_open: bool
+    parent_shard_ids: tuple[str, ...]
+    starting_hash_key: str
+    ending_hash_key: str
+    starting_sequence_number: str
+    ending_sequence_number: str | None
+
+    @classmethod
+    def of(cls, shard: Shard) -> "ShardDocument":
+        ending = shard.ending_sequence_number
+        return cls(
+            shard_id=shard.shard_id,
+            is_open=shard.is_open,
+            parent_shard_ids=shard.parent_shard_ids,
+            starting_hash_key=str(shard.hash_key_range.start),
+            ending_hash_key=str(shard.hash_key_range.end),
+            starting_sequence_number=str(shard.starting_sequence_number),
+            ending_sequence_number=None if ending is None else str(ending),
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_stream_argument(parser)
+    parser.add_argument("--open", action="store_true", help="only open shards, in the order of their hash ranges")
+    add_json_option(parser)
+    add_aws_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with connect(arguments, arguments.stream) as connection:
+        summary = connection.run(connection.summary(arguments.stream))
+        shards = connection.run(connection.shards(arguments.stream))
+    counts = f"{sum(shard.is_open for shard in shards)} open of {len(shards)} shards"
+    if arguments.open:
+        shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
+    if arguments.json:
+        print_json([ShardDocument.of(shard) for shard in shards])
+        return 0
+    print(f"{summary.name}: {summary.status}, {counts}")
+    drawing = drawing_of(make_console())
+    rows = [LineageRow(shard, "") for shard in shards] if arguments.open else lineage(shards, drawing)
+    _print_rows(rows)
+    return 0
+
+
+def _print_rows(rows: list[LineageRow]) -> None:
+    console = make_console()
+    drawing = drawing_of(console)
+    name_columns = max((len(row.guides) + len(row.shard.shard_id) for row in rows), default=0)
+    narrowest, widest = _BAR_CELLS
+    cells = max(narrowest, min(widest, console.width - name_columns - _OTHER_COLUMNS))
+
+    def cell(row: LineageRow) -> tuple["Text | str", ...]:
+        shard = row.shard
+        name = styled(row.guides, "dim").append(shard.shard_id, "" if shard.is_open else "dim")
+        if row.is_repeated:
+            return name, styled(f"above, under {row.other_parent}", "dim"), "", ""
+        bar = styled(range_bar(shard.hash_key_range, cells, drawing), "green" if shard.is_open else "dim")
+        return name, bar, share(shard.hash_key_range), styled("open" if shard.is_open else "closed")
+
+    print_table(("SHARD", "HASH RANGE", "SHARE", "STATE"), [cell(row) for row in rows], right=("SHARE",))

@@ -1,0 +1,230 @@
+"""`anabranch streams ls | create | describe | delete`."""
+
+import argparse
+import datetime as dt
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument, positive_integer
+from anabranch._cli.connection import connect
+from anabranch._cli.output import confirm, print_facts, print_json, print_table, say, styled
+from anabranch._cli.progress import progress
+from anabranch._cli.waiting import wait_until_active, wait_until_gone
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch.errors import ConfigurationError
+from anabranch.limits import MIB, RETENTION_HOURS_MAX, RETENTION_HOURS_MIN
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from anabranch._wire.messages import ConsumerDescription, StreamSummary
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch streams ls
+  anabranch streams create orders --shards 4
+  anabranch streams describe orders --json
+  anabranch streams delete orders --yes
+
+`anabranch streams ls --help`, and so on, has the options of each.
+"""
+_Work = Callable[[argparse.Namespace], int]
+_STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
+
+
+class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as `describe --json` prints it."""
+
+    name: str
+    arn: str
+    status: str
+    stream_mode: str
+    open_shard_count: int
+    retention_hours: int
+    record_bytes_max: int
+    record_distribution: str | None
+    created: str
+    consumers: tuple[str, ...]
+
+
+class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream as `ls --json` prints it."""
+
+    name: str
+    arn: str | None
+    status: str | None
+    stream_mode: str | None
+    created: str | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def add(name: str, work: _Work, summary: str, example: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  anabranch streams {name}{example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        action.set_defaults(work=work)
+        return action
+
+    ls = add("ls", _ls, "list the streams of this account and region", "")
+    create = add("create", _create, "create a stream and wait until it can be used", " orders --shards 4")
+    create.add_argument("stream", type=_stream_name, metavar="NAME", help="of the new stream")
+    create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on demand)")
+    create.add_argument("--retention", type=_retention, metavar="HOURS", help="24 (the default) to 8760")
+    create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
+    describe = add("describe", _describe, "show all that is known of a stream", " orders")
+    add_stream_argument(describe)
+    delete = add("delete", _delete, "delete a stream with all its records", " orders --yes")
+    add_stream_argument(delete)
+    delete.add_argument("--with-consumers", action="store_true", help="also if fan-out consumers are registered")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
+    for action in (ls, create, describe):
+        add_json_option(action)
+    for action in (ls, create, describe, delete):
+        add_aws_options(action)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    work: _Work = arguments.work
+    return work(arguments)
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    with connect(arguments) as connection:
+        streams = connection.run(connection.control.list_streams())
+    found = [
+        ListedDocument(
+            name=stream.name,
+            arn=stream.arn,
+            status=stream.status,
+            stream_mode=stream.stream_mode,
+            created=None if stream.created_seconds is None else _time(stream.created_seconds),
+        )
+        for stream in streams
+    ]
+    if arguments.json:
+        print_json(found)
+    elif found:
+        rows = [(row.name, _status(row.status), row.stream_mode or "-", row.created or "-") for row in found]
+        print_table(("STREAM", "STATUS", "MODE", "CREATED"), rows)
+    else:
+        say("no streams here: make one by `anabranch streams create NAME`")
+    return 0
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    stream: StreamName = arguments.stream
+    if arguments.no_wait and arguments.retention is not None:
+        raise ConfigurationError("--retention can be set once the stream is ACTIVE: leave out --no-wait")
+    with connect(arguments) as connection:
+        connection.run(connection.control.create_stream(stream.name, shard_count=arguments.shards))
+        if arguments.no_wait:
+            summary = connection.run(connection.summary(stream))
+        else:
+            with progress(f"creating {stream.name}") as report:
+                summary = connection.run(wait_until_active(connection, stream, report))
+                if (hours := arguments.retention) is not None and hours > RETENTION_HOURS_MIN:
+                    connection.run(connection.control.increase_retention(stream, hours))
+                    summary = connection.run(wait_until_active(connection, stream, report))
+    if arguments.json:
+        print_json(_document(summary, []))
+    else:
+        print(f"{summary.name}: {summary.status}, {summary.open_shard_count} open shards, {summary.arn}")
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    with connect(arguments, arguments.stream) as connection:
+        summary = connection.run(connection.summary(arguments.stream))
+        consumers = connection.run(connection.consumers(summary.arn))
+    document = _document(summary, consumers)
+    if arguments.json:
+        print_json(document)
+        return 0
+    print_facts(
+        [
+            ("stream", document.name),
+            ("ARN", document.arn),
+            ("status", _status(document.status)),
+            ("mode", document.stream_mode),
+            ("open shards", str(document.open_shard_count)),
+            ("retention", f"{document.retention_hours} hours"),
+            ("largest record", f"{document.record_bytes_max / MIB:g} MiB"),
+            ("distribution", document.record_distribution or "USER_PARTITION_KEY"),
+            ("created", document.created),
+            ("consumers", ", ".join(document.consumers) or "none registered for fan-out"),
+        ]
+    )
+    return 0
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    stream: StreamName = arguments.stream
+    with connect(arguments, stream) as connection:
+        summary = connection.run(connection.summary(stream))
+        consumers = connection.run(connection.consumers(summary.arn))
+        if consumers and not arguments.with_consumers:
+            names = ", ".join(consumer.name for consumer in consumers)
+            raise ConfigurationError(f"{summary.name} has fan-out consumers ({names}): add --with-consumers")
+        confirm(
+            f"Delete {summary.arn}, its {summary.open_shard_count} open shards and all their records?",
+            yes=arguments.yes,
+        )
+        connection.run(connection.control.delete_stream(stream, with_consumers=arguments.with_consumers))
+        if not arguments.no_wait:
+            with progress(f"deleting {summary.name}") as report:
+                connection.run(wait_until_gone(connection, stream, report))
+    print(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
+    return 0
+
+
+def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> StreamDocument:
+    return StreamDocument(
+        name=summary.name,
+        arn=summary.arn,
+        status=summary.status,
+        stream_mode=summary.stream_mode,
+        open_shard_count=summary.open_shard_count,
+        retention_hours=summary.retention_hours,
+        record_bytes_max=summary.record_bytes_max,
+        record_distribution=summary.record_distribution,
+        created=_time(summary.created_seconds),
+        consumers=tuple(consumer.name for consumer in consumers),
+    )
+
+
+def _status(status: str | None) -> "Text":
+    return styled(status or "-", _STYLES.get(status or "", ""))
+
+
+def _time(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _stream_name(text: str) -> StreamName:
+    try:
+        stream = parse_stream(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if stream.arn is not None:
+        raise argparse.ArgumentTypeError("a new stream has a name only; its region is that of --region")
+    return stream
+
+
+def _retention(text: str) -> int:
+    hours = positive_integer(text)
+    if not RETENTION_HOURS_MIN <= hours <= RETENTION_HOURS_MAX:
+        raise argparse.ArgumentTypeError(f"{hours} hours are not {RETENTION_HOURS_MIN} to {RETENTION_HOURS_MAX}")
+    return hours

@@ -1,0 +1,98 @@
+"""`anabranch which-shard`: where a partition key goes now. Keys are hashed here, by the service's own listing."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from anabranch._cli.aws_options import (
+    add_aws_options,
+    add_json_option,
+    add_stream_argument,
+    hash_key_argument,
+    partition_key_argument,
+)
+from anabranch._cli.connection import connect
+from anabranch._cli.outcomes import CommandFailed
+from anabranch._cli.output import print_json, print_table, say
+from anabranch._model.hash_keys import check_partition_key, md5_hash_key
+from anabranch._model.shard_filters import AT_LATEST
+from anabranch.errors import ConfigurationError
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch which-shard orders user-1
+  anabranch which-shard orders user-1 user-2 --json
+  cut -d, -f1 users.csv | anabranch which-shard orders -
+  anabranch which-shard orders --explicit-hash-key 0
+
+Answers for the shards that are open now: a split or merge moves keys.
+"""
+
+
+class KeyDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as --json prints it."""
+
+    partition_key: str | None
+    hash_key: str
+    shard_id: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_stream_argument(parser)
+    parser.add_argument(
+        "keys", nargs="*", type=partition_key_argument, metavar="KEY",
+        help="partition keys; - reads one from each line of standard input",
+    )  # fmt: skip
+    parser.add_argument(
+        "--explicit-hash-key", type=hash_key_argument, metavar="N", help="a hash key that a record names itself"
+    )
+    add_json_option(parser)
+    add_aws_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from anabranch._core.shards.routing import Routes
+
+    explicit: int | None = arguments.explicit_hash_key
+    if (explicit is None) != bool(arguments.keys):
+        raise ConfigurationError("give partition keys, or one --explicit-hash-key")
+    keys = list(_partition_keys(arguments.keys))
+    hashed = [(None, explicit)] if explicit is not None else [(key, md5_hash_key(key)) for key in keys]
+    with connect(arguments, arguments.stream) as connection:
+        summary = connection.run(connection.summary(arguments.stream))
+        routes = Routes(connection.run(connection.shards(arguments.stream, AT_LATEST)))
+    found: list[KeyDocument] = []
+    for key, hash_key in hashed:
+        shard = routes.shard_of(hash_key)
+        if shard is None:
+            raise CommandFailed(f"no open shard of {summary.name} holds hash key {hash_key}: it is {summary.status}")
+        found.append(KeyDocument(partition_key=key, hash_key=str(hash_key), shard_id=shard.shard_id))
+    if summary.record_distribution == "AUTO":
+        say(f"{summary.name} distributes records by itself (AUTO): a key may go to any shard")
+    if arguments.json:
+        print_json(found)
+    else:
+        rows = [(document.partition_key or "-", document.shard_id, document.hash_key) for document in found]
+        print_table(("KEY", "SHARD", "HASH KEY"), rows)
+    return 0
+
+
+def _partition_keys(given: Sequence[str]) -> Iterator[str]:
+    for key in given:
+        if key != "-":
+            yield key
+            continue
+        number = 0
+        try:
+            for number, line in enumerate(sys.stdin, 1):  # noqa: B007 -- the number is for the error
+                yield check_partition_key(line.rstrip("\r\n"))
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"standard input is not UTF-8 after line {number}") from None
+        except ValueError as error:
+            raise ConfigurationError(f"line {number} of standard input: {error}") from None

@@ -1,0 +1,165 @@
+"""LocalKinesis inside a process: its life, its settings, and what happens when its parts fail."""
+
+import asyncio
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from anabranch.errors import CodecError, ConfigurationError, UsageError
+from anabranch.local import LocalKinesis
+from anabranch.local.certificate import write_self_signed_certificate
+
+AUTHORIZATION = (
+    "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"
+)
+
+
+def call(kinesis, operation, **members):
+    """Status and body of a call, made in a thread: the server lives in this loop."""
+
+    def blocking():
+        request = urllib.request.Request(
+            kinesis.endpoint_url,
+            json.dumps(members).encode(),
+            {
+                "content-type": "application/x-amz-json-1.1",
+                "x-amz-target": f"Kinesis_20131202.{operation}",
+                "x-amz-date": "20261116T000000Z",
+                "authorization": AUTHORIZATION,
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, json.loads(response.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    return asyncio.to_thread(blocking)
+
+
+def running(test):
+    def run(*fixtures, **named):
+        asyncio.run(asyncio.wait_for(test(*fixtures, **named), 20))
+
+    run.__name__ = test.__name__
+    return run
+
+
+@running
+async def test_it_can_be_started_again_after_a_stop_and_not_twice():
+    kinesis = LocalKinesis(create={"orders": 2}, tls=True)
+    with pytest.raises(UsageError, match="not running"):
+        _ = kinesis.endpoint_url
+    for _ in range(2):
+        async with kinesis:
+            assert kinesis.certificate_path.exists()
+            assert kinesis.environment()["AWS_CA_BUNDLE"] == str(kinesis.certificate_path)
+            with pytest.raises(UsageError, match="runs already"):
+                await kinesis.start()
+        assert kinesis.certificate_path is None
+
+
+@running
+async def test_a_name_with_two_addresses_gets_one_port_that_answers():
+    async with LocalKinesis(host="localhost", create={"orders": 1}) as kinesis:
+        assert (await call(kinesis, "ListStreams"))[1]["StreamNames"] == ["orders"]
+
+
+@running
+async def test_its_account_and_region_are_in_every_arn():
+    async with LocalKinesis(create={"orders": 1}, region="eu-central-1", account_id="123456789012") as kinesis:
+        _, answer = await call(kinesis, "DescribeStreamSummary", StreamName="orders")
+    arn = answer["StreamDescriptionSummary"]["StreamARN"]
+    assert arn == "arn:aws:kinesis:eu-central-1:123456789012:stream/orders"
+
+
+@running
+async def test_state_changes_take_as_long_as_told_and_reach_the_state_without_a_call():
+    async with LocalKinesis(create={"orders": 1}, state_delay=0.2) as kinesis:
+        _, answer = await call(kinesis, "DescribeStreamSummary", StreamName="orders")
+        assert answer["StreamDescriptionSummary"]["StreamStatus"] == "CREATING"
+        while kinesis.state.next_deadline_ms() is not None:  # noqa: ASYNC110 -- the state is pure: nothing to await
+            await asyncio.sleep(0.01)
+        _, answer = await call(kinesis, "DescribeStreamSummary", StreamName="orders")
+        assert answer["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE"
+
+
+@running
+async def test_faults_for_a_stream_are_found_behind_arns_and_iterators():
+    async with LocalKinesis(create={"orders": 1, "returns": 1}) as kinesis:
+        kinesis.faults.on(stream="orders").throttle()
+        arn = "arn:aws:kinesis:us-east-1:000000000000:stream/"
+        for name, status in (("orders", 400), ("returns", 200)):
+            assert (await call(kinesis, "ListShards", StreamName=name))[0] == status
+            assert (await call(kinesis, "ListShards", StreamARN=arn + name))[0] == status
+            assert (await call(kinesis, "PutRecords", StreamARN=arn + name, Records=[RECORD]))[0] == status
+            iterator = kinesis.state.call("GetShardIterator", position(name), now_ms=2_000_000_000_000)
+            assert (await call(kinesis, "GetRecords", **iterator))[0] == status
+        assert (await call(kinesis, "GetRecords", ShardIterator="x"))[0] == 400
+        assert (await call(kinesis, "ListStreams"))[0] == 200
+
+
+RECORD = {"Data": "eA==", "PartitionKey": "key"}
+
+
+def position(name):
+    return {"StreamName": name, "ShardId": "shardId-000000000000", "ShardIteratorType": "LATEST"}
+
+
+def test_a_disk_that_fails_is_an_internal_failure_for_every_call_after(tmp_path, monkeypatch, caplog):
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    @running
+    async def main():
+        async with LocalKinesis(create={"orders": 1}, data=tmp_path) as kinesis:
+            put = {"StreamName": "orders", "Records": [RECORD]}
+            assert (await call(kinesis, "PutRecords", **put))[0] == 200
+            monkeypatch.setattr(os, "fsync", refuse)
+            for _ in range(2):
+                status, answer = await call(kinesis, "PutRecords", **put)
+                assert (status, answer["__type"]) == (500, "InternalFailure")
+                assert "No space left on device" in answer["message"]
+            monkeypatch.undo()
+
+    main()
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_a_journal_that_cannot_be_read_leaves_no_lock_behind(tmp_path):
+    @running
+    async def main():
+        async with LocalKinesis(create={"orders": 1}, data=tmp_path):
+            pass
+        journal = (tmp_path / "journal").read_bytes()
+        head = journal[: journal.index(b"\n") + 1]
+        (tmp_path / "journal").write_bytes(head + bytes.fromhex("00000001a505df1b01"))
+        for _ in range(2):
+            with pytest.raises(CodecError, match="entry 0 of the journal"):
+                await LocalKinesis(data=tmp_path).start()
+        (tmp_path / "journal").write_bytes(journal)
+        async with LocalKinesis(data=tmp_path) as kinesis:
+            assert (await call(kinesis, "ListStreams"))[1]["StreamNames"] == ["orders"]
+
+    main()
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'anabranch\[tls\]'"):
+        write_self_signed_certificate(tmp_path, "127.0.0.1", None)
+
+
+def test_settings_that_cannot_be_are_refused_at_once(tmp_path):
+    with pytest.raises(ConfigurationError, match="a key alone"):
+        LocalKinesis(key="key.pem")
+    with pytest.raises(ConfigurationError, match=r"region: 'moon'.*account_id: '1'"):
+        LocalKinesis(region="moon", account_id="1")
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(ConfigurationError, match="no certificate and its key"):
+        asyncio.run(LocalKinesis(certificate=tmp_path / "empty.pem").start())

@@ -1,0 +1,140 @@
+"""When a shard's next batch is handed out, and what is finished of it."""
+
+import pytest
+
+from anabranch._core.checkpoints.tracker import key_digest
+from anabranch._core.handling.batches import BatchLane, BatchLimits
+from anabranch._model.leases import Checkpoint, OpenKey
+from anabranch._model.sequence_numbers import Position
+from shard_records import make_record, make_window, places, plain
+
+
+def make_lane(*records, checkpoint=None, **limits):
+    window = make_window(*records)
+    return BatchLane(checkpoint or Checkpoint(), window, BatchLimits(**limits)), window
+
+
+def some(count, data=b"payload"):
+    return [plain(number, "a", data) for number in range(1, count + 1)]
+
+
+def numbers(batch):
+    return None if batch is None else [int(record.sequence_number) for record in batch]
+
+
+def test_a_batch_that_is_full_by_count_is_handed_out_at_once():
+    lane, _ = make_lane(*some(5), max_records=2)
+    assert numbers(lane.next(0, ended=False)) == [1, 2]
+
+
+def test_a_batch_that_would_be_too_large_with_the_next_record_is_handed_out_without_it():
+    lane, _ = make_lane(*some(5, bytes(40)), max_bytes=100)
+    assert numbers(lane.next(0, ended=False)) == [1, 2]
+
+
+@pytest.mark.parametrize("size", [100, 101, 5000])
+def test_a_batch_that_is_full_to_the_byte_waits_for_nothing(size):
+    lane, _ = make_lane(*some(1, bytes(size)), max_bytes=100)
+    assert numbers(lane.next(0, ended=False)) == [1]
+
+
+def test_a_record_larger_than_a_batch_is_one_of_its_own():
+    lane, _ = make_lane(plain(1, data=b"x"), plain(2, data=bytes(500)), plain(3, data=b"x"), max_bytes=100)
+    batches = []
+    while (batch := lane.next(0, ended=True)) is not None:
+        batches.append(numbers(batch))
+        lane.finish_through(len(batch))
+    assert batches == [[1], [2], [3]]
+
+
+def test_a_batch_that_is_not_full_waits_from_its_first_record_on():
+    lane, window = make_lane(plain(1), max_wait_ms=100)
+    assert lane.next_deadline_ms is None
+    assert lane.next(50, ended=False) is None
+    assert lane.next_deadline_ms == 150
+    window.accept([plain(2)], None)
+    assert lane.next(149, ended=False) is None
+    assert lane.unfinished_count == 2
+    assert lane.first_unfinished.sequence_number == "1"
+    assert numbers(lane.next(150, ended=False)) == [1, 2]
+
+
+def test_the_last_batch_of_a_shard_waits_for_nothing():
+    lane, _ = make_lane(*some(3))
+    assert numbers(lane.next(0, ended=True)) == [1, 2, 3]
+
+
+def test_an_empty_shard_has_no_batch():
+    lane, _ = make_lane()
+    assert lane.next(0, ended=True) is None
+    assert lane.first_unfinished is None
+    assert lane.running_count == 0
+
+
+def test_the_next_batch_follows_when_this_one_is_finished():
+    lane, _ = make_lane(*some(4), max_records=2)
+    lane.next(0, ended=False)
+    assert lane.running_count == 1
+    assert lane.next_deadline_ms is None
+    assert lane.next(10_000, ended=True) is None
+    lane.finish_through(2)
+    assert lane.running_count == 0
+    assert numbers(lane.next(0, ended=False)) == [3, 4]
+
+
+def test_a_batch_can_be_finished_record_by_record():
+    lane, window = make_lane(*some(3), max_records=3)
+    lane.next(0, ended=False)
+    assert lane.checkpoint().watermark is None
+    lane.finish_through(0)
+    lane.finish_through(2)
+    lane.finish_through(2)
+    assert lane.checkpoint(4.0) == Checkpoint(watermark=Position(2), seen_through_seconds=4.0)
+    assert (lane.finished_count, lane.unfinished_count) == (2, 1)
+    assert lane.first_unfinished.sequence_number == "3"
+    lane.finish_through(3)
+    assert lane.checkpoint().watermark == Position(3)
+    assert (lane.finished_count, lane.unfinished_count) == (3, 0)
+    assert window.is_empty
+    assert window.collect_freed() > 0
+
+
+def test_attempts_are_counted_for_each_batch():
+    lane, _ = make_lane(*some(2), max_records=1)
+    lane.next(0, ended=False)
+    lane.attempts = 2
+    lane.finish_through(1)
+    lane.next(0, ended=False)
+    assert lane.attempts == 0
+
+
+def test_nothing_is_handed_out_after_the_stop_and_what_is_out_may_finish():
+    lane, _ = make_lane(*some(3), max_records=2)
+    lane.next(0, ended=False)
+    lane.stop()
+    lane.finish_through(2)
+    assert lane.next(10_000, ended=True) is None
+    assert lane.checkpoint().watermark == Position(2)
+
+
+def test_a_batch_being_filled_has_no_deadline_after_the_stop():
+    lane, _ = make_lane(*some(1))
+    assert lane.next(0, ended=False) is None
+    lane.stop()
+    assert lane.next_deadline_ms is None
+
+
+def test_what_the_owner_before_finished_is_in_no_batch_and_the_watermark_passes_it():
+    records = [plain(number, key) for number, key in enumerate("bbabab", 1)]
+    opened = OpenKey(key_digest(make_record(3, "a"), "key"), Position(3))
+    inherited = Checkpoint(watermark=Position(0), frontier=Position(6), open_keys=(opened,), order="key")
+    lane, window = make_lane(*records, checkpoint=inherited)
+    batch = lane.next(0, ended=True)
+    assert places(batch) == [(3, -1), (5, -1)]
+    assert lane.checkpoint().watermark == Position(2)
+    lane.finish_through(1)
+    assert lane.checkpoint().frontier == Position(6)
+    lane.finish_through(2)
+    assert lane.checkpoint() == Checkpoint(watermark=Position(6), order="shard")
+    assert lane.finished_count == 2
+    assert window.is_empty

@@ -1,0 +1,173 @@
+"""Which record of a shard may be started now, by order mode."""
+
+import pytest
+
+from anabranch._core.handling.lanes import ENTRY_BYTES, Lane, LaneLimits
+from anabranch._model.leases import Checkpoint, OpenKey
+from anabranch._model.sequence_numbers import Position
+from shard_records import make_window, plain
+
+
+def make_lane(order, keys, limits=None, checkpoint=None, data=b"payload"):
+    """Records 1, 2, 3... with one letter of `keys` each as their partition keys."""
+    window = make_window(*(plain(number, key, data) for number, key in enumerate(keys, 1)))
+    return Lane(checkpoint or Checkpoint(), order, window, limits)
+
+
+def numbers(entries):
+    return [int(entry.record.sequence_number) for entry in entries]
+
+
+def start_all(lane, now_ms=0):
+    entries = []
+    while (entry := lane.next(now_ms)) is not None:
+        entries.append(entry)
+    return entries
+
+
+def test_order_shard_starts_one_record_after_another():
+    lane = make_lane("shard", "abc")
+    (first,) = start_all(lane)
+    assert lane.running_count == 1
+    lane.finish(first)
+    (second,) = start_all(lane)
+    assert numbers([first, second]) == [1, 2]
+    assert lane.standstill is None
+
+
+def test_order_key_starts_one_record_of_each_key_and_then_the_next_of_that_key():
+    lane = make_lane("key", "aabcab")
+    running = start_all(lane)
+    assert numbers(running) == [1, 3, 4]
+    assert numbers(lane.running) == [1, 3, 4]
+    lane.finish(running[1])
+    lane.finish(running[0])
+    assert numbers(start_all(lane)) == [6, 2]
+
+
+def test_order_none_starts_whatever_is_there():
+    assert numbers(start_all(make_lane("none", "aaab"))) == [1, 2, 3, 4]
+
+
+def test_a_record_to_be_tried_again_keeps_its_shard_waiting():
+    lane = make_lane("shard", "ab")
+    (entry,) = start_all(lane)
+    lane.retry_at(entry, 50)
+    assert start_all(lane, 49) == []
+    assert lane.next_deadline_ms == 50
+    assert start_all(lane, 50) == [entry]
+    assert lane.next_deadline_ms is None
+
+
+def test_a_record_to_be_tried_again_keeps_its_key_waiting_and_no_other():
+    lane = make_lane("key", "aba")
+    first, second = start_all(lane)
+    lane.retry_at(first, 50)
+    lane.finish(second)
+    assert start_all(lane, 49) == []
+    assert start_all(lane, 60) == [first]
+    lane.finish(first)
+    assert numbers(start_all(lane, 60)) == [3]
+
+
+def test_a_record_that_was_not_started_after_all_is_the_next_one_again():
+    lane = make_lane("key", "ab")
+    first = lane.next(0)
+    lane.give_back(first)
+    assert lane.running_count == 0
+    assert lane.next(0) is first
+
+
+@pytest.mark.parametrize("order", ["shard", "key", "none"])
+def test_nothing_is_started_after_the_stop_and_what_runs_may_finish(order):
+    lane = make_lane(order, "aab")
+    entry = lane.next(0)
+    lane.retry_at(lane.next(0) or entry, 5)
+    lane.stop()
+    assert lane.next(1000) is None
+    assert lane.next_deadline_ms is None
+
+
+def test_what_runs_at_the_stop_still_counts_when_it_ends():
+    lane = make_lane("key", "aab")
+    first, other = start_all(lane)
+    lane.stop()
+    lane.finish(first)
+    lane.finish(other)
+    assert lane.next(0) is None
+    assert (lane.finished_count, lane.unfinished_count) == (2, 1)
+    assert lane.checkpoint().watermark == Position(1)
+    assert lane.first_unfinished.sequence_number == "2"
+
+
+def test_what_the_owner_before_finished_is_passed_over_and_its_bytes_are_freed():
+    inherited = Checkpoint(watermark=Position(0), frontier=Position(3), order="key")
+    lane = make_lane("key", "abca", checkpoint=inherited)
+    assert numbers(start_all(lane)) == [4]
+    assert lane._window.collect_freed() > 0
+    assert lane.finished_count == 0
+
+
+def test_as_many_keys_as_allowed_are_open_at_once():
+    lane = make_lane("key", "abcd", LaneLimits(open_keys_max=2))
+    first, _ = start_all(lane)
+    assert lane.standstill == "2 keys have unfinished records, as many as may be open at once"
+    lane.finish(first)
+    assert numbers(start_all(lane)) == [3]
+
+
+def test_without_order_as_many_records_as_allowed_are_open_at_once():
+    lane = make_lane("none", "aaaa", LaneLimits(open_keys_max=3))
+    running = start_all(lane)
+    assert len(running) == 3
+    lane.retry_at(running[0], 10)
+    assert start_all(lane) == []
+    lane.finish(running[1])
+    assert numbers(start_all(lane)) == [4]
+
+
+def test_what_waits_behind_a_busy_key_is_bounded_in_bytes():
+    lane = make_lane("key", "aaaaab", LaneLimits(held_back_bytes_max=2 * ENTRY_BYTES))
+    (first,) = start_all(lane)
+    assert lane.standstill == f"{2 * (ENTRY_BYTES + 7)} bytes wait behind unfinished records of their keys"
+    lane.finish(first)
+    assert numbers(start_all(lane)) == [2]  # one was freed, and the fourth took its place
+    assert lane.standstill is not None
+
+
+def test_what_a_fail_over_would_read_again_is_bounded():
+    lane = make_lane("key", "abcdef", LaneLimits(replay_bytes_max=30), data=b"ninebytes")
+    parked = lane.next(0)
+    while (entry := lane.next(0)) is not None:
+        lane.finish(entry)
+    assert lane.standstill == "record 1 of key 'a' is unfinished and 30 bytes of later ones are finished"
+    lane.finish(parked)
+    assert lane.standstill is None
+    assert numbers(start_all(lane)) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("order", ["shard", "none"])
+def test_without_keys_everything_unfinished_is_named_in_the_checkpoint(order):
+    lane = make_lane(order, "aabb")
+    entries = start_all(lane)
+    if order == "shard":
+        lane.retry_at(entries[0], 5)
+        assert lane.checkpoint() == Checkpoint()
+        return
+    lane.retry_at(entries[0], 5)
+    lane.give_back(entries[1])
+    lane.finish(entries[3])
+    committed = lane.checkpoint(7.0)
+    assert {entry.first_open for entry in committed.open_keys} == {Position(1), Position(2), Position(3)}
+    assert committed.seen_through_seconds == 7.0
+
+
+def test_the_checkpoint_names_each_open_key_by_its_first_record():
+    lane = make_lane("key", "aabab")
+    first, second = start_all(lane)
+    lane.finish(second)
+    committed = lane.checkpoint()
+    assert [(entry.first_open, entry.attempts) for entry in committed.open_keys] == [(Position(1), 0)]
+    assert committed.frontier == Position(3)
+    assert isinstance(committed.open_keys[0], OpenKey)
+    assert first.record == lane.first_unfinished

@@ -1,0 +1,106 @@
+"""The records that were read and not yet handed out, and what they weigh."""
+
+from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, page_cost
+from anabranch._core.reading.window import record_cost
+from anabranch._model.sequence_numbers import Position
+from shard_records import aggregated, make_window, places, plain, pull_all
+
+COST = 7 + 1 + RECORD_OVERHEAD_BYTES  # b"payload" under a key of one letter
+
+
+def test_a_record_costs_its_bytes_and_an_overhead():
+    assert page_cost([plain(1), plain(2)]) == 2 * COST
+    assert page_cost([]) == 0
+    ((record, _),) = pull_all(make_window(plain(1)))
+    assert record_cost(record) == COST
+
+
+def test_a_page_is_charged_whole_while_records_are_to_come_out_of_it():
+    page = Page([plain(1), plain(2)], Position(0))
+    assert (page.charged_bytes, page.after) == (2 * COST, Position(0))
+    page.take(COST)
+    assert page.finish(COST) == 0
+
+
+def test_a_drained_page_is_charged_what_is_unfinished():
+    page = Page([plain(1), plain(2), plain(3)], None)
+    for _ in range(3):
+        page.take(COST)
+    assert page.finish(COST) == 0
+    assert page.drain() == COST
+    assert page.records == ()
+    assert page.finish(COST) == COST
+    assert page.charged_bytes == COST
+    assert page.finish(COST) == COST
+    assert page.charged_bytes == 0
+
+
+def test_an_aggregate_whose_records_weigh_more_than_it_is_charged_no_more_than_its_page():
+    window = make_window(aggregated(1, *[("k", b"")] * 100))
+    charged = window._held_bytes
+    pulled = pull_all(window)
+    assert sum(record_cost(record) for record, _ in pulled) > charged
+    assert window.collect_freed() == 0
+    for record, page in pulled:
+        window.finish(record, page)
+    assert window.collect_freed() == charged
+
+
+def test_records_come_out_in_stream_order_over_pages():
+    window = make_window(plain(1), plain(2))
+    window.accept([aggregated(3, ("a", b""), ("b", b""))], None)
+    window.accept([plain(4)], None)
+    assert window.peek().sequence_number == "1"
+    assert places(record for record, _ in pull_all(window)) == [(1, -1), (2, -1), (3, 0), (3, 1), (4, -1)]
+    assert window.peek() is None
+    assert window.is_empty
+
+
+def test_a_read_resumes_after_the_position_that_it_is_given():
+    window = make_window(plain(1), plain(2), after=Position(1))
+    assert places(record for record, _ in pull_all(window)) == [(2, -1)]
+
+
+def test_a_page_with_nothing_new_is_freed_when_it_is_looked_at():
+    window = make_window(plain(1), after=Position(1))
+    assert window.waiting_bytes == COST
+    assert window.pull() is None
+    assert window.collect_freed() == COST
+
+
+def test_waiting_bytes_are_those_of_pages_that_nothing_came_out_of():
+    window = make_window(plain(1))
+    window.accept([plain(2), plain(3)], None)
+    assert window.waiting_bytes == 3 * COST
+    window.pull()
+    assert window.waiting_bytes == 2 * COST
+    window.pull()
+    assert window.waiting_bytes == 0
+
+
+def test_freed_bytes_are_collected_once():
+    window = make_window(plain(1))
+    record, page = window.pull()
+    window.finish(record, page)
+    assert window.collect_freed() == 0  # the page may have more
+    assert window.is_empty
+    assert window.collect_freed() == COST
+    assert window.collect_freed() == 0
+
+
+def test_clearing_frees_everything_also_what_was_handed_out():
+    window = make_window(plain(1), plain(2))
+    window.accept([plain(3)], None)
+    record, page = window.pull()
+    window.clear()
+    assert window.collect_freed() == 3 * COST
+    assert (window.waiting_bytes, window.is_empty) == (0, True)
+    window.finish(record, page)
+    assert window.collect_freed() == 0
+
+
+def test_what_arrives_after_the_clearing_is_forgotten_and_costs_nothing():
+    window = make_window(plain(1))
+    window.clear()
+    assert window.accept([plain(2)], None) == 0
+    assert window.is_empty

@@ -54,7 +54,7 @@ def get_records(count: int, size: int) -> bytes:
 
 @cache
 def put_records(count: int) -> bytes:
-    entry = b'{"SequenceNumber":"49645000000000000000000000000000000000000000000000000000","ShardId":"shardId-000000000000"}'
+    entry = b'{"SequenceNumber":"4964%s","ShardId":"shardId-000000000000"}' % (b"0" * 52)
     body = b'{"FailedRecordCount":0,"Records":[%s]}' % b",".join([entry] * count)
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -114,11 +114,9 @@ class Http1(asyncio.Protocol):
         if operation == b"PutRecords":
             self.transport.write(put_records(body.count(b'"PartitionKey"')))
         elif operation == b"SubscribeToShard":
-            self.transport.write(HEAD.replace(b"x-amz-json-1.1", b"vnd.amazon.eventstream"))
-            self.transport.write(b"Transfer-Encoding: chunked\r\n\r\n")
-            for piece in pushed(shape_in(body)):
-                self.transport.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            self.transport.write(b"0\r\n\r\n")
+            head = HEAD.replace(b"x-amz-json-1.1", b"vnd.amazon.eventstream") + b"Transfer-Encoding: chunked\r\n\r\n"
+            chunks = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pushed(shape_in(body))]
+            self.transport.write(b"".join([head, *chunks, b"0\r\n\r\n"]))
         else:
             shape = shape_in(body)
             self.transport.write(get_records(int(shape[2]), int(shape[3])))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.steps import Take
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
     ShardEnd,
@@ -149,15 +150,15 @@ class Lineage:
         row = self._rows[session.key.stream_key]
         leases = await self._lease_rows(row)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
-        end = None if session.trimmed else plan_end(session.row, graph, leases, listed_since_end=False)
+        end = None if session.trimmed else plan_end(session.row, graph, None, leases)
         if end is None:
             listing = await list_all_shards(self._outside, session.stream, None)
+            scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if session.trimmed:
-                scope = {shard.shard_id: shard for shard in listing}
                 end = plan_trimmed(row, session.row, graph, scope, leases)
             else:
-                end = plan_end(session.row, graph, leases, listed_since_end=True)
+                end = plan_end(session.row, graph, scope, leases)
         self._graphs[row.stream_key] = graph
         session.reason = CHILDREN_UNKNOWN if end is None else None
         return end
@@ -206,16 +207,21 @@ class Lineage:
                 f"stream {row.name} was deleted and created anew while this application was reading it; "
                 "start again to read the new one"
             ) from error
+        if await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
+            session.trimmed = True
+            session.move("end")
+            position = session.row.checkpoint.watermark or session.row.start.type
+            outside.emit(DataLost(stream=row.name, shard_id=session.shard_id, from_position=str(position)))
+
+    async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
+        """Whether the service itself says that it does not know the shard; any other answer proves nothing."""
         try:
-            await outside.kinesis.get_shard_iterator(session.stream, session.shard_id, TRIM_HORIZON)
+            await self._outside.kinesis.get_shard_iterator(stream, shard_id, TRIM_HORIZON)
         except StreamNotFoundError:
-            if session.phase == "reading":
-                session.trimmed = True
-                session.move("end")
-                position = session.row.checkpoint.watermark or session.row.start.type
-                outside.emit(DataLost(stream=row.name, shard_id=session.shard_id, from_position=str(position)))
+            return True
         except AnabranchError:
-            return  # not proved; the next read asks again
+            return False
+        return False
 
     # what nobody has named
 
@@ -243,3 +249,15 @@ class Lineage:
             if created is not None:
                 self._leases.observe_lease(created)
                 self._leases.hasten()
+        await self._clean_up(row, graph, leases)
+
+    async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
+        """Removes rows that have served, once the service proves that their shards are gone (rules S3, S6)."""
+        outside, stream = self._outside, self._names[row.stream_key]
+        if not any(lease.is_finished for lease in leases):
+            return
+        listed = [shard.shard_id for shard in await list_all_shards(outside, stream, None)]
+        for lease in removable(leases, graph, listed):
+            same = judge_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
+            if same and await self._is_gone(stream, lease.key.shard_id):
+                await self._leases.call(outside.store.delete_lease(lease.key, lease.version))

@@ -161,6 +161,10 @@ class Member:
     def end(self, ending: Ending) -> None:
         self._heart.end(ending)
 
+    def close(self) -> None:
+        """Beats no more, without a word to the store: others will notice."""
+        self._stop_heart()
+
     async def leave(self) -> bool:
         """One write frees all leases of this member; False if the store gave no answer."""
         self._stop_heart()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch._core.leases.book import Holding
-from anabranch._core.leases.steps import Write
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
@@ -22,26 +21,25 @@ from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage, Start
 from anabranch._engine.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
+from anabranch._engine.partings import Partings
 from anabranch._engine.poller import Poller
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
 from anabranch._engine.store_calls import insist
-from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus, Stopped
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
 from anabranch._model.streams import StreamName
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
-    HandOffKept,
     LeaseGiven,
     LeaseLost,
     LeaseReleased,
     LeaseTaken,
     Misrouted,
     ShardStarted,
-    ShardStopped,
     ZombieCall,
 )
 from anabranch.records import Record
@@ -75,6 +73,10 @@ class WorkerPlan:
     """Stop when no record has come for this long."""
 
 
+class _LeftError(Exception):
+    """Everything is written and released: what still runs in the group is cancelled."""
+
+
 class Worker:
     def __init__(self, outside: Outside, plan: WorkerPlan, budget: Budget) -> None:
         self._outside = outside
@@ -90,7 +92,9 @@ class Worker:
         self._poller: Poller
         self._checkpointer: Checkpointer
         self._drain: Drain
+        self._partings: Partings
         self._group: asyncio.TaskGroup
+        self._task: asyncio.Task[Any] | None = None
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
         self._paused = False
@@ -105,12 +109,16 @@ class Worker:
     # the whole life
 
     async def run(self, make_sink: SinkMaker) -> None:
+        self._task = asyncio.current_task()
         try:
             await self._run(make_sink)
+        except* _LeftError:
+            pass
         finally:
             self.settled.set()
             self.scheduler.close()
             if self.has_joined:
+                self.member.close()
                 self._stop_deadline_ms = self._stop_deadline_ms or 0
                 self._sink.shelf.wake_all()
 
@@ -141,6 +149,7 @@ class Worker:
             while self._stop_deadline_ms is None:
                 await self._stop.wait()
             self.report = await self._leave(tasks, self._stop_deadline_ms)
+            raise _LeftError
 
     def _wire(self, group: asyncio.TaskGroup) -> None:
         outside, plan = self._outside, self._plan
@@ -150,7 +159,7 @@ class Worker:
             self.app,
             on_held=self._on_held,
             on_dropped=self._on_dropped,
-            on_drain=lambda request: self._spawn(self._hand_off(request), "hand-off"),
+            on_drain=self._on_drain,
             is_healthy=lambda: self._poller.healthy,
             status=self._shard_status,
         )
@@ -164,6 +173,9 @@ class Worker:
             on_records=self._on_records,
             on_gone=self._lineage.on_gone,
         )
+        self._partings = Partings(
+            outside, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
+        )
         self.member.on_pulse = self._on_pulse
 
     def _spawn(self, work: Work, name: str) -> None:
@@ -171,6 +183,8 @@ class Worker:
 
     def stop(self, deadline_ms: int) -> None:
         """Ends the worker in order; `report` says how it went."""
+        if not self.has_joined and self._task is not None:
+            self._task.cancel()
         if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
             self._stop_deadline_ms = deadline_ms
             self._stop.ring()
@@ -190,8 +204,9 @@ class Worker:
             self._checkpointer.note(session)
         committed = await self._checkpointer.commit_all()
         released = await self.member.leave()
-        self.scheduler.close()
         for session in sessions:
+            if session.phase not in {"finished", "lost"}:
+                session.move("lose")
             session.empty()
         self._outside.emit(ConsumerStopped(leftover_count=len(left)))
         return StopReport(leftovers=tuple(left), committed=committed, released=released)
@@ -216,7 +231,9 @@ class Worker:
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
         if row.takes_without_progress > OWNERS_MAX:
             self._spawn(
-                self._stop_shard(session, None, f"{row.takes_without_progress} owners in a row made no progress here"),
+                self._partings.stop_shard(
+                    session, None, f"{row.takes_without_progress} owners in a row made no progress here"
+                ),
                 f"stop {session.shard_id}",
             )
             return
@@ -243,6 +260,16 @@ class Worker:
             self._tell(LeaseReleased, session)
         elif reason != "finished":
             self._tell(LeaseLost, session, reason=reason)
+
+    def _on_drain(self, request: HandOffRequest) -> None:
+        session = self.sessions.get(request.key)
+        if session is not None:
+            self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
+
+    async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
+        if not await self._partings.give(session, request):
+            self._sink.shelf.offer(session)
+            self._poller.poke(session)
 
     def _on_pulse(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
@@ -292,62 +319,7 @@ class Worker:
 
     def on_failed(self, session: Session, record: Record[bytes], reason: str) -> None:
         """A record's policy has ended in Stop."""
-        self._spawn(self._stop_shard(session, record, reason), f"stop {session.shard_id}")
-
-    async def _stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
-        """Drain, commit, free the buffers, keep the lease (rule D4)."""
-        clock = self._outside.clock
-        await self._drain.wait([session], clock.now_ms() + round(self._plan.settings.leases.drain_deadline * 1000))
-        self._sink.before_commit()
-        stopped = Stopped(
-            reason=reason,
-            position=None if record is None else record.position,
-            partition_key=None if record is None else record.partition_key,
-            member_id=self.member.member_id,
-            at_wall_ms=clock.wall_ms(),
-        )
-        while session.is_live:
-            outcome = await self._checkpointer.write(session, stopped=stopped)
-            if outcome == "written":
-                break
-            await clock.sleep_until_ms(clock.now_ms() + 1000)
-        if not session.is_live:
-            return
-        session.move("stop")
-        session.reason = reason
-        session.empty()
-        self._tell(
-            ShardStopped,
-            session,
-            reason=reason,
-            position=None if stopped.position is None else str(stopped.position),
-            partition_key=stopped.partition_key,
-        )
-
-    async def _hand_off(self, request: HandOffRequest) -> None:
-        """Another member asked for a lease: drain it, commit it and give it, or keep it and say so (rule L12)."""
-        session = self.sessions.get(request.key)
-        if session is None:
-            return
-        clock, settings = self._outside.clock, self._plan.settings.leases
-        left = await self._drain.wait([session], clock.now_ms() + round(settings.drain_deadline * 1000))
-        if self.sessions.get(request.key) is not session or session.holding.request != request:
-            return
-        if left:
-            self.leases.book.keep(request.key)
-            session.drains = False
-            self._tell(HandOffKept, session, running_count=len(left))
-            self._sink.shelf.offer(session)
-            self._poller.poke(session)
-            return
-        self._sink.before_commit()
-        async with session.commit_lock:
-            if self.sessions.get(request.key) is not session or session.holding.state != "draining":
-                return
-            final, _ = self._checkpointer.next_row(session)
-            row = self.leases.book.part(request.key, final)
-            await self.leases.write(Write(row, session.row.version))
-            self.leases.hasten()
+        self._spawn(self._partings.stop_shard(session, record, reason), f"stop {session.shard_id}")
 
     # where it ends by itself
 

@@ -1,0 +1,93 @@
+"""How one shard stops moving here, in order: stopped at a record and kept, or given to another member.
+
+Both drain first: nothing more is started, what runs may end, and what is finished is committed. A hand-off that does
+not drain in time is called off: the shard stays, and says so (rule L12).
+"""
+
+from anabranch._core.leases.steps import Write
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.drain import Drain
+from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._engine.sinks import Sink
+from anabranch._model.leases import HandOffRequest, Stopped
+from anabranch.config import LeaseSettings
+from anabranch.events import HandOffKept, ShardStopped
+from anabranch.records import Record
+
+__all__ = ["Partings"]
+
+RETRY_MS = 1_000
+
+
+class Partings:
+    def __init__(
+        self,
+        outside: Outside,
+        leases: LeaseLoop,
+        checkpointer: Checkpointer,
+        drain: Drain,
+        sink: Sink,
+        settings: LeaseSettings,
+    ) -> None:
+        self._outside = outside
+        self._leases = leases
+        self._checkpointer = checkpointer
+        self._drain = drain
+        self._sink = sink
+        self._deadline_ms = round(settings.drain_deadline * 1000)
+
+    async def stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
+        """Drain, commit, free the buffers, keep the lease (rule D4)."""
+        clock = self._outside.clock
+        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        self._sink.before_commit()
+        stopped = Stopped(
+            reason=reason,
+            position=None if record is None else record.position,
+            partition_key=None if record is None else record.partition_key,
+            member_id=self._leases.book.member_id,
+            at_wall_ms=clock.wall_ms(),
+        )
+        while session.is_live and await self._checkpointer.write(session, stopped=stopped) != "written":
+            await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
+        if not session.is_live:
+            return
+        session.move("stop")
+        session.reason = reason
+        session.empty()
+        self._outside.emit(
+            ShardStopped(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                reason=reason,
+                position=None if stopped.position is None else str(stopped.position),
+                partition_key=stopped.partition_key,
+            )
+        )
+
+    async def give(self, session: Session, request: HandOffRequest) -> bool:
+        """Another member asked for the lease; False if it stays here."""
+        left = await self._drain.wait([session], self._outside.clock.now_ms() + self._deadline_ms)
+        if not self._is_asked_for(session, request):
+            return True
+        if left:
+            self._leases.book.keep(request.key)
+            session.drains = False
+            self._outside.emit(
+                HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
+            )
+            return False
+        self._sink.before_commit()
+        async with session.commit_lock:
+            if self._is_asked_for(session, request):
+                final, _ = self._checkpointer.next_row(session)
+                row = self._leases.book.part(request.key, final)
+                await self._leases.write(Write(row, session.row.version))
+                self._leases.hasten()
+        return True
+
+    def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
+        holding = session.holding
+        return session.is_live and holding.state == "draining" and holding.request == request

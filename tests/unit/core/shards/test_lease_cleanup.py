@@ -1,0 +1,52 @@
+"""The cases of KCL's LeaseCleanupManagerTest, by our rule: rows go from the oldest on, and only once proved gone."""
+
+import pytest
+
+from anabranch._core.shards.cleanup import removable
+from anabranch._core.shards.graph import ShardGraph
+from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.start_positions import at_timestamp
+
+BEGUN = Checkpoint(Position(5))
+
+
+def row(name, **fields):
+    return LeaseRow(key=LeaseKey("s", 0, name), **fields)
+
+
+def finished(name, *children, **fields):
+    return row(name, finish=Finish("end", children), **fields)
+
+
+@pytest.mark.parametrize(
+    "situation, rows, expected",
+    [
+        (
+            "a split whose children have begun",
+            [finished("p", "a", "b"), *(row(c, checkpoint=BEGUN) for c in "ab")],
+            ["p"],
+        ),
+        (
+            "a merge whose child has begun",
+            [finished("p", "c"), finished("q", "c"), row("c", checkpoint=BEGUN)],
+            ["p", "q"],
+        ),
+        ("a child that finished without a position", [finished("p", "a"), finished("a")], ["p"]),
+        ("a child still at its beginning", [finished("p", "a"), row("a")], []),
+        ("a child still at its time", [finished("p", "a"), row("a", start=at_timestamp(5.0))], []),
+        ("one child has lost its row", [finished("p", "a", "b"), row("a", checkpoint=BEGUN)], []),
+        ("a parent is left above", [finished("g", "p", "x"), finished("p", "a"), row("a", checkpoint=BEGUN)], []),
+        ("not finished", [row("p", checkpoint=BEGUN)], []),
+        ("trimmed, and nothing came of it", [row("p", finish=Finish("trimmed"))], ["p"]),
+        ("nothing", [], []),
+    ],
+)
+def test_which_rows_have_served(situation, rows, expected):
+    found = removable(rows, ShardGraph(), listed_now=())
+    assert [each.key.shard_id for each in found] == expected
+
+
+def test_a_shard_that_is_still_listed_keeps_its_row():
+    rows = [finished("p", "a"), row("a", checkpoint=BEGUN)]
+    assert removable(rows, ShardGraph(), listed_now={"p", "a"}) == ()

@@ -1,0 +1,156 @@
+from msgspec.structs import replace
+
+from anabranch._core.shards.gate import ShardEnd, adoptable, blocked_by, judge_missing_shard, plan_end, plan_trimmed
+from anabranch._core.shards.graph import ShardGraph
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.shards import Shard
+from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
+from anabranch._wire.messages import ChildShard, StreamSummary
+
+STREAM = StreamRow(
+    stream_key="s", name="s", arn="arn:stream", created_seconds=100.0, origin=at_timestamp(50.0), bootstrapped=True
+)
+
+
+def key(name):
+    return LeaseKey("s", 0, name)
+
+
+def lease(name, start=None, end=None, **fields):
+    hash_key_range = None if start is None else HashKeyRange(start, end)
+    return LeaseRow(key=key(name), hash_key_range=hash_key_range, **fields)
+
+
+def shard(name, start, end, *parents):
+    return Shard(
+        shard_id=name,
+        hash_key_range=HashKeyRange(start, end),
+        starting_sequence_number=1,
+        parent_shard_id=parents[0] if parents else None,
+        adjacent_parent_shard_id=parents[1] if len(parents) > 1 else None,
+    )
+
+
+def child(name, start, end, *parents):
+    return ChildShard(name, parents, HashKeyRange(start, end))
+
+
+# the gate
+def test_a_child_shard_waits_for_both_parents_of_a_merge():
+    row = lease("c", waits_for=("a", "b"))
+    assert blocked_by(row, {key("a"), key("b")}) == ("a", "b")
+    assert blocked_by(row, {key("b")}) == ("b",)
+    assert blocked_by(row, {key("c"), key("d")}) == ()
+
+
+def test_a_parent_of_another_generation_opens_and_shuts_no_gate():
+    assert blocked_by(lease("c", waits_for=("a",)), {LeaseKey("s", 1, "a"), LeaseKey("t", 0, "a")}) == ()
+
+
+def test_the_last_finisher_adopts_what_can_run_and_nobody_has():
+    free, owned, over = lease("a"), lease("b", owner="m"), lease("c", finish=Finish("end"))
+    waiting = lease("d", waits_for=("p",))
+    assert adoptable([free, owned, over, waiting], {key("p")}) == (free,)
+    assert adoptable([waiting], ()) == (waiting,)
+
+
+# the end of a shard
+def test_a_split_makes_both_children_which_wait_for_their_parent_and_start_at_their_beginning():
+    parent = lease("p", 0, 9)
+    graph = ShardGraph().united(child_shards=[child("b", 5, 9, "p"), child("a", 0, 4, "p")], rows=[parent])
+    end = plan_end(parent, graph, None, [parent])
+    assert end == ShardEnd(
+        (lease("a", 0, 4, waits_for=("p",)), lease("b", 5, 9, waits_for=("p",))), Finish("end", ("a", "b"))
+    )
+    assert all(row.start == TRIM_HORIZON and row.owner is None for row in end.rows)
+
+
+def test_an_end_without_children_or_with_half_of_them_waits():
+    parent = lease("p", 0, 9)
+    graph = ShardGraph().united(rows=[parent])
+    assert plan_end(parent, graph, {}, [parent]) is None
+    half = graph.united(child_shards=[child("a", 0, 4, "p")])
+    assert plan_end(parent, half, {}, [parent]) is None
+    unknown = graph.united(rows=[lease("other", finish=Finish("end", ("a",))), lease("a", waits_for=("p",))])
+    assert plan_end(parent, unknown, {}, [parent]) is None
+
+
+def test_children_of_a_shard_whose_own_keys_nobody_knows_are_taken_as_told():
+    parent = lease("p")
+    graph = ShardGraph().united(child_shards=[child("a", 0, 4, "p")])
+    assert plan_end(parent, graph, None, [parent]).finish == Finish("end", ("a",))
+
+
+def test_a_child_that_the_other_finisher_has_made_is_not_made_again():
+    parents = [lease("p", 0, 4), lease("q", 5, 9)]
+    made = lease("c", 0, 9, waits_for=("p", "q"))
+    graph = ShardGraph().united(child_shards=[child("c", 0, 9, "p", "q")], rows=[*parents, made])
+    assert plan_end(parents[0], graph, None, [*parents, made]) == ShardEnd((), Finish("end", ("c",)))
+
+
+def test_a_merged_child_waits_for_a_parent_that_has_no_row_yet():
+    """g is still being read; it was split into q and r, and q was merged with p. p ends first."""
+    p, g = lease("p", 0, 9), lease("g", 10, 29)
+    listing = [
+        shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),
+        shard("c", 0, 19, "p", "q"),
+    ]  # fmt: skip
+    told = ShardGraph().united(child_shards=[child("c", 0, 19, "p", "q")], rows=[p, g])
+    assert plan_end(p, told, None, [p, g]) is None, "who q is must be listed first"
+    graph = told.united(shards=listing)
+    end = plan_end(p, graph, {each.shard_id: each for each in listing}, [p, g])
+    assert end.rows == (
+        lease("q", 10, 19, waits_for=("g",)),
+        lease("c", 0, 19, waits_for=("g", "p", "q")),
+    )
+
+
+def test_a_merged_child_does_not_bring_back_what_lies_behind_or_before_the_origin():
+    p, r = lease("p", 0, 9), lease("r", 20, 29)
+    listing = [
+        shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"), shard("c", 0, 19, "p", "q"),
+    ]  # fmt: skip
+    graph = ShardGraph().united(shards=listing, rows=[p, r])
+    scope = {each.shard_id: each for each in listing}
+    end = plan_end(p, graph, scope, [p, r])
+    assert [row.key.shard_id for row in end.rows] == ["q", "c"], "g is behind r; q is an orphan, and is read first"
+    del scope["q"]
+    end = plan_end(p, graph, scope, [p, r])
+    assert end.rows == (lease("c", 0, 19, waits_for=("p",)),), "q is gone: there is nothing to wait for"
+
+
+def test_a_child_waits_for_an_old_lease_whose_line_was_trimmed_out_of_sight():
+    p, old = lease("p", 0, 9), lease("old", 10, 14)
+    listing = [shard("c", 0, 19, "p", "trimmed")]
+    graph = ShardGraph().united(shards=listing, rows=[p, old])
+    end = plan_end(p, graph, {"c": listing[0]}, [p, old])
+    assert end.rows == (lease("c", 0, 19, waits_for=("old", "p")),)
+
+
+# a shard that is gone
+def test_the_heirs_of_a_trimmed_shard_wait_for_it_and_start_at_their_beginning():
+    p = replace(lease("p", 0, 9), start=STREAM.origin)
+    listing = [shard("a", 0, 4, "x"), shard("b", 5, 9, "x"), shard("d", 0, 2, "a")]
+    graph = ShardGraph().united(shards=listing, rows=[p])
+    end = plan_trimmed(STREAM, p, graph, {each.shard_id: each for each in listing}, [p])
+    assert end == ShardEnd(
+        (lease("a", 0, 4, waits_for=("p",)), lease("b", 5, 9, waits_for=("p",))), Finish("trimmed", ("a", "b"))
+    )
+
+
+def test_children_of_a_trimmed_shard_that_have_rows_stay_its_children():
+    p, a = lease("p", 0, 9), lease("a", 0, 9, waits_for=("p",))
+    graph = ShardGraph().united(rows=[p, a])
+    assert plan_trimmed(STREAM, p, graph, {}, [p, a]) == ShardEnd((), Finish("trimmed", ("a",)))
+
+
+def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
+    same = StreamSummary(
+        name="s", arn="arn:stream", status="ACTIVE", created_seconds=100.4, retention_hours=24, open_shard_count=1
+    )
+    assert judge_missing_shard(STREAM, same) == "trimmed"
+    assert judge_missing_shard(STREAM, None) == "stream_deleted"
+    assert judge_missing_shard(STREAM, replace(same, status="DELETING")) == "stream_deleted"
+    assert judge_missing_shard(STREAM, replace(same, created_seconds=101.0)) == "stream_recreated"
+    assert judge_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"

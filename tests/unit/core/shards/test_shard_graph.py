@@ -1,0 +1,78 @@
+import pytest
+
+from anabranch._core.shards.graph import ShardGraph, still_to_come, unfinished_ancestors
+from anabranch._core.shards.routing import Routes
+from anabranch._model.hash_keys import HashKeyRange, even_ranges
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow
+from anabranch._model.shards import Shard
+from anabranch._wire.messages import ChildShard
+from anabranch.errors import StreamRecreatedError
+from anabranch.limits import HASH_KEY_MAX
+
+
+def shard(name, start, end, *parents, closed=None):
+    return Shard(
+        shard_id=name,
+        hash_key_range=HashKeyRange(start, end),
+        starting_sequence_number=1,
+        ending_sequence_number=closed,
+        parent_shard_id=parents[0] if parents else None,
+        adjacent_parent_shard_id=parents[1] if len(parents) > 1 else None,
+    )
+
+
+def lease(name, **fields):
+    return LeaseRow(key=LeaseKey("s", 0, name), **fields)
+
+
+def test_listings_child_shards_and_rows_are_united_and_nothing_is_unlearnt():
+    graph = ShardGraph().united(shards=[shard("p", 0, 9, closed=5), shard("q", 10, 19)])
+    graph = graph.united(shards=[shard("p", 0, 9), shard("q", 10, 19, closed=7)])
+    graph = graph.united(child_shards=[ChildShard("c", ("p", "q"), HashKeyRange(0, 19))])
+    graph = graph.united(rows=[lease("c", waits_for=("p",), finish=Finish("end", ("d",))), lease("e")])
+    assert not graph.listed["p"].is_open, "a page from an older instant does not open a closed shard again"
+    assert not graph.listed["q"].is_open
+    assert "c" not in graph.listed
+    assert graph.children("p") == graph.children("q") == ("c",)
+    assert graph.parents("c") == ("p", "q")
+    assert graph.children("c") == ("d",)
+    assert graph.hash_key_range("c") == HashKeyRange(0, 19)
+    assert graph.hash_key_range("d") is None
+    assert list(graph.descendants(["p"])) == ["c", "d"]
+    assert set(graph.ancestors(["d"])) == {"c", "p", "q"}
+    assert graph.parents("unknown") == graph.children("unknown") == ()
+
+
+def test_a_shard_whose_hash_keys_changed_is_of_another_stream():
+    graph = ShardGraph().united(shards=[shard("p", 0, 9)])
+    with pytest.raises(StreamRecreatedError, match="p held the hash keys 0 to 9 and now holds 0 to 8"):
+        graph.united(shards=[shard("p", 0, 8)])
+
+
+def test_the_hash_keys_show_a_line_that_nobody_names():
+    graph = ShardGraph().united(shards=[shard("young", 5, 14, "trimmed"), shard("child", 5, 9, "young")])
+    old = lease("old", hash_key_range=HashKeyRange(0, 9))
+    assert unfinished_ancestors(graph, "young", [old]) == ("old",)
+    assert unfinished_ancestors(graph, "trimmed", [old]) == ()
+    assert unfinished_ancestors(graph, "young", [lease("beside", hash_key_range=HashKeyRange(15, 19))]) == ()
+    assert unfinished_ancestors(graph, "young", [lease("unknown")]) == ()
+    finished = lease("old", hash_key_range=HashKeyRange(0, 9), finish=Finish("end"))
+    assert unfinished_ancestors(graph, "young", [finished]) == ()
+    child = lease("child", hash_key_range=HashKeyRange(5, 9))
+    assert unfinished_ancestors(graph, "young", [child]) == (), "a descendant is no ancestor"
+    assert list(still_to_come(graph, ["young", "child"], [old])) == ["young", "child"]
+    assert list(still_to_come(graph, ["child"], [lease("young")])) == ["child"]
+
+
+def test_a_hash_key_finds_the_open_shard_that_holds_it():
+    ranges = even_ranges(3)
+    shards = [shard(str(index), *each) for index, each in enumerate(ranges)]
+    routes = Routes([shards[2], shards[0], shards[1], shard("closed", 0, HASH_KEY_MAX, closed=1)])
+    for index, each in enumerate(ranges):
+        assert routes.shard_of(each.start).shard_id == routes.shard_of(each.end).shard_id == str(index)
+
+
+def test_a_hash_key_that_no_open_shard_holds_has_no_route():
+    routes = Routes([shard("a", 5, 9), shard("b", 20, 29)])
+    assert [routes.shard_of(key) for key in (4, 10, 30)] == [None, None, None]
+    assert Routes([]).shard_of(0) is None

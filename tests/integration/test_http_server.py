@@ -268,6 +268,21 @@ async def test_a_stream_ends_when_its_client_leaves(server, application):
     await application.streams_closed.wait()
 
 
+@running()
+async def test_a_client_that_leaves_a_source_without_pauses_leaves_a_server_that_answers(server, application):
+    for open_stream in (lambda _: get("/flood"), lambda streams: Http2Client(*streams).request("/flood") and b""):
+        application.streams_closed.clear()
+        async with connected(server) as streams:
+            reader, writer = streams
+            writer.write(open_stream(streams))
+            await reader.readexactly(1_000)
+            writer.transport.abort()
+        await application.streams_closed.wait()
+    async with connected(server) as (reader, writer):
+        writer.write(REQUEST)
+        assert (await read_response(reader))[2] == b"body"
+
+
 @running(ServerLimits(write_timeout=0.05, check_interval=0.02))
 async def test_a_client_that_never_reads_is_let_go(server, application):
     async with connected(server) as (_, writer):

@@ -150,6 +150,7 @@ class Exchange:
                 async for chunk in chunks:
                     if chunk:
                         await self._sink.write(chunk)
+                    await asyncio.sleep(0)  # a source that never waits must not starve the other clients
         except HangUp:
             self._sink.abandon(Abandon.HANG_UP)
             return

@@ -54,6 +54,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if self._service.full or self._service.stopping:
+            self._keep_alive = False
             self._send(Response(503, b"too many connections\n"))
             transport.close()
             return
@@ -303,6 +304,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         self._exchange = None
         if not self._keep_alive:
+            self._set_deadline(self._service.limits.write_timeout)
             self._transport.close()
         elif self._writable.is_set() and not self._transport.is_closing():
             self._next_request()

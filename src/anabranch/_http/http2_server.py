@@ -39,6 +39,8 @@ class Http2Connection(asyncio.Protocol):
         self._writing_paused = False
         self._draining = False
         self._deadline: float | None = None
+        """For the next request, while there is none."""
+        self._write_deadline: float | None = None
 
     # What the transport calls
 
@@ -82,17 +84,23 @@ class Http2Connection(asyncio.Protocol):
         """Nothing to add: without the client's half there are no window updates, so the transport may close."""
 
     def pause_writing(self) -> None:
+        """Nothing more is read either: pings and settings that nobody reads the answers to would pile up here."""
         self._writing_paused = True
+        self._transport.pause_reading()
+        self._write_deadline = time.monotonic() + self._service.limits.write_timeout
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        self._write_deadline = None
+        self._transport.resume_reading()
         self._pump_all()
         self._flush()
 
     # What the service calls
 
     def check(self, now: float) -> None:
-        if self._deadline is not None and now >= self._deadline and not self._streams:
+        idle = self._deadline is not None and now >= self._deadline and not self._streams
+        if idle or (self._write_deadline is not None and now >= self._write_deadline):
             self._transport.abort()
             return
         for stream in list(self._streams.values()):
@@ -198,8 +206,11 @@ class Http2Connection(asyncio.Protocol):
             if len(chunk) > room:
                 stream.waiting.appendleft(chunk[room:])
                 chunk = chunk[:room]
-            self._h2.send_data(stream.stream_id, chunk)
+            is_last = stream.ended and not stream.waiting
+            self._h2.send_data(stream.stream_id, chunk, end_stream=is_last)
             self._flush()
+            if is_last:
+                return
         if stream.ended and not stream.waiting:
             self._h2.end_stream(stream.stream_id)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from anabranch.budget import Budget
+from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import ConfigurationError
 
 __all__ = ["Aws", "CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings", "ProducerSettings"]
@@ -129,6 +129,8 @@ class PollingSettings:
             violations.append(f"idle_interval is {self.idle_interval} s; it must be from 0.2 to 60 s")
         if self.listing_interval < 1:
             violations.append(f"listing_interval is {self.listing_interval} s; it must be at least 1 s")
+        if self.misrouted not in {"by_writer", "deliver", "skip"}:
+            violations.append(f"misrouted is {self.misrouted!r}; it must be 'by_writer', 'deliver' or 'skip'")
         _refuse(violations)
 
 
@@ -163,8 +165,12 @@ class ConsumerSettings:
     """How long the start waits for a stream that is being created."""
 
     def __post_init__(self) -> None:
+        violations = []
+        if isinstance(self.budget, int) and self.budget < READ_RESERVE_BYTES:
+            violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
         if self.start_timeout < 0:
-            raise ConfigurationError(f"start_timeout is {self.start_timeout} s; it must not be negative")
+            violations.append(f"start_timeout is {self.start_timeout} s; it must not be negative")
+        _refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

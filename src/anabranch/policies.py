@@ -33,12 +33,12 @@ class Retry:
         violations = []
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")
-        if self.backoff < 0 or self.backoff_max < self.backoff:
+        if not 0 <= self.backoff <= self.backoff_max:
             violations.append(
                 f"backoff is {self.backoff} and backoff_max {self.backoff_max}; "
                 "backoff must not be negative, nor larger than backoff_max"
             )
-        if self.timeout is not None and self.timeout <= 0:
+        if self.timeout is not None and not self.timeout > 0:
             violations.append(f"timeout is {self.timeout}; it must be positive, or None for no limit")
         if violations:
             raise ConfigurationError(violations)

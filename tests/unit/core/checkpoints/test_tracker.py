@@ -129,6 +129,7 @@ def test_a_clash_of_digests_repeats_and_never_skips(monkeypatch):
     tracker.finish(entries[1])
     tracker.finish(entries[3])
     committed = tracker.checkpoint([entries[2], entries[0]])
+    assert committed == tracker.checkpoint([entries[0], entries[2]])
     assert committed.open_keys == (OpenKey(b"same", Position(1)),)
     heir = Tracker(committed, "key")
     repeated = enter(heir, (1, "a"), (2, "b"))

@@ -1,0 +1,58 @@
+"""Every event reads as a sentence, and the set is closed."""
+
+import logging
+import pickle
+
+import msgspec
+import pytest
+
+from anabranch import events
+from anabranch.events import Event
+
+KINDS = [getattr(events, name) for name in events.__all__ if name != "Event"]
+SAMPLES = {int: 3, str: "something", tuple[str, ...]: ("shardId-1", "shardId-2")}
+
+
+def sample(kind, **given):
+    """The event with every required field filled in by its type."""
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in given:
+            given[field.name] = next((SAMPLES[t] for t in SAMPLES if t == field.type), "something")
+    return kind(**given)
+
+
+def test_the_set_of_events_is_closed_and_exported_in_order():
+    assert sorted(kind.__name__ for kind in Event.__subclasses__()) == sorted(kind.__name__ for kind in KINDS)
+    assert len(set(events.__all__)) == len(events.__all__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_reads_as_one_sentence_that_names_where_it_happened(kind):
+    event = sample(kind, stream="orders", shard_id="shardId-7")
+    assert str(event) == f"orders/shardId-7: {event.sentence()}"
+    assert str(sample(kind, stream="orders")).startswith("orders: ")
+    assert str(sample(kind)) == event.sentence()
+    assert event.sentence().strip()
+    assert "object at" not in str(event)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_a_value_with_a_level(kind):
+    event = sample(kind)
+    assert kind.level in {logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL}
+    assert event == sample(kind)
+    assert pickle.loads(pickle.dumps(event)) == event
+    with pytest.raises(AttributeError):
+        event.stream = "another"
+
+
+def test_optional_details_are_told_when_they_are_there():
+    assert str(sample(events.ConsumerStopped, leftover_count=0)) == "stopped"
+    assert str(sample(events.ConsumerStopped, leftover_count=2)) == "stopped, 2 records were left unfinished"
+    assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
+    assert "before held by b#1" in str(sample(events.LeaseTaken, from_member="b#1"))
+    assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
+    assert str(sample(events.ShardStopped, position=None, reason="asked to")) == "stopped: asked to"
+    assert "at record 7 (partition key 'k')" in str(sample(events.ShardStopped, position="7", partition_key="k"))
+    assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")
+    assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("again in 20 ms")

@@ -72,6 +72,13 @@ def tls_server():
     server.close()
 
 
+@pytest.fixture
+def limited_kinesis():
+    server = KinesisThread(limits="aws")
+    yield server
+    server.close()
+
+
 @pytest.fixture(params=["plain", "tls"])
 def kinesis(request):
     """Every test that asks for this runs twice: in clear text, and over TLS."""

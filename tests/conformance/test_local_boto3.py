@@ -240,5 +240,24 @@ def test_a_subscription_can_fall_silent_break_or_be_in_use(plain_kinesis):
     plain_kinesis.reset()
 
 
+def test_with_awss_limits_some_slots_are_refused_and_the_others_are_written(limited_kinesis):
+    make_stream(limited_kinesis)
+    records = [{"Data": b"x", "PartitionKey": "key"}] * 500
+    answers = [limited_kinesis.boto3.put_records(StreamName="orders", Records=records) for _ in range(10)]
+    results = [result for answer in answers for result in answer["Records"]]
+    refused = [result for result in results if "ErrorCode" in result]
+    assert sum(answer["FailedRecordCount"] for answer in answers) == len(refused)
+    assert 0 < len(refused) <= 4_000
+    assert {result["ErrorCode"] for result in refused} == {"ProvisionedThroughputExceededException"}
+    assert len(stored(limited_kinesis)) == 5_000 - len(refused)
+    throttled = error_of(put_until_throttled, kinesis=limited_kinesis)
+    assert throttled["Error"]["Code"] == "ProvisionedThroughputExceededException"
+
+
+def put_until_throttled(kinesis):
+    while True:
+        kinesis.boto3.put_record(StreamName="orders", Data=b"x" * 1_000_000, PartitionKey="key")
+
+
 def arn_of(kinesis):
     return kinesis.boto3.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"]["StreamARN"]

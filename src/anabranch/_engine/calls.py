@@ -39,8 +39,10 @@ class HandlerCall:
                 "processes= runs plain functions; this handler is asynchronous. Make it a plain function, or leave "
                 "processes= out: asynchronous handlers share the event loop."
             )
-        self._takes_context = _takes_context(handler)
-        if processes and self._takes_context:
+        self.wants_context = bool(processes) or _takes_context(handler)
+        """Whether a call needs a Context: the handler takes one, or a process needs the fence's time from it."""
+        self._passes_context = self.wants_context and not processes
+        if processes and _takes_context(handler):
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
         self._pool: Executor | None = None
         if processes:
@@ -50,8 +52,8 @@ class HandlerCall:
         self._in_processes = bool(processes)
         self._closed = False
 
-    async def __call__(self, item: Any, context: Context, may_start: Callable[[], bool]) -> Any:
-        arguments = (item, context) if self._takes_context else (item,)
+    async def __call__(self, item: Any, context: Context | None, may_start: Callable[[], bool]) -> Any:
+        arguments = (item, context) if self._passes_context else (item,)
         if self._pool is None:
             return await self._handler(*arguments)
         loop = asyncio.get_running_loop()

@@ -30,6 +30,7 @@ from anabranch.reports import StopReport
 
 __all__ = ["Consuming", "Handling"]
 
+WALK_SLICE = 500
 WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -133,10 +134,15 @@ class Consuming:
         assert walk is not None
         self._walker = asyncio.current_task()
         next_record = walk.next_record
+        left = WALK_SLICE
         while True:
             record = None if self.worker.is_stopping else next_record()
             if record is not None:
                 yield record
+                left -= 1
+                if not left:
+                    left = WALK_SLICE
+                    await asyncio.sleep(0)  # a loop's body that never waits still lets the others run
             elif await self._is_over(walk):
                 return
 

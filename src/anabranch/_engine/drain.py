@@ -21,6 +21,10 @@ class Drain:
         self._running = running
         self._alarms: dict[Alarm, None] = {}
 
+    @property
+    def waits(self) -> bool:
+        return bool(self._alarms)
+
     def note(self) -> None:
         """A call ended."""
         for alarm in self._alarms:

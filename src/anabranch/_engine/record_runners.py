@@ -3,7 +3,7 @@
 The rules: the fence is read in the same step as the hand-over (rule L8); a record is finished when its handler has
 returned, and not before; a failed one is tried again by the policy while its key (or its shard) waits, and after the
 last attempt the shard stops loudly (rule D4). A call whose lease is lost is cancelled and waited for; nothing of it
-counts.
+counts. A handler that never waits still lets the loop turn: a runner yields after each slice of records.
 """
 
 import asyncio
@@ -24,6 +24,21 @@ from anabranch.policies import Retry
 from anabranch.records import Context, Record
 
 __all__ = ["RecordRunners"]
+
+SLICE = 100
+"""Records that a runner handles before it lets the loop turn."""
+
+
+class _Runner:
+    """One of the tasks that run the handler, and what it runs now."""
+
+    __slots__ = ("entry", "revoked", "session", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.session: Session | None = None
+        self.entry: Entry | None = None
+        self.revoked = False
 
 
 class RecordRunners:
@@ -48,17 +63,26 @@ class RecordRunners:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self.shelf = Shelf()
-        self._running: dict[asyncio.Task[Any], tuple[Session, Entry]] = {}
-        self._revoked: dict[asyncio.Task[Any], None] = {}
+        self._runners: list[_Runner] = []
 
     async def run_one(self) -> None:
         """One runner, for ever."""
+        task = asyncio.current_task()
+        assert task is not None
+        runner = _Runner(task)
+        self._runners.append(runner)
+        member, shelf, left = self._member, self.shelf, SLICE
         while True:
-            taken = self.shelf.take(self._pick) if self._member.may_start() else None
+            taken = shelf.take(self._pick) if member.may_start() else None
             if taken is None:
-                await self.shelf.wait()
-            else:
-                await self._handle(*taken)
+                await shelf.wait()
+                left = SLICE
+                continue
+            await self._handle(runner, *taken)
+            left -= 1
+            if not left:
+                left = SLICE
+                await asyncio.sleep(0)
 
     def _pick(self, session: Session) -> Entry | None:
         if not session.may_start:
@@ -74,38 +98,50 @@ class RecordRunners:
             self._on_finished(session)  # pulling may have passed over records that the owner before had finished
         return entry
 
-    async def _handle(self, session: Session, entry: Entry) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[task] = (session, entry)
+    async def _handle(self, runner: _Runner, session: Session, entry: Entry) -> None:
+        runner.session, runner.entry = session, entry
         entry.attempts += 1
         failure: BaseException | None = None
         try:
             if self._outside.before_call is not None:
                 await self._outside.before_call()
-            async with asyncio.timeout(self._policy.timeout):
-                await self._call(self._decode(entry.record), self._context(session, entry), self._member.may_start)
+            if self._policy.timeout is None:
+                await self._start(session, entry)
+            else:
+                async with asyncio.timeout(self._policy.timeout):
+                    await self._start(session, entry)
         except asyncio.CancelledError:
-            if task not in self._revoked:
+            if not runner.revoked:
                 raise
-            del self._revoked[task]
-            task.uncancel()
+            runner.revoked = False
+            runner.task.uncancel()
             failure = NotStarted()
         except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its record
             failure = error
         finally:
-            del self._running[task]
-        self._conclude(session, entry, failure)
-
-    def _conclude(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
-        if not session.is_live:
-            return
-        lane = session.lane
-        assert isinstance(lane, Lane)
-        if failure is None:
+            runner.session = runner.entry = None
+        if failure is None and session.is_live:
+            lane = session.lane
+            assert isinstance(lane, Lane)
             lane.finish(entry)
             session.settle()
-        elif isinstance(failure, NotStarted):
+            self.shelf.offer(session)
+            self._on_finished(session)
+        elif session.is_live:
+            self._conclude_failure(session, entry, failure)
+        else:
+            self._on_finished(session)  # who waits for running calls to end is told of this one too
+
+    async def _start(self, session: Session, entry: Entry) -> None:
+        call = self._call
+        context = self._context(session, entry) if call.wants_context else None
+        await call(self._decode(entry.record), context, self._member.may_start)
+
+    def _conclude_failure(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
+        lane = session.lane
+        assert isinstance(lane, Lane)
+        assert failure is not None
+        if isinstance(failure, NotStarted):
             entry.attempts -= 1
             lane.give_back(entry)
         else:
@@ -144,25 +180,29 @@ class RecordRunners:
             fenced_at_ms=self._member.pulse.fence.valid_until_ms,
         )
 
-    def offer(self, session: Session) -> None:
-        self.shelf.offer(session)
-
     def revoke(self, session: Session) -> None:
         """The session's lease is gone: its running calls are cancelled (a call in a thread runs on, and counts for
         nothing).
         """
         self.shelf.withdraw(session)
-        for task, (owner, _) in self._running.items():
-            if owner is session and task not in self._revoked:
-                self._revoked[task] = None
-                task.cancel()
+        for runner in self._runners:
+            if runner.session is session:
+                self._cancel(runner)
 
     def interrupt(self) -> None:
         """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts."""
-        for task in self._running:
-            if task not in self._revoked:
-                self._revoked[task] = None
-                task.cancel()
+        for runner in self._runners:
+            if runner.session is not None:
+                self._cancel(runner)
+
+    def _cancel(self, runner: _Runner) -> None:
+        if not runner.revoked:
+            runner.revoked = True
+            runner.task.cancel()
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [(session, entry.record) for session, entry in self._running.values()]
+        return [
+            (runner.session, runner.entry.record)
+            for runner in self._runners
+            if runner.session is not None and runner.entry is not None
+        ]

@@ -99,6 +99,7 @@ class Worker:
         self._stop_deadline_ms: int | None = None
         self._paused = False
         self._active_at_ms = outside.clock.now_ms()
+        self._finished_count = 0
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when what still runs is not waited for any more."""
         self.has_joined = False
@@ -307,13 +308,12 @@ class Worker:
 
     def on_finished(self, session: Session) -> None:
         """Something of this session may have been finished."""
-        if session.lane.finished_count > session.committed_count:
-            self._active_at_ms = self._outside.clock.now_ms()
-        self._drain.note()
-        if session.phase not in {"reading", "ended"}:
+        if self._drain.waits:
+            self._drain.note()
+        if not session.is_live:
             return
         self._checkpointer.note(session)
-        if session.is_exhausted and not session.ending:
+        if session.phase == "ended" and session.is_exhausted and not session.ending:
             session.ending = True
             self._spawn(self._lineage.finish(session, self._checkpointer), f"finish {session.shard_id}")
 
@@ -328,6 +328,9 @@ class Worker:
         plan, now_ms = self._plan, self._outside.clock.now_ms()
         if not plan.stops_at_tip and plan.idle_timeout_ms is None:
             return
+        finished_count = sum(session.lane.finished_count for session in self.sessions.values())
+        if finished_count != self._finished_count:
+            self._finished_count, self._active_at_ms = finished_count, now_ms
         idle = plan.idle_timeout_ms is not None and now_ms - self._active_at_ms >= plan.idle_timeout_ms
         if idle or (plan.stops_at_tip and self._is_at_end()):
             self.stop(now_ms + round(plan.settings.leases.drain_deadline * 1000))

@@ -175,16 +175,22 @@ class Pipeline(Generic[R]):
         self._settlement.wall_offset_ms = wall_ms - now_ms
         if self._check_expiry_ms is not None and now_ms >= self._check_expiry_ms:
             self._expire(now_ms)
-        while self._lingering and self._lingering[0][1].due_ms <= now_ms:
-            lane, bundle = self._lingering.popleft()
-            if lane.open is bundle:
-                self._routing.touch(lane, now_ms)
+        self._end_lingering(now_ms)
         refresh = not self.is_idle and self._shard_map.wants_refresh(now_ms)
         if refresh:
             self._shard_map.begin(now_ms)
         calls, wake_at_ms = self._collect(now_ms, wall_ms)
         self.next_deadline_ms = self._deadline_ms(wake_at_ms)
         return Steps(calls, refresh)
+
+    def _end_lingering(self, now_ms: int) -> None:
+        while self._lingering:
+            lane, bundle = self._lingering[0]
+            if lane.open is bundle:
+                if bundle.due_ms > now_ms:
+                    return
+                self._routing.touch(lane, now_ms)
+            self._lingering.popleft()
 
     def _collect(self, now_ms: int, wall_ms: int) -> tuple[Sequence[Call], int | None]:
         free = self._rules.requests_max - self._calls_in_flight

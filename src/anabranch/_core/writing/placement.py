@@ -49,7 +49,7 @@ class Placement:
         self.settled: list[Bundle] = []
         """Delivered, failed or dissolved since the engine last looked."""
         self.lingering: deque[tuple[Lane, Bundle]] = deque()
-        """Open bundles that wait for company since their lane is busy, the oldest first."""
+        """Where lanes may have several bundles in flight: the open ones, the oldest first; some have gone already."""
         self._stream = stream
         self._linger_ms = linger_ms
         self._unsettled: dict[int, int] = {}
@@ -92,12 +92,12 @@ class Placement:
             bundle.open_with(record, AGGREGATE_BYTES)
             bundle.due_ms = now_ms + self._linger_ms
             lane.open = bundle
+            if not self.routing.is_ordered:
+                self.lingering.append((lane, bundle))
         else:
             bundle.append(record)
             lane.sealed.append(bundle)
         self.routing.touch(lane, now_ms)
-        if not lane.is_ready and not self.routing.is_ordered:
-            self.lingering.append((lane, bundle))
 
     def _fits(self, lane: Lane, bundle: Bundle, record: OutgoingRecord) -> bool:
         builder = bundle.builder
@@ -110,6 +110,7 @@ class Placement:
         if not is_loaded or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
+        bundle.due_ms = 0  # full by the usual measure: it takes company only as long as it has to wait
         return builder.add(key, data, hash_key, size_max=bundle.size_max)
 
     # records that come back

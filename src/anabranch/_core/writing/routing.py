@@ -66,11 +66,6 @@ class Routing:
         yield from self._shard_lanes.values()
         yield from self._key_lanes.values()
 
-    @property
-    def is_settled(self) -> bool:
-        """Nothing in any lane, nor in flight."""
-        return not self._draining_shards and not self._draining_keys and all(lane.is_empty for lane in self.lanes())
-
     def lane_for(self, partition_key: str, explicit_hash_key: str | None, digest: bytes, now_ms: int) -> Lane:
         """The lane that this key's next record joins."""
         shard = self.shard_map.predict(digest) if self.predicts else None
@@ -81,9 +76,9 @@ class Routing:
             queue = self._queue_of(shard, now_ms)
             lane = Lane(shard, None, queue, grows=shard is not None and self.aggregate is not None)
             self._shard_lanes[shard] = lane
-            if shard is not None and self.is_ordered:
-                lane.waits = sum(_overlaps(shard, old) for old in self._draining_shards)
-                lane.waits += sum(shard.holds(_digest(old)) for old in self._draining_keys.values())
+            if self.is_ordered:
+                lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
+                lane.waits += sum(_range(lane).holds(_digest(old)) for old in self._draining_keys.values())
         if explicit_hash_key is None:
             if len(self.lane_of_key) >= REMEMBERED_KEYS_MAX:
                 self.lane_of_key.clear()
@@ -99,7 +94,7 @@ class Routing:
             lane = Lane(lane_id, digest, self._queue_of(shard, now_ms), grows=self.aggregate == "key")
             self._key_lanes[lane_id] = lane
             if self.is_ordered:
-                lane.waits = sum(_holds(old, digest) for old in self._draining_shards)
+                lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
                 lane.waits += lane_id in self._draining_keys
         return lane
 
@@ -163,17 +158,18 @@ class Routing:
     def _drained(self, old: Lane, now_ms: int) -> None:
         if old.digest is None:
             self._draining_shards.remove(old)
-            followers = [lane for lane in self.lanes() if _shares_keys(old, lane)]
         else:
             del self._draining_keys[old.lane_id]
-            followers = [lane for lane in (self._key_lanes.get(old.lane_id),) if lane is not None]
-            shard = self.shard_map.predict(old.digest)
-            if shard is not None and shard in self._shard_lanes:
-                followers.append(self._shard_lanes[shard])
+        if not self.is_ordered:
+            return
+        if old.digest is None:
+            followers = [lane for lane in self.lanes() if _shares_keys(old, lane)]
+        else:
+            heirs = (self._key_lanes.get(old.lane_id), self._shard_lanes.get(self.shard_map.predict(old.digest)))
+            followers = [lane for lane in heirs if lane is not None]
         for lane in followers:
-            if lane.waits:
-                lane.waits -= 1
-                self.touch(lane, now_ms)
+            lane.waits -= 1
+            self.touch(lane, now_ms)
 
     def stop_ordering(self) -> None:
         """The service places records itself: nothing can be aggregated for a shard, and no key has an order."""
@@ -233,18 +229,14 @@ def _digest(lane: Lane) -> bytes:
     return lane.digest
 
 
-def _holds(lane: Lane, digest: bytes) -> bool:
-    """Whether a shard's lane may hold records of this hash key. The lane without a shard holds any."""
-    return not isinstance(lane.lane_id, MappedShard) or lane.lane_id.holds(digest)
-
-
-def _overlaps(shard: MappedShard, old: Lane) -> bool:
-    if not isinstance(old.lane_id, MappedShard):
-        return True
-    return shard.start <= old.lane_id.end and old.lane_id.start <= shard.end
+def _range(lane: Lane) -> MappedShard:
+    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing waits
+    return lane.lane_id
 
 
 def _shares_keys(old: Lane, lane: Lane) -> bool:
-    if isinstance(lane.lane_id, MappedShard):
-        return _overlaps(lane.lane_id, old)
-    return lane.digest is None or _holds(old, lane.digest)
+    shard = _range(old)
+    if lane.digest is not None:
+        return shard.holds(lane.digest)
+    other = _range(lane)
+    return other.start <= shard.end and shard.start <= other.end

@@ -28,7 +28,6 @@ from typing import Final
 import msgspec
 
 from anabranch._model.entropy import Entropy
-from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.shards import Shard
 
 __all__ = ["MapState", "MappedShard", "ShardMap", "digest_of_hash_key"]
@@ -82,10 +81,6 @@ class MappedShard(msgspec.Struct, frozen=True):
     def holds(self, digest: bytes) -> bool:
         return self.start <= digest <= self.end
 
-    @property
-    def hash_key_range(self) -> HashKeyRange:
-        return HashKeyRange(int.from_bytes(self.start), int.from_bytes(self.end))
-
 
 class ShardMap:
     __slots__ = (
@@ -136,23 +131,24 @@ class ShardMap:
 
     # what responses teach
 
-    def invalidate(self, seen_at_ms: int, predicted: MappedShard | None) -> None:
-        """Something seen at that time contradicts the prediction (None: a prediction was missing or is not known)."""
+    def invalidate(self, seen_at_ms: int, predicted: MappedShard) -> bool:
+        """Something seen at that time contradicts the prediction. False if the map in use is past that already."""
         if self.updated_at_ms is not None and seen_at_ms <= self.updated_at_ms:
-            return
-        if predicted is not None and not self.is_current(predicted):
-            return
+            return False
+        if not self.is_current(predicted):
+            return False
         self._move("invalidate")
+        return True
 
     def learn(self, predicted: MappedShard, digest: bytes, shard_id: str, now_ms: int) -> None:
         """A record with this hash key was predicted for one shard and found in, or refused by, the named one."""
-        if shard_id == predicted.shard_id or not self.is_current(predicted):
+        if shard_id == predicted.shard_id:
             return
         actual = self.find(shard_id, now_ms)
         if actual is not None and actual.holds(digest):
             return  # a parent that is still written to for a moment after its split or merge
-        self._move("invalidate")
-        self._use([shard for shard in self._shards if shard is not predicted], now_ms)
+        if self.invalidate(now_ms, predicted):
+            self._use([shard for shard in self._shards if shard != predicted], now_ms)
 
     def distrust(self) -> None:
         """Wants a listing that is newer than this moment."""

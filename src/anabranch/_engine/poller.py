@@ -94,6 +94,7 @@ class Poller:
                 self._accept(session, response, started_at_ms)
         except ExpiredIteratorError:
             session.iterator = None
+            session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
         except StreamNotFoundError as error:
             session.iterator = None
             session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
@@ -132,8 +133,8 @@ class Poller:
         )
         self.healthy = True
         self._restarts.pop(session.shard_id, None)
-        if not response.records and not response.millis_behind_latest and session.lane.unfinished_count == 0:
-            session.seen_through_seconds = response.server_seconds
+        if not response.records:
+            session.note_idle(response.server_seconds)
         if response.next_shard_iterator is None:
             session.children = response.child_shards
             session.move("end")

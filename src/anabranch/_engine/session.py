@@ -24,6 +24,9 @@ from anabranch.reports import ShardState
 
 __all__ = ["Session"]
 
+SEEN_THROUGH_EVERY_SECONDS = 3600
+"""Each note is a commit: an idle shard costs one an hour."""
+
 WHOLE_RECORD = 1 << 62
 """A sub-sequence number above any: the position after everything in a record."""
 
@@ -86,15 +89,17 @@ class Session:
     @property
     def is_exhausted(self) -> bool:
         """The shard has ended and all of it is finished."""
-        return self.phase == "ended" and self.lane.unfinished_count == 0 and self.window.is_empty
+        all_finished = self.phase == "ended" and self.lane.unfinished_count == 0 and self.window.is_empty
+        return all_finished and not self.unpacker.reached_until  # there, the rest is left for another run
 
     @property
     def is_at_tip(self) -> bool:
         """Nothing of it is left to handle now: it was read to its tip, or stands still on purpose."""
         if self.phase == "stopped":
             return True
-        reached = self.behind_ms == 0 or self.unpacker.reached_until
-        return self.phase == "reading" and reached and self.window.is_empty and self.lane.unfinished_count == 0
+        if self.lane.unfinished_count or not self.window.is_empty:
+            return False
+        return self.is_live if self.unpacker.reached_until else self.phase == "reading" and self.behind_ms == 0
 
     def state(self) -> ShardState:
         watermark = self.row.checkpoint.watermark
@@ -112,6 +117,14 @@ class Session:
         )
 
     # reading
+
+    def note_idle(self, server_seconds: float | None) -> None:
+        """A read at the tip brought nothing. With nothing in flight, everything before that moment is handled (T4)."""
+        known = self.seen_through_seconds or self.row.checkpoint.seen_through_seconds
+        if server_seconds is None or (known is not None and server_seconds - known < SEEN_THROUGH_EVERY_SECONDS):
+            return
+        if self.is_at_tip and not self.unpacker.reached_until:
+            self.seen_through_seconds = server_seconds
 
     def starting_position(self) -> StartingPosition:
         """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""
@@ -148,6 +161,8 @@ class Session:
             self.on_settled()
 
     def empty(self) -> None:
-        """Forgets what was not handed out: a shard that stands still holds no bytes (rule D6)."""
+        """Forgets everything: a shard that stands still holds no bytes (rule D6)."""
         self.window.clear()
         self.settle()
+        if not self.is_live:
+            self.lane.forget()

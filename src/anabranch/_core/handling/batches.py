@@ -98,6 +98,11 @@ class BatchLane:
         """No batch is handed out any more; the one that is out may still finish."""
         self._stopped = True
 
+    def forget(self) -> None:
+        """Lets go of every record, since the shard stands still for good; what is safe to commit stays as it is."""
+        self._filling, self._pages, self._out, self._passed_over = [], [], None, None
+        self._stopped = True
+
     @property
     def next_deadline_ms(self) -> int | None:
         if self._stopped or self._out is not None or not self._filling:

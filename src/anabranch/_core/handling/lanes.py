@@ -145,6 +145,18 @@ class Lane:
         """Nothing is started any more; what runs may still finish."""
         self._stopped = True
 
+    def forget(self) -> None:
+        """Lets go of every record, since the shard stands still for good; what is safe to commit stays as it is."""
+        finished_count = self._tracker.finished_count
+        self._tracker = Tracker(self.checkpoint(), self._order)
+        self._tracker.finished_count = finished_count
+        self._ready.clear()
+        self._later.clear()
+        self._queues.clear()
+        self._running.clear()
+        self._held_back_bytes = 0
+        self._stopped = True
+
     # what is known
 
     @property

@@ -38,7 +38,7 @@ class ManualClock:
             await asyncio.sleep(0)
             return
         woken = asyncio.get_running_loop().create_future()
-        timer = self.call_at_ms(at_ms, lambda: woken.set_result(None))
+        timer = self.call_at_ms(at_ms, lambda: None if woken.done() else woken.set_result(None))
         try:
             await woken
         finally:

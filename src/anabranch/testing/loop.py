@@ -187,12 +187,16 @@ def run(
 
 
 def _cancel_all(loop: SimulationLoop) -> None:
-    tasks = sorted(asyncio.all_tasks(loop), key=hash)
+    """Some code swallows a cancellation that came at a bad moment; nobody may swallow twenty."""
     loop.steps = 0
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    for _ in range(20):
+        tasks = sorted(asyncio.all_tasks(loop), key=hash)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+    raise RuntimeError("these tasks cannot be cancelled: " + ", ".join(task.get_name() for task in tasks))
 
 
 def _where(task: asyncio.Task[Any]) -> str:

@@ -1,0 +1,48 @@
+"""The promises as checkers, one a file: each watches what was written, started, finished and committed, and nothing
+else.
+
+They know nothing of how the engine works, so a mistake in it cannot also be in them.
+"""
+
+from anabranch.testing.checkers.checkpoint_advances import CheckpointAdvances
+from anabranch.testing.checkers.duplicates import Duplicates
+from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written
+from anabranch.testing.checkers.no_loss import NoLoss
+from anabranch.testing.checkers.no_standstill import NoStandstill
+from anabranch.testing.checkers.one_owner import OneOwner
+from anabranch.testing.checkers.order_per_key import OrderPerKey
+from anabranch.testing.checkers.parents_first import ParentsFirst
+from anabranch.testing.checkers.within_budget import WithinBudget
+
+__all__ = [
+    "Call",
+    "Checker",
+    "CheckpointAdvances",
+    "Commit",
+    "Duplicates",
+    "Journal",
+    "NoLoss",
+    "NoStandstill",
+    "OneOwner",
+    "OrderPerKey",
+    "ParentsFirst",
+    "ShardOpened",
+    "Violation",
+    "WithinBudget",
+    "Written",
+    "all_checkers",
+]
+
+
+def all_checkers() -> list[Checker]:
+    """Every promise that a consumer's run can be held to."""
+    return [
+        OrderPerKey(),
+        NoLoss(),
+        Duplicates(),
+        OneOwner(),
+        WithinBudget(),
+        NoStandstill(),
+        ParentsFirst(),
+        CheckpointAdvances(),
+    ]

@@ -1,0 +1,171 @@
+"""What happened in a run, told to the checkers as it happens.
+
+Whoever runs a consumer tells the journal what was written to the stream, which handler calls started and finished, and
+what the lease store took. The first violation is what matters: the others may follow from it.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from anabranch._model.leases import LeaseRow
+from anabranch._model.sequence_numbers import Position
+
+__all__ = ["Call", "Checker", "Commit", "Journal", "ShardOpened", "Violation", "Written"]
+
+
+class Violation(msgspec.Struct, frozen=True):
+    at_ms: int
+    promise: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"at {self.at_ms / 1000:.3f} s: {self.promise}: {self.what}"
+
+
+class ShardOpened(msgspec.Struct, frozen=True):
+    shard_id: str
+    parents: tuple[str, ...] = ()
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A record that the stream has taken. Sequence numbers grow along a line of descent, so they order a key's
+    records.
+    """
+
+    shard_id: str
+    position: Position
+    partition_key: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A handler call with one record, at its start or at its end."""
+
+    at_ms: int
+    process: str
+    shard_id: str
+    position: Position
+    partition_key: str
+    fence_token: int
+    was_paused: bool = False
+    """The process was stopped between the look at the clock and the call: no lease can prevent that (it has its fence
+    token), so such a call counts for nothing here but as a zombie.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{self.process} with token {self.fence_token}: {self.partition_key!r} at {self.shard_id}/{self.position}"
+        )
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """A lease row as the store took it."""
+
+    at_ms: int
+    row: LeaseRow
+
+
+class Checker:
+    """One promise. Every method may be left as it is; `complain` where the promise is broken."""
+
+    promise = ""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def complain(self, at_ms: int, what: str) -> None:
+        self.violations.append(Violation(at_ms, self.promise, what))
+
+    def opened(self, shard: ShardOpened) -> None: ...
+    def written(self, record: Written) -> None: ...
+    def started(self, call: Call) -> None: ...
+    def finished(self, call: Call) -> None: ...
+    def abandoned(self, call: Call) -> None:
+        """The call was cancelled: it has ended, and its record is not finished."""
+
+    def committed(self, commit: Commit) -> None: ...
+    def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None: ...
+    def store_went_back(self) -> None:
+        """The store has forgotten commits that it had taken: from now on less can be promised."""
+
+    def ended(self, at_ms: int) -> None:
+        """The faults have been over for as long as everything should take to settle."""
+
+
+class Journal:
+    def __init__(self, checkers: Iterable[Checker]) -> None:
+        self.checkers = list(checkers)
+        self.is_closed = False
+        """What happens while a run is taken down counts for nothing."""
+        self.starts = 0
+        self.finishes = 0
+        self.commits = 0
+        self.zombies = 0
+        self._failures: list[Violation] = []
+        self._tokens: dict[str, int] = {}
+
+    @property
+    def violations(self) -> list[Violation]:
+        found = [violation for checker in self.checkers for violation in checker.violations] + self._failures
+        return sorted(found, key=lambda violation: violation.at_ms)
+
+    def opened(self, shard: ShardOpened) -> None:
+        for checker in self.checkers:
+            checker.opened(shard)
+
+    def written(self, record: Written) -> None:
+        for checker in self.checkers:
+            checker.written(record)
+
+    def started(self, call: Call) -> None:
+        if self.is_closed:
+            return
+        self.starts += 1
+        if self._is_zombie(call):
+            self.zombies += 1
+            return
+        for checker in self.checkers:
+            checker.started(call)
+
+    def finished(self, call: Call) -> None:
+        """A handler call returned. One that lost its lease while it ran has had its effect all the same."""
+        if self.is_closed:
+            return
+        self.finishes += 1
+        for checker in self.checkers:
+            checker.finished(call)
+
+    def abandoned(self, call: Call) -> None:
+        for checker in self.checkers:
+            checker.abandoned(call)
+
+    def committed(self, commit: Commit) -> None:
+        if self.is_closed:
+            return
+        self.commits += 1
+        for checker in self.checkers:
+            checker.committed(commit)
+
+    def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None:
+        for checker in self.checkers:
+            checker.measured(at_ms, process, used_bytes, limit_bytes)
+
+    def store_went_back(self) -> None:
+        for checker in self.checkers:
+            checker.store_went_back()
+
+    def failed(self, at_ms: int, what: str) -> None:
+        """Something in the background ended in an error that nobody saw (P7)."""
+        if not self.is_closed:
+            self._failures.append(Violation(at_ms, "nothing ends unseen", what))
+
+    def ended(self, at_ms: int) -> None:
+        for checker in self.checkers:
+            checker.ended(at_ms)
+
+    def _is_zombie(self, call: Call) -> bool:
+        highest = self._tokens.get(call.partition_key, 0)
+        if call.was_paused and call.fence_token < highest:
+            return True
+        self._tokens[call.partition_key] = max(highest, call.fence_token)
+        return False

@@ -1,0 +1,91 @@
+"""What goes wrong in a simulated fleet, and when: drawn from the seed, until the faults end."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anabranch.testing.world.world import Fleet
+
+__all__ = ["Faults"]
+
+
+class Faults:
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+        self._ended = False
+        options = fleet.options
+        for index in range(options.worker_count):
+            self._each(options.pauses_each, self._pause, index)
+            self._each(options.stalls_each, self._stall, index)
+            self._each(options.cuts_each, self._cut_off, index)
+            self._each(options.crashes_each, self._crash, index)
+            self._each(options.stops_each, self._stop, index)
+        self._each(options.reshards_each, lambda _: fleet.reshard(), 0)
+        if options.store_outage_seconds:
+            self._once(self._store_goes_away)
+        if options.roll_back_seconds:
+            self._once(self._store_goes_back)
+
+    def end(self) -> None:
+        self._ended = True
+        self._fleet.network.away_until.clear()
+        for worker in self._fleet.workers:
+            worker.process.cut_until.clear()
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._fleet.loop
+
+    def _once(self, action: Callable[[], None]) -> None:
+        self._loop().call_later(self._fleet.random.uniform(3, self._fleet.options.faulty_seconds), action)
+
+    def _each(self, mean: float, action: Callable[[int], None], index: int) -> None:
+        if mean:
+            wait = self._fleet.random.expovariate(1 / mean)
+            self._loop().call_later(wait, self._strike, mean, action, index)
+
+    def _strike(self, mean: float, action: Callable[[int], None], index: int) -> None:
+        if not self._ended:
+            action(index)
+            self._each(mean, action, index)
+
+    def _duration(self) -> float:
+        random = self._fleet.random
+        return random.uniform(1, 25) if random.random() < 0.7 else random.uniform(0.05, 1)
+
+    def _pause(self, index: int) -> None:
+        self._fleet.workers[index].process.pause(self._duration())
+
+    def _stall(self, index: int) -> None:
+        self._fleet.workers[index].process.stall(self._duration())
+
+    def _cut_off(self, index: int) -> None:
+        process, until = self._fleet.workers[index].process, self._loop().time() + self._duration()
+        for place in self._fleet.random.choice([("store",), ("stream",), ("store", "stream")]):
+            process.cut_until[place] = until
+
+    def _crash(self, index: int) -> None:
+        self._fleet.workers[index].process.is_alive = False
+        self._start_again(index)
+
+    def _stop(self, index: int) -> None:
+        worker = self._fleet.workers[index]
+        if worker.process.is_alive and not worker.is_stopping:
+            worker.stop()
+            self._start_again(index)
+
+    def _start_again(self, index: int) -> None:
+        old = self._fleet.workers[index]
+
+        def start() -> None:
+            if self._fleet.workers[index] is old:
+                self._fleet.workers[index] = self._fleet.start_worker(index)
+
+        self._loop().call_later(self._fleet.random.uniform(0.2, 12), start)
+
+    def _store_goes_away(self) -> None:
+        self._fleet.network.away_until["store"] = self._loop().time() + self._fleet.options.store_outage_seconds
+
+    def _store_goes_back(self) -> None:
+        if not self._ended:
+            self._fleet.rows.go_back(int(self._fleet.options.roll_back_seconds * 1000))

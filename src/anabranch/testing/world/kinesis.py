@@ -1,0 +1,233 @@
+"""Kinesis in a simulation: the local server's pure state behind the engine's port, reached over the network."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from typing import Any, NoReturn
+
+from anabranch._aws.errors import service_error
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.shard_filters import ShardFilter
+from anabranch._model.shards import Shard
+from anabranch._model.start_positions import StartingPosition
+from anabranch._model.streams import StreamName
+from anabranch._ports.kinesis import Kinesis
+from anabranch._wire.messages import (
+    ChildShard,
+    ConsumerDescription,
+    GetRecordsResponse,
+    KinesisRecord,
+    ListShardsResponse,
+    PutRecordResponse,
+    PutRecordsEntry,
+    PutRecordsResponse,
+    PutRecordsResultEntry,
+    StreamSummary,
+    SubscribeToShardEvent,
+)
+from anabranch._wire.service_errors import AwsError
+from anabranch.errors import TransportError, UsageError
+from anabranch.local.calls import LocalState
+from anabranch.local.errors import LocalError
+from anabranch.testing.world.network import Network
+from anabranch.testing.world.options import FleetOptions
+from anabranch.testing.world.processes import SimulatedProcess
+
+__all__ = ["SimulatedKinesis"]
+
+
+class SimulatedKinesis(Kinesis):
+    """One process's client."""
+
+    def __init__(
+        self, state: LocalState, network: Network, process: SimulatedProcess, options: FleetOptions, random: Random
+    ) -> None:
+        self._state = state
+        self._network = network
+        self._process = process
+        self._options = options
+        self._random = random
+
+    async def _call(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        def perform() -> dict[str, Any]:
+            self._refuse_sometimes(operation)
+            try:
+                return self._state.call(operation, request, now_ms=self._process.clock.wall_ms())
+            except LocalError as error:
+                raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
+
+        def no_answer() -> Exception:
+            return TransportError(f"{operation}: no answer")
+
+        return await self._network.call(self._process, "stream", perform, no_answer)  # type: ignore[no-any-return]
+
+    def _refuse_sometimes(self, operation: str) -> None:
+        if self._network.is_calm:
+            return
+        options, dice = self._options, self._random.random()
+        if dice < options.throttled:
+            self._refuse(operation, "ProvisionedThroughputExceededException", 400)
+        if dice < options.throttled + options.unavailable:
+            self._refuse(operation, "InternalFailure", 500)
+        if operation == "GetRecords" and dice < options.throttled + options.unavailable + options.expired:
+            self._refuse(operation, "ExpiredIteratorException", 400)
+
+    def _refuse(self, operation: str, code: str, status: int) -> NoReturn:
+        raise service_error(operation, AwsError(code, "by a fault of the simulation"), status=status)
+
+    # reading
+
+    async def get_shard_iterator(self, stream: StreamName, shard_id: str, position: StartingPosition) -> str:
+        request: dict[str, Any] = {
+            "StreamName": stream.name,
+            "ShardId": shard_id,
+            "ShardIteratorType": position.type,
+        }
+        if position.sequence_number is not None:
+            request["StartingSequenceNumber"] = position.sequence_number
+        if position.timestamp_seconds is not None:
+            request["Timestamp"] = position.timestamp_seconds
+        answer = await self._call("GetShardIterator", request)
+        return str(answer["ShardIterator"])
+
+    async def get_records(
+        self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
+    ) -> GetRecordsResponse:
+        del stream
+        request: dict[str, Any] = {"ShardIterator": shard_iterator}
+        if limit is not None:
+            request["Limit"] = limit
+        answer = await self._call("GetRecords", request)
+        records = [
+            KinesisRecord(
+                data=record["Data"],
+                partition_key=record["PartitionKey"],
+                sequence_number=record["SequenceNumber"],
+                arrival_seconds=record["ApproximateArrivalTimestamp"],
+            )
+            for record in (stored.members() for stored in answer["Records"])
+        ]
+        return GetRecordsResponse(
+            records,
+            answer.get("NextShardIterator"),
+            answer.get("MillisBehindLatest"),
+            tuple(_child(child) for child in answer.get("ChildShards", ())),
+            self._process.clock.wall_ms() / 1000,
+            sum(len(record.data) for record in records),
+        )
+
+    def subscribe_to_shard(
+        self,
+        consumer_arn: str,  # noqa: ARG002 -- the port's
+        shard_id: str,  # noqa: ARG002 -- the port's
+        position: StartingPosition,  # noqa: ARG002 -- the port's
+    ) -> AbstractAsyncContextManager[AsyncIterator[SubscribeToShardEvent]]:
+        raise UsageError("the simulation has no enhanced fan-out")
+
+    # what there is
+
+    async def list_shards(
+        self,
+        stream: StreamName,
+        *,
+        shard_filter: ShardFilter | None = None,
+        next_token: str | None = None,
+        max_results: int | None = None,
+    ) -> ListShardsResponse:
+        request: dict[str, Any] = {"StreamName": stream.name} if next_token is None else {"NextToken": next_token}
+        if shard_filter is not None and next_token is None:
+            members = {
+                "Type": shard_filter.type,
+                "ShardId": shard_filter.shard_id,
+                "Timestamp": shard_filter.timestamp_seconds,
+            }
+            request["ShardFilter"] = {name: value for name, value in members.items() if value is not None}
+        if max_results is not None:
+            request["MaxResults"] = max_results
+        answer = await self._call("ListShards", request)
+        return ListShardsResponse(tuple(_shard(shard) for shard in answer["Shards"]), answer.get("NextToken"))
+
+    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
+        answer = await self._call("DescribeStreamSummary", {"StreamName": stream.name})
+        summary = answer["StreamDescriptionSummary"]
+        return StreamSummary(
+            name=summary["StreamName"],
+            arn=summary["StreamARN"],
+            status=summary["StreamStatus"],
+            created_seconds=float(summary["StreamCreationTimestamp"]),
+            retention_hours=summary["RetentionPeriodHours"],
+            open_shard_count=summary["OpenShardCount"],
+            server_seconds=self._process.clock.wall_ms() / 1000,
+        )
+
+    # writing
+
+    async def put_record(self, stream: StreamName, entry: PutRecordsEntry) -> PutRecordResponse:
+        answer = await self._call("PutRecord", {"StreamName": stream.name, **_entry(entry)})
+        return PutRecordResponse(answer["ShardId"], answer["SequenceNumber"])
+
+    async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse:
+        request = {"StreamName": stream.name, "Records": [_entry(entry) for entry in entries]}
+        answer = await self._call("PutRecords", request)
+        slots = [
+            PutRecordsResultEntry(
+                slot.get("SequenceNumber"), slot.get("ShardId"), slot.get("ErrorCode"), slot.get("ErrorMessage")
+            )
+            for slot in answer["Records"]
+        ]
+        return PutRecordsResponse(slots, answer["FailedRecordCount"])
+
+    # fan-out consumers
+
+    async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
+        answer = await self._call("RegisterStreamConsumer", {"StreamARN": stream_arn, "ConsumerName": name})
+        return _consumer(answer["Consumer"])
+
+    async def describe_stream_consumer(
+        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
+    ) -> ConsumerDescription:
+        members = {"StreamARN": stream_arn, "ConsumerName": name, "ConsumerARN": consumer_arn}
+        request = {member: value for member, value in members.items() if value is not None}
+        answer = await self._call("DescribeStreamConsumer", request)
+        return _consumer(answer["ConsumerDescription"])
+
+    async def deregister_stream_consumer(self, consumer_arn: str) -> None:
+        await self._call("DeregisterStreamConsumer", {"ConsumerARN": consumer_arn})
+
+
+def _entry(entry: PutRecordsEntry) -> dict[str, Any]:
+    members: dict[str, Any] = {"Data": entry.data, "PartitionKey": entry.partition_key}
+    if entry.explicit_hash_key is not None:
+        members["ExplicitHashKey"] = entry.explicit_hash_key
+    return members
+
+
+def _consumer(members: Mapping[str, Any]) -> ConsumerDescription:
+    return ConsumerDescription(
+        members["ConsumerName"],
+        members["ConsumerARN"],
+        members["ConsumerStatus"],
+        float(members["ConsumerCreationTimestamp"]),
+        members.get("StreamARN"),
+    )
+
+
+def _shard(members: Mapping[str, Any]) -> Shard:
+    numbers = members["SequenceNumberRange"]
+    ending = numbers.get("EndingSequenceNumber")
+    return Shard(
+        shard_id=members["ShardId"],
+        hash_key_range=_range(members["HashKeyRange"]),
+        starting_sequence_number=int(numbers["StartingSequenceNumber"]),
+        ending_sequence_number=None if ending is None else int(ending),
+        parent_shard_id=members.get("ParentShardId"),
+        adjacent_parent_shard_id=members.get("AdjacentParentShardId"),
+    )
+
+
+def _child(members: Mapping[str, Any]) -> ChildShard:
+    return ChildShard(members["ShardId"], tuple(members["ParentShards"]), _range(members["HashKeyRange"]))
+
+
+def _range(members: Mapping[str, Any]) -> HashKeyRange:
+    return HashKeyRange(int(members["StartingHashKey"]), int(members["EndingHashKey"]))

@@ -1,0 +1,186 @@
+"""The lease store of a simulated fleet: one set of rows, reached by each process over the network.
+
+The rows are the memory store's, and so are its conditions. On bad days it goes back in time, and says that it is
+another storage; requests that were on their way to the one before are lost.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from anabranch._model.leases import (
+    AppRow,
+    Beat,
+    Conflict,
+    ControlRow,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    StreamRow,
+)
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.errors import LeaseStoreError
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.testing.checkers import Commit, Journal
+from anabranch.testing.world.network import Network
+from anabranch.testing.world.processes import SimulatedProcess
+
+__all__ = ["ForgetfulRows", "SimulatedLeaseStore"]
+
+
+class ForgetfulRows(MemoryLeaseStore):
+    """The rows themselves, and their past."""
+
+    def __init__(self, journal: Journal, now_ms: Callable[[], int], *, keeps_history: bool) -> None:
+        super().__init__()
+        self.storage = 0
+        self._journal = journal
+        self._now_ms = now_ms
+        self._keeps_history = keeps_history
+        self._past: list[tuple[int, tuple[Any, ...]]] = []
+
+    async def incarnation(self) -> str:
+        return f"storage-{self.storage}"
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
+        if not isinstance(answer, Conflict):
+            self._journal.committed(Commit(self._now_ms(), answer))
+        return answer
+
+    def note(self) -> None:
+        """Keeps the rows as they are until now."""
+        if self._keeps_history:
+            rows = (self._app, dict(self._members), dict(self._streams), dict(self._leases), dict(self._controls))
+            self._past.append((self._now_ms(), rows))
+
+    def go_back(self, by_ms: int) -> bool:
+        """Forgets what was written in the last `by_ms`. False: there is nothing to forget."""
+        wanted_ms = self._now_ms() - by_ms
+        kept = next((rows for ended_ms, rows in self._past if ended_ms > wanted_ms), None)
+        if kept is None or kept[0] is None:
+            return False
+        self._app, self._members, self._streams, self._leases, self._controls = kept
+        self._past.clear()
+        self.storage += 1
+        self._journal.store_went_back()
+        return True
+
+
+class SimulatedLeaseStore(LeaseStore):
+    """One process's connection to the rows."""
+
+    def __init__(self, rows: ForgetfulRows, network: Network, process: SimulatedProcess) -> None:
+        self._rows = rows
+        self._network = network
+        self._process = process
+
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        storage = self._rows.storage
+
+        def request() -> Any:
+            if self._rows.storage != storage:
+                raise LeaseStoreError("the connection was lost: the store has failed over")
+            self._rows.note()
+            return _at_once(call())
+
+        return await self._network.call(
+            self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer")
+        )
+
+    async def open(self, app: AppRow) -> AppRow:
+        return await self._ask(partial(self._rows.open, app))  # type: ignore[no-any-return]
+
+    async def read_app(self) -> AppRow | None:
+        return await self._ask(self._rows.read_app)  # type: ignore[no-any-return]
+
+    async def incarnation(self) -> str:
+        return await self._ask(self._rows.incarnation)  # type: ignore[no-any-return]
+
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        return await self._ask(partial(self._rows.record_incarnation, expected, incarnation))  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """The rows stay."""
+
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        return await self._ask(partial(self._rows.register_member, row))  # type: ignore[no-any-return]
+
+    async def heartbeat(self, beat: Beat) -> MemberRow | None:
+        return await self._ask(partial(self._rows.heartbeat, beat))  # type: ignore[no-any-return]
+
+    async def read_members(self) -> Sequence[MemberRow]:
+        return await self._ask(self._rows.read_members)  # type: ignore[no-any-return]
+
+    async def dead_members(self) -> Sequence[str]:
+        """Nobody vouches for a process on another machine."""
+        return ()
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        return await self._ask(partial(self._rows.seal_member, member_id, observed_counter))  # type: ignore[no-any-return]
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        return await self._ask(partial(self._rows.leave, member_id))  # type: ignore[no-any-return]
+
+    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+        return await self._ask(partial(self._rows.request_hand_off, donor, request))  # type: ignore[no-any-return]
+
+    async def delete_member(self, member_id: str) -> bool:
+        return await self._ask(partial(self._rows.delete_member, member_id))  # type: ignore[no-any-return]
+
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        return await self._ask(partial(self._rows.put_stream, row))  # type: ignore[no-any-return]
+
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        return await self._ask(partial(self._rows.write_stream, row, expected_version))  # type: ignore[no-any-return]
+
+    async def read_streams(self) -> Sequence[StreamRow]:
+        return await self._ask(self._rows.read_streams)  # type: ignore[no-any-return]
+
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        return await self._ask(partial(self._rows.create_lease, row))  # type: ignore[no-any-return]
+
+    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+        return await self._ask(partial(self._rows.read_leases, with_finished=with_finished))  # type: ignore[no-any-return]
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
+        return await self._ask(partial(self._rows.read_lease, key))  # type: ignore[no-any-return]
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        call = partial(
+            self._rows.take_lease,
+            key,
+            member_id,
+            expected_owner=expected_owner,
+            expected_version=expected_version,
+            epoch_floor=epoch_floor,
+        )
+        return await self._ask(call)  # type: ignore[no-any-return]
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        call = partial(self._rows.write_lease, row, member_id=member_id, expected_version=expected_version)
+        return await self._ask(call)  # type: ignore[no-any-return]
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        return await self._ask(partial(self._rows.delete_lease, key, expected_version))  # type: ignore[no-any-return]
+
+    async def put_control(self, row: ControlRow) -> None:
+        await self._ask(partial(self._rows.put_control, row))
+
+    async def write_control(self, row: ControlRow) -> bool:
+        return await self._ask(partial(self._rows.write_control, row))  # type: ignore[no-any-return]
+
+    async def read_controls(self) -> Sequence[ControlRow]:
+        return await self._ask(self._rows.read_controls)  # type: ignore[no-any-return]
+
+
+def _at_once(call: Coroutine[Any, Any, Any]) -> Any:
+    """The memory store's methods wait for nothing: their first step is their last."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("the memory store waited for something")

@@ -1,0 +1,85 @@
+"""What the world of one fleet is like: sizes and faults, drawn from its seed and printed before it runs."""
+
+from random import Random
+from typing import Literal
+
+import msgspec
+
+__all__ = ["FleetOptions", "fleet_options_for"]
+
+
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    worker_count: int = 2
+    shard_count: int = 2
+    record_count: int = 100
+    key_count: int = 10
+    order: Literal["shard", "key", "none"] = "shard"
+    concurrency: int = 8
+    loop_order: Literal["fifo", "shuffle"] = "fifo"
+    faulty_seconds: float = 40.0
+    """Records are written, and faults strike, for so long."""
+    settling_seconds: float = 180.0
+    """Within so long after that everything must be handled."""
+    handler_seconds_max: float = 0.5
+    lost: float = 0.0
+    late: float = 0.0
+    repeated: float = 0.0
+    throttled: float = 0.0
+    """The share of Kinesis calls that are refused as over a quota."""
+    unavailable: float = 0.0
+    """The share of Kinesis calls that end in a 5xx."""
+    expired: float = 0.0
+    """The share of reads whose iterator is too old."""
+    clock_error: float = 0.0
+    clocks_stop: bool = False
+    pauses_each: float = 0.0
+    """Mean seconds between two pauses of a process; 0: none."""
+    stalls_each: float = 0.0
+    gaps: float = 0.0
+    """The share of starts that are paused between the look at the fence and the call."""
+    cuts_each: float = 0.0
+    """Mean seconds between two times that a process cannot reach the store, the stream, or both."""
+    crashes_each: float = 0.0
+    stops_each: float = 0.0
+    reshards_each: float = 0.0
+    store_outage_seconds: float = 0.0
+    roll_back_seconds: float = 0.0
+    same_worker_id: bool = False
+
+
+def fleet_options_for(seed: int) -> FleetOptions:
+    random = Random(f"fleet {seed}")  # noqa: S311 -- a simulation's dice, not a secret
+    large = seed % 25 == 24
+
+    def sometimes(chance: float, low: float, high: float) -> float:
+        return round(random.uniform(low, high), 1) if random.random() < chance else 0.0
+
+    return FleetOptions(
+        worker_count=random.randrange(6, 13) if large else random.randrange(1, 5),
+        shard_count=random.randrange(8, 33) if large else random.randrange(1, 5),
+        record_count=random.randrange(100, 400),
+        key_count=random.choice([3, 10, 40]),
+        order=random.choice(["shard", "key", "key"]),
+        concurrency=random.choice([1, 4, 16]),
+        loop_order=random.choice(["fifo", "fifo", "shuffle"]),
+        faulty_seconds=random.uniform(20, 60),
+        handler_seconds_max=random.choice([0.05, 0.3, 1.5]),
+        lost=random.choice([0.0, 0.0, 0.01, 0.05]),
+        late=random.choice([0.0, 0.0, 0.01, 0.05]),
+        repeated=random.choice([0.0, 0.0, 0.02]),
+        throttled=random.choice([0.0, 0.0, 0.05, 0.2]),
+        unavailable=random.choice([0.0, 0.0, 0.05]),
+        expired=random.choice([0.0, 0.0, 0.02]),
+        clock_error=random.choice([0.0, 0.005, 0.01]),
+        clocks_stop=random.random() < 0.2,
+        pauses_each=sometimes(0.4, 10, 40),
+        stalls_each=sometimes(0.3, 10, 40),
+        gaps=random.choice([0.0, 0.0, 0.005]),
+        cuts_each=sometimes(0.4, 10, 40),
+        crashes_each=sometimes(0.4, 10, 50),
+        stops_each=sometimes(0.4, 10, 50),
+        reshards_each=sometimes(0.5, 8, 30),
+        store_outage_seconds=sometimes(0.1, 3, 30),
+        roll_back_seconds=sometimes(0.05, 1, 10),
+        same_worker_id=random.random() < 0.1,
+    )

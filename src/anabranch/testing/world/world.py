@@ -1,0 +1,177 @@
+"""One simulated fleet from its start to its verdict: faults for a while, then calm, then everything must be handled."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import msgspec
+
+from anabranch._model.sequence_numbers import Position
+from anabranch.local.calls import LocalState
+from anabranch.local.errors import LocalError
+from anabranch.testing.checkers import Journal, NoStandstill, ShardOpened, Violation, Written, all_checkers
+from anabranch.testing.loop import SimulationLoop, run
+from anabranch.testing.world.faults import Faults
+from anabranch.testing.world.kinesis import SimulatedKinesis
+from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseStore
+from anabranch.testing.world.network import Network
+from anabranch.testing.world.options import FleetOptions, fleet_options_for
+from anabranch.testing.world.processes import Processes, SimulatedProcess
+from anabranch.testing.world.worker import STREAM, SimulatedWorker
+
+__all__ = ["Fleet", "FleetVerdict", "run_fleet"]
+
+_WALL_MS = 1_700_000_000_000
+_LOOK_EACH_SECONDS = 1.0
+
+
+class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    options: FleetOptions
+    violations: tuple[Violation, ...]
+    steps: int
+    seconds: float
+    """Virtual ones."""
+    starts: int
+    commits: int
+    zombies: int
+
+
+class Fleet:
+    def __init__(self, seed: int, options: FleetOptions, loop: SimulationLoop) -> None:
+        self.options = options
+        self.loop = loop
+        self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
+        self.journal = Journal(all_checkers())
+        self.network = Network(loop, options, self.random)
+        self.state = LocalState(entropy=self.random)
+        self.rows = ForgetfulRows(self.journal, self.now_ms, keeps_history=bool(options.roll_back_seconds))
+        self.processes = Processes(loop, lambda coroutine: coroutine.__qualname__ == "Heartbeat.run")
+        self.workers: list[SimulatedWorker] = []
+        self._started = 0
+        self._known_shards: dict[str, None] = {}
+
+        loop.set_exception_handler(self._on_loop_error)
+
+    def now_ms(self) -> int:
+        return int(self.loop.time() * 1000)
+
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.journal.failed(self.now_ms(), f"{context['message']}: {context.get('exception')!r}")
+
+    # the stream
+
+    def _kinesis(self, operation: str, **request: Any) -> dict[str, Any]:
+        return self.state.call(operation, request, now_ms=_WALL_MS + self.now_ms())
+
+    def _note_shards(self) -> list[dict[str, Any]]:
+        shards: list[dict[str, Any]] = self._kinesis("ListShards", StreamName=STREAM)["Shards"]
+        for shard in shards:
+            if shard["ShardId"] not in self._known_shards:
+                self._known_shards[shard["ShardId"]] = None
+                parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
+                self.journal.opened(ShardOpened(shard["ShardId"], tuple(name for name in parents if name)))
+        return shards
+
+    def write(self, number: int) -> None:
+        partition_key = f"key-{self.random.randrange(self.options.key_count)}"
+        answer = self._kinesis("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=str(number).encode())
+        self.journal.written(Written(answer["ShardId"], Position(int(answer["SequenceNumber"])), partition_key))
+
+    def reshard(self) -> None:
+        """Splits a shard, merges two, or both in a row, so that a shard may come and go between two listings."""
+        for _ in range(self.random.choice([1, 1, 2])):
+            listed = self._note_shards()
+            shards = [shard for shard in listed if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+            shards.sort(key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+            try:
+                if len(shards) > 1 and self.random.random() < 0.5:
+                    index = self.random.randrange(len(shards) - 1)
+                    self._kinesis(
+                        "MergeShards",
+                        StreamName=STREAM,
+                        ShardToMerge=shards[index]["ShardId"],
+                        AdjacentShardToMerge=shards[index + 1]["ShardId"],
+                    )
+                else:
+                    shard = self.random.choice(shards)
+                    low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
+                    self._kinesis(
+                        "SplitShard",
+                        StreamName=STREAM,
+                        ShardToSplit=shard["ShardId"],
+                        NewStartingHashKey=str((low + high) // 2 + 1),
+                    )
+            except LocalError:
+                return  # still changing, or too small to split: another time
+        self._note_shards()
+
+    # the workers
+
+    def start_worker(self, index: int) -> SimulatedWorker:
+        options, random = self.options, self.random
+        self._started += 1
+        error_ppm = int(options.clock_error * 1_000_000)
+        process = SimulatedProcess(
+            f"worker-{index}.{self._started}",
+            self.loop,
+            rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
+            clock_stops=options.clocks_stop,
+        )
+        return SimulatedWorker(
+            process,
+            self.network,
+            self.journal,
+            options,
+            random,
+            kinesis=SimulatedKinesis(self.state, self.network, process, options, random),
+            store=SimulatedLeaseStore(self.rows, self.network, process),
+        )
+
+    # the run
+
+    async def live(self) -> None:
+        options = self.options
+        self._kinesis("CreateStream", StreamName=STREAM, ShardCount=options.shard_count)
+        self._note_shards()
+        self.workers = [self.start_worker(index) for index in range(options.worker_count)]
+        faults = Faults(self)
+        for number in range(options.record_count):
+            self.write(number)
+            await asyncio.sleep(self.random.expovariate(options.record_count / options.faulty_seconds))
+        faults.end()
+        self.network.is_calm = True
+        await self._settle()
+        self.journal.ended(self.now_ms())
+        self.journal.is_closed = self.network.is_closed = True
+        self.processes.open()
+
+    async def _settle(self) -> None:
+        """Until all is handled, or it has taken too long. A worker that has ended by itself is started again, as
+        whoever runs the fleet would do.
+        """
+        left = next(checker for checker in self.journal.checkers if isinstance(checker, NoStandstill))
+        until = self.loop.time() + self.options.settling_seconds
+        while left.left_count and self.loop.time() < until:
+            for index, worker in enumerate(self.workers):
+                if worker.task.done() or not worker.process.is_alive:
+                    self.workers[index] = self.start_worker(index)
+            await asyncio.sleep(_LOOK_EACH_SECONDS)
+
+
+def run_fleet(seed: int, options: FleetOptions | None = None) -> FleetVerdict:
+    options = options or fleet_options_for(seed)
+    loop = SimulationLoop(seed, order=options.loop_order)
+    fleet = Fleet(seed, options, loop)
+    run(fleet.live, loop=loop)
+    journal = fleet.journal
+    return FleetVerdict(
+        seed=seed,
+        options=options,
+        violations=tuple(journal.violations),
+        steps=loop.steps,
+        seconds=loop.time(),
+        starts=journal.starts,
+        commits=journal.commits,
+        zombies=journal.zombies,
+    )

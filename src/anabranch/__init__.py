@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch import errors
 from anabranch._version import __version__
 from anabranch.budget import Budget
-from anabranch.config import Aws, CheckpointSettings, ConsumerSettings, LeaseSettings, PollingSettings
+from anabranch.config import Aws, CheckpointSettings, ConsumerSettings, LeaseSettings, PollingSettings, ProducerSettings
 from anabranch.errors import AnabranchError
 from anabranch.events import Event
 from anabranch.policies import Retry, Stop
@@ -15,6 +15,7 @@ from anabranch.values import json_lines
 
 if TYPE_CHECKING:
     from anabranch.consumer import Consumer
+    from anabranch.producer import Producer
 
 __all__ = [
     "AnabranchError",
@@ -30,6 +31,8 @@ __all__ = [
     "Event",
     "LeaseSettings",
     "PollingSettings",
+    "Producer",
+    "ProducerSettings",
     "PutResult",
     "Record",
     "Retry",
@@ -41,7 +44,7 @@ __all__ = [
 ]
 
 # What pulls in the engine is loaded when it is first named: `import anabranch` is quick, and needs no botocore.
-_LAZY = {"Consumer": "anabranch.consumer"}
+_LAZY = {"Consumer": "anabranch.consumer", "Producer": "anabranch.producer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,3 +2,24 @@
 
 It is loaded by every pytest run of whoever has anabranch installed: it imports nothing of ours until a fixture is used.
 """
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from anabranch.local import LocalKinesis
+
+__all__ = ["local_kinesis"]
+
+
+@pytest.fixture
+def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
+    """A local Kinesis for one test. The environment points every AWS client of the test at it."""
+    from anabranch.testing.local_kinesis import run_local_kinesis  # noqa: PLC0415 -- see above
+
+    with run_local_kinesis() as kinesis:
+        for name, value in kinesis.environment().items():
+            monkeypatch.setenv(name, value)
+        yield kinesis

@@ -249,7 +249,9 @@ def test_consumers_and_subscriptions_are_read_alike(monkeypatch, tls, http2):
         records = [*event.records, *later.records]
         for ours_, theirs_ in zip(records, their_event["Records"], strict=True):
             same_record(ours_, theirs_)
-        assert later.continuation_sequence_number == their_event["ContinuationSequenceNumber"]
+        last = int(records[-1].sequence_number)  # where to go on moves with time, so it differs between two readers
+        assert int(later.continuation_sequence_number) >= last
+        assert int(their_event["ContinuationSequenceNumber"]) >= last
         assert event.millis_behind_latest is not None
         await client.deregister_stream_consumer(mine.arn)
 

@@ -9,6 +9,7 @@ retention is over, and never after.
 import random
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -122,7 +123,7 @@ class LocalKinesisMachine(RuleBasedStateMachine):
         self.now_ms += self.settings.state_delay_ms
         assert len(self.shards(Type="AT_LATEST")) == target
 
-    @rule(pause_ms=st.sampled_from([0, 1, 300, 999, 5_000, 7 * HOUR_MS]))
+    @rule(pause_ms=st.sampled_from([0, 1, 300, 999, 5_000, 13 * HOUR_MS, 25 * HOUR_MS]))
     def wait(self, pause_ms):
         self.now_ms += pause_ms
 
@@ -136,6 +137,24 @@ class LocalKinesisMachine(RuleBasedStateMachine):
         self.journal = entries.copy()
         self.state = self._new_state()
         self.state.restore(entries)
+
+    @precondition(lambda self: self.acknowledged)
+    @rule(choice=st.randoms(use_true_random=False))
+    def read_from_a_time(self, choice):
+        """What a consumer that starts at a time does: the shards open then from that time, their descendants whole."""
+        at_ms = min(choice.choice(self.acknowledged[-8:]).at_ms, self.now_ms)
+        at = Timestamp.from_milliseconds(at_ms)
+        found = set()
+        lines = {shard["ShardId"]: shard for shard in self.shards(Type="AT_TIMESTAMP", Timestamp=at)}
+        for shard in lines.values():
+            found |= {record.sequence_number for record in self.read_to_the_tip(shard, "AT_TIMESTAMP", Timestamp=at)}
+        for shard in self.shards():
+            if shard["ShardId"] not in lines and shard.get("ParentShardId") in lines:
+                lines[shard["ShardId"]] = shard
+                found |= {record.sequence_number for record in self.read_to_the_tip(shard)}
+        for sequence_number, record in self.everything_readable().items():
+            if record.arrival_ms >= at_ms:
+                assert sequence_number in found
 
     @precondition(lambda self: self.is_active())
     @rule(hours=st.integers(24, 48))
@@ -180,21 +199,28 @@ class LocalKinesisMachine(RuleBasedStateMachine):
     def every_acknowledged_record_is_read_once_until_its_retention_is_over(self):
         summary = self.call("DescribeStreamSummary", StreamName=STREAM)["StreamDescriptionSummary"]
         horizon_ms = max(self.lost_before_ms, self.now_ms - summary["RetentionPeriodHours"] * HOUR_MS)
-        read = {}
-        for shard in self.shards():
-            for record in self.read_to_the_tip(shard):
-                assert record.sequence_number not in read
-                read[record.sequence_number] = record
-                assert round(record.approximate_arrival_timestamp * 1000) >= horizon_ms
+        read = self.everything_readable()
+        assert all(record.arrival_ms >= horizon_ms for record in read.values())
         for record in self.acknowledged:
             # Arrival times never go back, so they may run ahead of the clock and a record may live a little longer.
             if record.at_ms >= horizon_ms:
                 found = read.pop(str(record.sequence_number))
                 assert (found.data, found.partition_key) == (record.data, record.partition_key)
 
-    def read_to_the_tip(self, shard):
+    def everything_readable(self):
+        read = {}
+        for shard in self.shards():
+            arrived_ms = 0
+            for record in self.read_to_the_tip(shard):
+                assert record.sequence_number not in read
+                assert record.arrival_ms >= arrived_ms
+                arrived_ms = record.arrival_ms
+                read[record.sequence_number] = record
+        return read
+
+    def read_to_the_tip(self, shard, kind="TRIM_HORIZON", **position):
         iterator = self.call(
-            "GetShardIterator", StreamName=STREAM, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+            "GetShardIterator", StreamName=STREAM, ShardId=shard["ShardId"], ShardIteratorType=kind, **position
         )["ShardIterator"]
         while True:
             answer = self.call("GetRecords", ShardIterator=iterator, Limit=5)
@@ -222,5 +248,10 @@ def assert_covers(shards):
     assert following == HASH_KEYS
 
 
-TestLocalKinesis = LocalKinesisMachine.TestCase
-TestLocalKinesis.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+class TestLocalKinesis(LocalKinesisMachine.TestCase):
+    settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.long
+class TestLocalKinesisAtLength(LocalKinesisMachine.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -26,14 +26,14 @@ class Placement:
         self._turn = stream.next_turn
         self._record_bytes_max = stream.max_record_kib * KIB
 
-    def shard_for(self, partition_key: str | None, explicit_hash_key: str | None, path: str) -> Shard:
-        """`path` names the partition key's member for the message."""
+    def shard_for(self, partition_key: str | None, explicit_hash_key: str | None, slot: int | None = None) -> Shard:
+        """`slot` is the record's place in a PutRecords, for the message."""
         if self._is_auto:
             open_shards = self._routing.open_shards
             self._turn = (self._turn + 1) % len(open_shards)
             return open_shards[self._turn]
         if partition_key is None:
-            raise null_member(path)
+            raise null_member("partitionKey" if slot is None else f"records.{slot + 1}.member.partitionKey")
         if explicit_hash_key is None:
             return self._routing.shard_for(md5_hash_key(partition_key))
         hash_key = int(explicit_hash_key)

@@ -29,7 +29,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_readable_stream(account, request)
     data, partition_key = request["Data"], request.get("PartitionKey")
     placement = Placement(stream)
-    shard = placement.shard_for(partition_key, request.get("ExplicitHashKey"), "partitionKey")
+    shard = placement.shard_for(partition_key, request.get("ExplicitHashKey"))
     size_bytes = placement.checked_size(data, partition_key)
     ordering = request.get("SequenceNumberForOrdering")
     if ordering is not None:

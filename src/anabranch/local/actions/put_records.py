@@ -136,10 +136,10 @@ def put_records(
     slots = [
         (
             entry,
-            placement.shard_for(entry.partition_key, entry.explicit_hash_key, f"records.{index}.member.partitionKey"),
+            placement.shard_for(entry.partition_key, entry.explicit_hash_key, slot),
             placement.checked_size(entry.data, entry.partition_key),
         )
-        for index, entry in enumerate(request.records, 1)
+        for slot, entry in enumerate(request.records)
     ]
     if sum(size_bytes for _, _, size_bytes in slots) > PUT_RECORDS_BYTES_MAX:
         raise invalid_argument(f"Records size exceeds {PUT_RECORDS_BYTES_MAX >> 20} MB limit")

@@ -76,6 +76,7 @@ def _refusal(operation: str, answer: Any, region: str) -> AnabranchError:
 def _failure(operation: str, error: Exception) -> AnabranchError:
     from botocore.exceptions import (  # noqa: PLC0415 -- botocore is loaded when first needed
         CredentialRetrievalError,
+        EndpointConnectionError,
         NoCredentialsError,
         ParamValidationError,
         PartialCredentialsError,
@@ -88,4 +89,10 @@ def _failure(operation: str, error: Exception) -> AnabranchError:
         return CredentialsError(f"the AWS credentials could not be fetched or refreshed: {error}")
     if isinstance(error, ParamValidationError):
         return InvalidRequestError(str(error), operation=operation, code="ParamValidation")
+    if isinstance(error, EndpointConnectionError):
+        return TransportError(
+            f"{operation}: no connection to {error.kwargs.get('endpoint_url')}: is the server running there, and are "
+            "region, endpoint_url, DNS and proxy right?",
+            maybe_sent=False,
+        )
     return TransportError(f"{operation}: {error}")

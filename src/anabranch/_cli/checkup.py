@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from anabranch._cli.output import counted
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
 from anabranch._version import __version__
@@ -134,7 +135,7 @@ class Checkup:
             return Finding("store", "ok", "answers")
         if row is None:
             return Finding("store", "ok", f"answers; application {app!r} has not run with it yet")
-        return Finding("store", "ok", f"answers; application {app!r} is there, with {len(members)} members")
+        return Finding("store", "ok", f"answers; application {app!r} is there, with {counted(len(members), 'member')}")
 
 
 class _StreamExamination:
@@ -268,7 +269,7 @@ async def _limits(control: Any) -> Finding:
 
 
 def _stream_state(summary: "StreamSummary") -> Finding:
-    found = f"{summary.name} is {summary.status}, with {summary.open_shard_count} open shards"
+    found = f"{summary.name} is {summary.status}, with {counted(summary.open_shard_count, 'open shard')}"
     if summary.status in {"CREATING", "DELETING"}:
         return Finding("stream", "warn", found, "it can be used while it is ACTIVE or UPDATING")
     if summary.record_distribution == "AUTO":

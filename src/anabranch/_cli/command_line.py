@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("anabranch._cli.doctor", "check credentials, permissions, clock, limits and lease store"),
+    "put": ("anabranch._cli.put", "write records: one, or one for each line of standard input"),
     "reshard": ("anabranch._cli.reshard", "change a stream's shards: to a number, split one, merge two"),
     "serve": ("anabranch._cli.serve", "run a local Kinesis that AWS SDKs can use"),
     "shards": ("anabranch._cli.shards", "show a stream's shards: their lineage and hash ranges"),
@@ -93,11 +94,15 @@ def _run(given: list[str]) -> int:
         return command.run(arguments)
     except ConfigurationError as error:
         for violation in error.violations:
-            print(f"anabranch {arguments.command}: error: {violation}", file=sys.stderr)
+            print(f"anabranch {arguments.command}: error: {_one_line(violation)}", file=sys.stderr)
         return UNUSABLE
     except AnabranchError as error:
-        print(f"anabranch {arguments.command}: {error}", file=sys.stderr)
+        print(f"anabranch {arguments.command}: {_one_line(str(error))}", file=sys.stderr)
         return FAILED
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:

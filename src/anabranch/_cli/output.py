@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["confirm", "drawing_of", "make_console", "print_facts", "print_json", "print_table", "say", "styled"]
+__all__ = [
+    "confirm",
+    "counted",
+    "drawing_of",
+    "make_console",
+    "print_facts",
+    "print_json",
+    "print_table",
+    "say",
+    "styled",
+]
 
 _UNBOUNDED: Final = 4_000  # columns: what is piped is never cut
 
@@ -74,6 +84,10 @@ def print_json(value: Any) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def say(line: str) -> None:

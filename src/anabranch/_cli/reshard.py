@@ -17,7 +17,7 @@ from anabranch._cli.aws_options import (
 from anabranch._cli.connection import Connection, connect
 from anabranch._cli.lineage import range_bar, share
 from anabranch._cli.outcomes import CommandFailed
-from anabranch._cli.output import confirm, drawing_of, make_console, print_json, print_table, say
+from anabranch._cli.output import confirm, counted, drawing_of, make_console, print_json, print_table, say
 from anabranch._cli.progress import progress
 from anabranch._cli.reshard_plan import Merge, Scale, Split, Step, plan_merge, plan_scale, plan_split
 from anabranch._cli.waiting import wait_until_shards
@@ -36,7 +36,7 @@ _EXAMPLES: Final = """\
 examples:
   anabranch reshard orders --to 8
   anabranch reshard orders --split shardId-000000000003 --yes
-  anabranch reshard orders --split 3 --at 255211775190703847597530955573826158592
+  anabranch reshard orders --split 3 --at 27670116110564327421
   anabranch reshard orders --merge 3 4
 
 Shows the plan and asks before it does anything. A stream stays readable and
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     else:
-        print(f"{after.name}: {after.status}, {len(shards)} open shards")
+        print(f"{after.name}: {after.status}, {counted(len(shards), 'open shard')}")
     return 0
 
 
@@ -125,10 +125,10 @@ def _plan(arguments: argparse.Namespace, connection: Connection, summary: "Strea
 
 
 def _plan_lines(summary: "StreamSummary", steps: Sequence[Step]) -> list[str]:
-    count = summary.open_shard_count
+    count = counted(summary.open_shard_count, "open shard")
     if not steps:
-        return [f"{summary.name} has {count} open shards already: nothing to do"]
-    lines = [f"{summary.name} has {count} open shards; the plan:"]
+        return [f"{summary.name} has {count} already: nothing to do"]
+    lines = [f"{summary.name} has {count}; the plan:"]
     lines += [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
     scalings = sum(isinstance(step, Scale) for step in steps)
     if scalings > 1:

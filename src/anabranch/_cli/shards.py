@@ -8,7 +8,7 @@ import msgspec
 from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument
 from anabranch._cli.connection import connect
 from anabranch._cli.lineage import LineageRow, lineage, range_bar, share
-from anabranch._cli.output import drawing_of, make_console, print_json, print_table, styled
+from anabranch._cli.output import counted, drawing_of, make_console, print_json, print_table, styled
 from anabranch._model.shards import Shard
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         shards = connection.run(connection.shards(arguments.stream))
-    counts = f"{sum(shard.is_open for shard in shards)} open of {len(shards)} shards"
+    counts = f"{sum(shard.is_open for shard in shards)} open of {counted(len(shards), 'shard')}"
     if arguments.open:
         shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
     if arguments.json:

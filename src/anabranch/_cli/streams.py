@@ -9,7 +9,7 @@ import msgspec
 
 from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument, positive_integer
 from anabranch._cli.connection import connect
-from anabranch._cli.output import confirm, print_facts, print_json, print_table, say, styled
+from anabranch._cli.output import confirm, counted, print_facts, print_json, print_table, say, styled
 from anabranch._cli.progress import progress
 from anabranch._cli.waiting import wait_until_active, wait_until_gone
 from anabranch._model.streams import StreamName, parse_stream
@@ -141,7 +141,7 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_document(summary, []))
     else:
-        print(f"{summary.name}: {summary.status}, {summary.open_shard_count} open shards, {summary.arn}")
+        print(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
     return 0
 
 
@@ -179,7 +179,7 @@ def _delete(arguments: argparse.Namespace) -> int:
             names = ", ".join(consumer.name for consumer in consumers)
             raise ConfigurationError(f"{summary.name} has fan-out consumers ({names}): add --with-consumers")
         confirm(
-            f"Delete {summary.arn}, its {summary.open_shard_count} open shards and all their records?",
+            f"Delete {summary.arn}, {counted(summary.open_shard_count, 'open shard')} and all records?",
             yes=arguments.yes,
         )
         connection.run(connection.control.delete_stream(stream, with_consumers=arguments.with_consumers))

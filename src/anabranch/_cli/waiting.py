@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.connection import Connection
 from anabranch._cli.outcomes import CommandFailed
+from anabranch._cli.output import counted
 from anabranch._cli.progress import Report
 from anabranch._model.streams import StreamName
 from anabranch.errors import StreamNotFoundError
@@ -58,7 +59,7 @@ async def wait_until_shards(
             raise CommandFailed(f"{stream.name} was deleted meanwhile")
         was_updating = was_updating or summary.status != "ACTIVE"
         done = 1.0 if before == after else (summary.open_shard_count - before) / (after - before)
-        report(min(1.0, max(0.0, done)), f"{summary.status}, {summary.open_shard_count} open shards")
+        report(min(1.0, max(0.0, done)), f"{summary.status}, {counted(summary.open_shard_count, 'open shard')}")
         return summary.status == "ACTIVE" and (was_updating or summary.open_shard_count == after)
 
     summary = await _wait(connection, stream, show)

@@ -1,0 +1,131 @@
+"""The command line as a program: first mistakes, help, colours, pipes and Ctrl-C."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from anabranch import __version__
+from anabranch._cli.command_line import COMMANDS
+
+PROGRAM = (sys.executable, "-m", "anabranch")
+ACTIONS = [(name,) for name in COMMANDS] + [("streams", action) for action in ("ls", "create", "describe", "delete")]
+
+
+@contextmanager
+def running(*arguments, **options):
+    process = subprocess.Popen(
+        [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_installed_program_answers(server, program):
+    script = Path(sysconfig.get_path("scripts")) / "anabranch"
+    version = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    assert version.stdout == f"anabranch {__version__}\n"
+    listed = program("streams", "ls")
+    assert (listed.code, listed.err) == (0, "")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["STREAM", "orders", "returns"]
+
+
+def test_no_command_is_answered_with_the_list_of_them(cli):
+    ended = cli()
+    assert (ended.code, ended.out) == (2, "")
+    assert all(f"  {name}" in ended.err for name in COMMANDS)
+    unknown = cli("strems")
+    assert unknown.code == 2
+    assert "invalid choice: 'strems'" in unknown.err
+
+
+@pytest.mark.parametrize("words", ACTIONS, ids=" ".join)
+def test_help_has_an_example_and_fits_eighty_columns(cli, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = cli(*words, "--help")
+    assert ended.code == 0
+    assert re.search(r"^examples?:$", ended.out, re.MULTILINE)
+    assert max(len(line) for line in ended.out.splitlines()) <= 80
+
+
+def test_first_mistakes_are_answered_in_one_line_of_advice(cli, monkeypatch):
+    def said(*options):
+        ended = cli("streams", "ls", *options)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.count("\n") == 1
+        return ended.err
+
+    assert "no AWS region: give one (Aws(region=...), or --region), set AWS_DEFAULT_REGION" in said()
+    assert "no AWS credentials" in said("--region", "eu-west-1")
+    assert "The config profile (nobody) could not be found" in said("--profile", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    refused = said("--region", "eu-west-1", "--endpoint-url", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9" in refused
+    assert "is the server running" in refused
+
+
+def test_help_and_mistakes_load_nothing_heavy(program):
+    code = (
+        "import sys, anabranch._cli\n"
+        "try: anabranch._cli.main(['reshard', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print('loaded:', sorted({'botocore', 'rich', 'h2', 'asyncio'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert "loaded: ['asyncio']" in ended.stdout or "loaded: []" in ended.stdout
+
+
+def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(frozen_server):
+    with running("streams", "create", "payments", "--shards", "1") as process:
+        assert process.stderr.readline() == b"creating payments: CREATING\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr.read() == b"creating payments: no longer waited for; the service goes on with it\n"
+
+
+def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):
+    rule = server.local.faults.on("ListStreams").half_open()
+    with running("streams", "ls") as process:
+        while not rule.struck:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130  # botocore would wait for a minute
+        assert process.stderr.read() == b""
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about(server):
+    with running("shards", "orders", "--json") as process:
+        process.stdout.close()
+        assert process.wait(timeout=20) == 1
+        assert process.stderr.read() == b""
+        process.stdout = None
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_terminals_get_colours_unless_they_want_none(server, no_color):
+    environment = {**os.environ, "TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
+    master, slave = os.openpty()
+    try:
+        subprocess.run([*PROGRAM, "streams", "ls"], stdout=slave, env=environment, timeout=20, check=True)
+        shown = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert "orders" in shown
+    assert bool(re.search(r"\x1b\[3[0-7]m", shown)) is not no_color
+
+
+def test_an_output_without_unicode_is_drawn_in_ascii(server, program):
+    ended = program("shards", "orders", environment={"PYTHONIOENCODING": "ascii"})
+    assert ended.code == 0
+    assert f"{'#' * 24}{'.' * 24}" in ended.out

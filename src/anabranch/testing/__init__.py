@@ -8,11 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anabranch.testing.auditor import Auditor, AuditReport
     from anabranch.testing.lease_store_contract import check_lease_store
 
-__all__ = ["check_lease_store"]
+__all__ = ["AuditReport", "Auditor", "check_lease_store"]
 
-_HOMES = {"check_lease_store": "anabranch.testing.lease_store_contract"}
+_HOMES = {
+    "AuditReport": "anabranch.testing.auditor",
+    "Auditor": "anabranch.testing.auditor",
+    "check_lease_store": "anabranch.testing.lease_store_contract",
+}
 
 
 def __getattr__(name: str) -> Any:

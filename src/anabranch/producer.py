@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_by_region import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
@@ -30,7 +30,14 @@ from anabranch.values import Encoder, encode_with
 
 __all__ = ["Producer"]
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=bytes)  # so that a producer without encode= is a Producer[bytes]
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _log = logging.getLogger("anabranch")
 

@@ -122,9 +122,10 @@ class Writer:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 -- supervisor: whatever broke, every record gets its outcome
-            self._emit(WriterFailed(error=repr(error)))
-            self._refusal = ProducerError(f"this producer has failed: {error!r}")
-            self._refusal.__cause__ = error
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._emit(WriterFailed(error=repr(cause)))
+            self._refusal = ProducerError(f"this producer has failed: {cause!r}")
+            self._refusal.__cause__ = cause
         finally:
             self._abandon()
 
@@ -237,11 +238,11 @@ class Writer:
             raise self._refusal
         is_complete = await self._flush(deadline_ms)
         self._raise_unseen()
+        if not self._host.is_running and self._refusal is not None:
+            raise self._refusal
         return FlushReport(is_complete, 0 if is_complete else self._count_pending())
 
     async def _flush(self, deadline_ms: int | None) -> bool:
-        if not self._host.is_running:
-            return False
         last = self._queue[-1] if self._queue else None
         if last is not None and not await self._until(last.future.done, deadline_ms):
             return False
@@ -250,6 +251,8 @@ class Writer:
         return await self._until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
 
     async def _until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
+        if not self._host.is_running:
+            return is_over()
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits.append(_Wait(is_over, deadline_ms, future))
         self._wake()
@@ -377,7 +380,7 @@ class Writer:
 
 def _failed(results: list[PutResult]) -> DeliveryFailed:
     first = results[0]
-    others = f", and {len(results) - 1} others" if len(results) > 1 else ""
+    others = f", and {len(results) - 1} more" if len(results) > 1 else ""
     return DeliveryFailed(
         f"a record for stream {first.stream} with partition key {first.partition_key!r} was not delivered "
         f"({first.error}){others}",

@@ -19,6 +19,7 @@ from anabranch.errors import AnabranchError, ConfigurationError
 __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "demo": ("anabranch._cli.demo", "see it work on this machine, without an AWS account"),
     "doctor": ("anabranch._cli.doctor", "check credentials, permissions, clock, limits and lease store"),
     "put": ("anabranch._cli.put", "write records: one, or one for each line of standard input"),
     "reshard": ("anabranch._cli.reshard", "change a stream's shards: to a number, split one, merge two"),

@@ -10,8 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -28,16 +27,14 @@ from anabranch._cli.aws_options import (
 from anabranch._cli.connection import connect
 from anabranch._cli.input_lines import input_lines
 from anabranch._cli.outcomes import DONE, FAILED
-from anabranch._cli.output import counted, say
+from anabranch._cli.output import say
+from anabranch._cli.put_outcomes import PutOutcomes
 from anabranch._model.hash_keys import check_partition_key
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
 from anabranch._model.streams import StreamName
 from anabranch.errors import DeliveryFailed
 
 if TYPE_CHECKING:
-    from anabranch._engine.delivery import Delivery
     from anabranch.producer import Producer
-    from anabranch.records import PutResult
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,20 +47,7 @@ examples:
 Prints a line for each record: shard, sequence number (and the place inside
 an aggregate), partition key. Exit code 1 if a record was not delivered.
 """
-_OUTSTANDING_MAX: Final = 20_000
 _INTERRUPTED_SECONDS: Final = 5.0  # for what was already read when Ctrl-C came
-
-
-class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One record, as --json prints it: one object a line."""
-
-    delivered: bool
-    partition_key: str
-    shard_id: str | None
-    sequence_number: str | None
-    sub_sequence_number: int | None
-    maybe_written: bool
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
         connection.run(connection.summary(stream))  # a stream that is not there is told before anything is read
-        outcomes = _Outcomes(is_quiet=arguments.quiet, as_json=arguments.json)
+        outcomes = PutOutcomes(is_quiet=arguments.quiet, as_json=arguments.json)
         producer: Producer[bytes] = Producer(
             str(stream), aggregate=None if arguments.no_aggregate else "shard", aws=aws_from(arguments)
         )
@@ -121,26 +105,42 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if outcomes.failed_count else DONE
 
 
-async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", outcomes: "_Outcomes") -> None:
+async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", outcomes: PutOutcomes) -> None:
     explicit = None if arguments.explicit_hash_key is None else str(arguments.explicit_hash_key)
     pace = _Pace(arguments.rate)
-    async with producer:
-        try:
-            async for given in _inputs(arguments):
-                await pace.wait()
-                try:
-                    key = given.partition_key or _key_in(given.data, arguments.key_field)
-                    delivery = await producer.put(given.data, key, explicit_hash_key=explicit)
-                except ValueError as error:  # of the line or of its key; also what no stream would take
-                    outcomes.refuse(given.source, error)
-                    continue
-                await outcomes.add(given.source, delivery)
-            await outcomes.settle()
-        except asyncio.CancelledError:
-            with suppress(DeliveryFailed):  # each is reported by itself
-                await producer.close(deadline=_INTERRUPTED_SECONDS)
-            outcomes.show_settled()
-            raise
+    try:
+        async with producer, asyncio.TaskGroup() as tasks:
+            follower = tasks.create_task(outcomes.follow())
+            try:
+                async for given in _inputs(arguments):
+                    await pace.wait()
+                    await _put(producer, given, arguments.key_field, explicit, outcomes)
+                await outcomes.settle()
+            except asyncio.CancelledError:
+                with suppress(DeliveryFailed):  # each is shown by itself
+                    await producer.close(deadline=_INTERRUPTED_SECONDS)
+                outcomes.show_settled()
+                raise
+            finally:
+                follower.cancel()
+    except BaseExceptionGroup as group:  # what went wrong is one thing, in one of the two
+        raise group.exceptions[0] from None
+
+
+async def _put(
+    producer: "Producer[bytes]",
+    given: _Input,
+    key_field: str,
+    explicit_hash_key: str | None,
+    outcomes: PutOutcomes,
+) -> None:
+    try:
+        key = given.partition_key or _key_in(given.data, key_field)
+        delivery = await producer.put(given.data, key, explicit_hash_key=explicit_hash_key)
+    except ValueError as error:  # of the line or of its key; also what no stream would take
+        outcomes.refuse(given.source, error)
+    else:
+        await outcomes.add(given.source, delivery)
 
 
 async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
@@ -185,77 +185,6 @@ class _Pace:
         if self._next > now:
             await asyncio.sleep(self._next - now)
         self._next += self._interval
-
-
-class _Outcomes:
-    """Shows how records ended, in the order in which they were given; holds only those that are on their way."""
-
-    def __init__(self, *, is_quiet: bool, as_json: bool) -> None:
-        self.failed_count = 0
-        self._delivered_count = 0
-        self._shard_ids: set[str] = set()
-        self._is_quiet = is_quiet
-        self._as_json = as_json
-        self._started = time.monotonic()
-        self._waiting: deque[tuple[str, Delivery]] = deque()
-
-    async def add(self, source: str, delivery: "Delivery") -> None:
-        self._waiting.append((source, delivery))
-        if len(self._waiting) >= _OUTSTANDING_MAX:
-            await self._waiting[0][1]
-        self.show_settled()
-
-    async def settle(self) -> None:
-        while self._waiting:
-            await self._waiting[0][1]
-            self.show_settled()
-
-    def refuse(self, source: str, error: ValueError) -> None:
-        self.failed_count += 1
-        say(f"{source} was not written: {error}")
-
-    def show_settled(self) -> None:
-        for source, result in self._settled():
-            if result.delivered:
-                self._delivered_count += 1
-                self._shard_ids.add(result.shard_id or "")
-            else:
-                self.failed_count += 1
-                maybe = "may have been written, or not" if result.maybe_written else "was not written"
-                say(f"{source}, with key {result.partition_key!r}, {maybe}: {result.error}")
-            if self._as_json:
-                print(msgspec.json.encode(_document(result)).decode())
-            elif result.delivered and not self._is_quiet:
-                print(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
-
-    def summarize(self) -> None:
-        seconds = time.monotonic() - self._started
-        failed = f", {self.failed_count} failed" if self.failed_count else ""
-        written = f"{counted(self._delivered_count, 'record')} written to {counted(len(self._shard_ids), 'shard')}"
-        say(f"{written} in {seconds:.1f} s{failed}")
-
-    def _settled(self) -> Iterator[tuple[str, "PutResult"]]:
-        while self._waiting and self._waiting[0][1].done():
-            source, delivery = self._waiting.popleft()
-            yield source, delivery.result()
-
-
-def _document(result: "PutResult") -> PutDocument:
-    sub = result.sub_sequence_number
-    return PutDocument(
-        delivered=result.delivered,
-        partition_key=result.partition_key,
-        shard_id=result.shard_id,
-        sequence_number=result.sequence_number,
-        sub_sequence_number=None if sub == BEFORE_FIRST_SUB else sub,
-        maybe_written=result.maybe_written,
-        error=result.error,
-    )
-
-
-def _position(result: "PutResult") -> str:
-    sub = result.sub_sequence_number
-    return f"{result.sequence_number}" if sub == BEFORE_FIRST_SUB else f"{result.sequence_number}:{sub}"
 
 
 def _rate(text: str) -> float:

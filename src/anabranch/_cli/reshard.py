@@ -36,7 +36,7 @@ _EXAMPLES: Final = """\
 examples:
   anabranch reshard orders --to 8
   anabranch reshard orders --split shardId-000000000003 --yes
-  anabranch reshard orders --split 3 --at 27670116110564327421
+  anabranch reshard orders --split 0 --at 27670116110564327421
   anabranch reshard orders --merge 3 4
 
 Shows the plan and asks before it does anything. A stream stays readable and

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,8 @@ ACTIONS = [(name,) for name in COMMANDS] + [("streams", action) for action in ("
 
 @contextmanager
 def running(*arguments, **options):
-    process = subprocess.Popen(
-        [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*PROGRAM, *arguments], **{**pipes, **options})
     try:
         yield process
     finally:
@@ -97,10 +96,27 @@ def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):
     rule = server.local.faults.on("ListStreams").half_open()
     with running("streams", "ls") as process:
         while not rule.struck:
-            assert process.poll() is None
+            with suppress(subprocess.TimeoutExpired):
+                pytest.fail(f"it ended with {process.wait(timeout=0.02)}")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130  # botocore would wait for a minute
         assert process.stderr.read() == b""
+
+
+def test_ctrl_c_is_an_answer_to_a_question_too(server):
+    master, slave = os.openpty()
+    try:
+        with running("reshard", "orders", "--to", "4", stdin=slave) as process:
+            said = b""
+            while not said.endswith(b"[y/N] "):
+                said += process.stderr.read(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 130
+            assert b"Traceback" not in process.stderr.read()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert len(server.open_shard_ids()) == 2
 
 
 def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about(server):

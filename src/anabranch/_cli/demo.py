@@ -1,0 +1,34 @@
+"""`anabranch demo`: the product at work on this machine, with no AWS account, in less than a minute."""
+
+import argparse
+import asyncio
+import random
+from pathlib import Path
+from typing import Final
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch demo
+  anabranch demo --seed 7 --seconds 20
+
+Splits and merges shards and kills a worker while records flow. On a terminal,
+s splits, m merges, k kills, t throttles, q ends. The exit code is 1 if the
+right column of the audit shows a lost or misordered record.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--seed", type=int, default=None, help="what happens to whom (default: a new one each time)")
+    parser.add_argument("--seconds", type=float, default=36.0, help="how long records are written (default: 36)")
+    parser.add_argument("--rate", type=int, default=250, help="records a second (default: 250)")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save what was shown as an SVG picture")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from anabranch._demo.show import perform
+
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000)
+    return asyncio.run(perform(seed=seed, seconds=arguments.seconds, rate=arguments.rate, picture=arguments.picture))

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
@@ -44,7 +44,14 @@ from anabranch.values import Decoder, decode_with
 
 __all__ = ["Consumer"]
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=bytes)  # so that a consumer without decode= is a Consumer[bytes]
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 Handler = Callable[..., Any]
 
 _log = logging.getLogger("anabranch")

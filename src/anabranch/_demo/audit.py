@@ -1,0 +1,74 @@
+"""What became of every record: put, handled, lost, out of order, handled again. Pure counting, the same for both sides.
+
+Each record carries a number that grows with every put of its key. A record is *lost* if nobody handled it by the end,
+*out of order* if it was handled for the first time after a later one of its key, and each further handling of it is a
+*repeat*. Handlings of several processes are put in order by the machine's clock, which they share.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+__all__ = ["Handling", "Verdict", "judge", "recovery_seconds"]
+
+
+class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One record was handled: when (nanoseconds of the machine's monotonic clock), what, where, by whom."""
+
+    at_ns: int
+    number: int
+    partition_key: str
+    shard_id: str
+    worker: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    put: int
+    handled: int
+    lost: int
+    out_of_order: int
+    repeated: int
+
+    @property
+    def is_clean(self) -> bool:
+        return self.lost == 0 and self.out_of_order == 0
+
+
+def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:
+    """`put` has the partition key of every record that the stream took, by its number."""
+    seen: dict[int, None] = {}
+    latest: dict[str, int] = {}
+    out_of_order = repeated = 0
+    for handling in sorted(handlings):
+        if handling.number not in put:
+            continue
+        if handling.number in seen:
+            repeated += 1
+            continue
+        seen[handling.number] = None
+        if latest.get(handling.partition_key, -1) > handling.number:
+            out_of_order += 1
+        latest[handling.partition_key] = max(handling.number, latest.get(handling.partition_key, -1))
+    return Verdict(
+        put=len(put),
+        handled=len(seen),
+        lost=len(put) - len(seen),
+        out_of_order=out_of_order,
+        repeated=repeated,
+    )
+
+
+def recovery_seconds(
+    event_ns: int, shard_ids: Iterable[str], handlings: Iterable[Handling], *, not_by: str | None = None
+) -> float | None:
+    """From the event until each of the shards had a record handled again (by another worker, if one is named).
+
+    None if one of them never had.
+    """
+    waiting = dict.fromkeys(shard_ids)
+    last_ns = event_ns
+    for handling in sorted(handlings):
+        if handling.at_ns >= event_ns and handling.shard_id in waiting and handling.worker != not_by:
+            del waiting[handling.shard_id]
+            last_ns = handling.at_ns
+    return None if waiting else (last_ns - event_ns) / 1e9

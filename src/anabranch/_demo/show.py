@@ -1,0 +1,137 @@
+"""One performance of the demo: the story, the view, the audit."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from anabranch._demo.audit import Handling, judge, recovery_seconds
+from anabranch._demo.keyboard import listen
+from anabranch._demo.stage import Stage
+from anabranch._demo.story import KEYS, STORY
+from anabranch._demo.views import River, audit_table, plain_line
+
+__all__ = ["perform"]
+
+DRAIN_SECONDS_MAX = 15.0
+LOOK_EVERY_SECONDS = 0.5
+LINE_EVERY_SECONDS = 2.0
+
+
+async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None) -> int:
+    """The exit code: 0 if our side lost nothing and kept the order."""
+    console = Console(highlight=False, emoji=False, record=picture is not None)
+    console.print(
+        f"anabranch demo, seed {seed}: a local Kinesis, a producer, three workers, and a plain loop beside them"
+    )
+    stage = Stage(seed=seed, records_per_second=rate)
+    try:
+        async with asyncio.TaskGroup() as group:
+            await stage.open(group)
+            console.print("waiting for the first records to come through both sides")
+            await stage.await_readers()
+            await _play(stage, console, seconds, group)
+            stage.end()
+    finally:
+        await stage.close()
+    return _conclude(stage, console, seed, picture)
+
+
+async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> None:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+
+    def on_key(key: str) -> None:
+        if key in KEYS:
+            stage.perform(KEYS[key])
+            pressed.set()
+        elif key == "q":
+            over.set()
+
+    pressed = asyncio.Event()
+    writing = group.create_task(stage.write(seconds))
+    with listen(loop.add_reader, on_key) as has_keys:
+        if has_keys:
+            over_watch = group.create_task(over.wait())
+        story = group.create_task(_follow(stage, seconds, pressed))
+        show = _show_river if console.is_terminal else _show_lines
+        viewing = group.create_task(show(stage, console, seconds, keys=has_keys))
+        await asyncio.wait([writing, over_watch] if has_keys else [writing], return_when=asyncio.FIRST_COMPLETED)
+        writing.cancel()
+        await asyncio.wait([writing])
+        story.cancel()
+        await _drain(stage)
+        viewing.cancel()
+        await asyncio.wait([viewing])
+        if has_keys:
+            over_watch.cancel()
+            loop.remove_reader(sys.stdin.fileno())
+
+
+async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
+    """The story, unless somebody presses keys: then the rest is theirs."""
+    started = time.monotonic()
+    for part, action in STORY:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pressed.wait(), max(0.0, started + part * seconds - time.monotonic()))
+            return
+        stage.perform(action)
+
+
+async def _drain(stage: Stage) -> None:
+    """Both sides get the same time to finish: until ours has, and at least two seconds more for the other."""
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    at_least = time.monotonic() + 3.0
+    while time.monotonic() < deadline and (  # noqa: ASYNC110 -- the count comes from other processes
+        stage.handled_count < len(stage.put) or time.monotonic() < at_least
+    ):
+        await asyncio.sleep(0.1)
+
+
+async def _show_river(stage: Stage, console: Console, seconds: float, *, keys: bool) -> None:
+    river = River(stage, seconds, keys=keys)
+    with Live(river, console=console, refresh_per_second=8):
+        while True:
+            await stage.look()
+            river.flow()
+            await asyncio.sleep(LOOK_EVERY_SECONDS)
+
+
+async def _show_lines(stage: Stage, console: Console, seconds: float, *, keys: bool) -> None:  # noqa: ARG001 -- as the river
+    started, told = time.monotonic(), 0
+    next_line = 0.0
+    while True:
+        await stage.look()
+        for happening in list(stage.happenings)[told:]:
+            console.print(f"        {happening.text}")
+        told = len(stage.happenings)
+        if time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_EVERY_SECONDS
+            console.print(plain_line(stage, time.monotonic() - started))
+        await asyncio.sleep(LOOK_EVERY_SECONDS)
+
+
+def _conclude(stage: Stage, console: Console, seed: int, picture: Path | None) -> int:
+    ours, plain = judge(stage.put, stage.ours), judge(stage.put, stage.plain)
+    recoveries = [
+        (
+            happening.text.removesuffix(" (kill -9)"),
+            _plain_recovery(happening.at_ns, happening.shard_ids, stage.plain),
+            recovery_seconds(happening.at_ns, happening.shard_ids, stage.ours, not_by=happening.victim),
+        )
+        for happening in stage.happenings
+        if happening.shard_ids
+    ]
+    console.print()
+    console.print(audit_table(ours, plain, recoveries, seed))
+    if picture is not None:
+        console.save_svg(str(picture), title="anabranch demo")
+    return 0 if ours.is_clean and ours.put else 1
+
+
+def _plain_recovery(at_ns: int, shard_ids: tuple[str, ...], handlings: list[Handling]) -> float | None:
+    return recovery_seconds(at_ns, shard_ids, handlings)

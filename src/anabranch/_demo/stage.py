@@ -1,0 +1,285 @@
+"""The demo's stage: a local Kinesis, a producer, three workers and the plain loop; and what can be done to them.
+
+It keeps what is measured (records put, handlings, when which shard had which owner) and leaves the judging to `audit`
+and the showing to the views.
+"""
+
+import asyncio
+import random
+import secrets
+import time
+from collections import deque
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import msgspec
+
+from anabranch._demo.audit import Handling
+from anabranch._demo.programs import Program
+from anabranch._demo.story import Action
+from anabranch._model.leases import AppRow, LeaseRow
+from anabranch.config import Aws
+from anabranch.errors import AnabranchError
+from anabranch.local import LocalKinesis
+from anabranch.local.errors import LocalError
+from anabranch.producer import Producer
+from anabranch.stores.sqlite import SqliteLeaseStore
+
+__all__ = ["Happening", "ShardView", "Stage"]
+
+APP: Final = "demo"
+STREAM: Final = "orders"
+SHARDS: Final = 4
+WORKERS: Final = ("one", "two", "three")
+KEY_COUNT: Final = 48
+RESTART_AFTER_SECONDS: Final = 3.0
+THROTTLE_SECONDS: Final = 3.0
+
+
+class Happening(msgspec.Struct, frozen=True):
+    """Something was done to the stage."""
+
+    at_ns: int
+    action: str
+    text: str
+    shard_ids: tuple[str, ...] = ()
+    """Shards that have to be read (again) after it."""
+    victim: str | None = None
+
+
+class ShardView(msgspec.Struct, frozen=True):
+    shard_id: str
+    start: int
+    end: int
+    owner: str | None
+    is_open: bool
+
+
+class Stage:
+    def __init__(self, *, seed: int, records_per_second: int) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 -- a story, not a secret
+        self._rate = records_per_second
+        self._kinesis = LocalKinesis(create={STREAM: SHARDS}, seed=seed)
+        self._folder = TemporaryDirectory(prefix="anabranch-demo-")
+        self.put: dict[int, str] = {}
+        self.ours: list[Handling] = []
+        self.plain: list[Handling] = []
+        self.happenings: deque[Happening] = deque(maxlen=50)
+        self.shards: list[ShardView] = []
+        self._workers: dict[str, Program] = {}
+        self._plain: Program | None = None
+        self._group: asyncio.TaskGroup
+        self._store: SqliteLeaseStore
+        self.is_writing = True
+
+    # starting
+
+    async def open(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        await self._kinesis.start()
+        path = Path(self._folder.name) / "leases.db"
+        self._store = SqliteLeaseStore(path, APP)
+        await self._store.open(
+            AppRow(app=APP, app_id=secrets.token_hex(16), created_wall_ms=time.time_ns() // 1_000_000)
+        )
+        for name in WORKERS:
+            self._start_worker(name)
+        self._start_plain()
+
+    def _start_worker(self, name: str) -> None:
+        arguments = [name, STREAM, f"sqlite:///{self._store.path}"]
+        program = Program(name, "anabranch._demo.worker", arguments, self._kinesis.environment())
+        self._workers[name] = program
+        self._group.create_task(program.run(self.ours.append), name=f"worker {name}")
+
+    def _start_plain(self) -> None:
+        self._plain = Program("plain", "anabranch._demo.plain_loop", [STREAM], self._kinesis.environment())
+        self._group.create_task(self._plain.run(self.plain.append), name="plain loop")
+
+    async def await_readers(self) -> None:
+        """Until every shard has an owner and both sides have handled a record: only then does the count begin."""
+        async with self._producer() as producer:
+            while not (self.shards and all(shard.owner for shard in self.shards) and self.plain):
+                self._check_programs()
+                for number in range(KEY_COUNT):
+                    await producer.put(b"-1", f"customer-{number}")
+                await asyncio.sleep(0.3)
+                await self.look()
+        self.plain.clear()
+        self.ours.clear()
+
+    def _producer(self) -> Producer[bytes]:
+        """Without aggregation: the plain loop could not read aggregates at all."""
+        variables = self._kinesis.environment()
+        aws = Aws(
+            region=self._kinesis.region,
+            endpoint_url=self._kinesis.endpoint_url,
+            credentials=_Credentials(variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"]),
+        )
+        return Producer(STREAM, aggregate=None, aws=aws)
+
+    def _check_programs(self) -> None:
+        for program in self._programs():
+            if program.ended.is_set():
+                raise AnabranchError(f"the demo's {program.name} ended at once: {' '.join(program.complaints[-3:])}")
+
+    # writing
+
+    async def write(self, seconds: float) -> None:
+        """Numbered records of some customers, at a steady rate; every delivery is awaited before it counts as put."""
+        started = time.monotonic()
+        number = 0
+        async with self._producer() as producer, asyncio.TaskGroup() as group:
+            while (elapsed := time.monotonic() - started) < seconds:
+                while number < elapsed * self._rate:
+                    key = f"customer-{self.chance.randrange(KEY_COUNT)}"
+                    delivery = await producer.put(str(number).encode(), key)
+                    group.create_task(self._note_put(number, key, delivery))
+                    number += 1
+                await asyncio.sleep(0.02)
+        self.is_writing = False
+
+    async def _note_put(self, number: int, key: str, delivery: Any) -> None:
+        result = await delivery
+        if result.delivered:
+            self.put[number] = key
+
+    # what can be done to it
+
+    def perform(self, action: Action) -> None:
+        getattr(self, f"_{action}")()
+
+    def _split(self) -> None:
+        shards = self._open_shards()
+        shard = max(shards, key=lambda one: int(one["HashKeyRange"]["EndingHashKey"]) - _start(one))
+        middle = (_start(shard) + int(shard["HashKeyRange"]["EndingHashKey"])) // 2
+        self._reshard(
+            "SplitShard", f"split {_short(shard)}", ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle)
+        )
+
+    def _merge(self) -> None:
+        shards = sorted(self._open_shards(), key=_start)
+        if len(shards) < 2:
+            return
+        at = self.chance.randrange(len(shards) - 1)
+        one, other = shards[at : at + 2]
+        self._reshard(
+            "MergeShards",
+            f"merged {_short(one)} and {_short(other)}",
+            ShardToMerge=one["ShardId"],
+            AdjacentShardToMerge=other["ShardId"],
+        )
+
+    def _reshard(self, operation: str, text: str, **request: str) -> None:
+        before = {shard["ShardId"] for shard in self._all_shards()}
+        try:
+            self._call(operation, **request)
+        except LocalError as error:
+            self._note(operation, f"could not be done: {error}")
+            return
+        born = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
+        self._note(operation, text, shard_ids=born)
+
+    def _kill(self) -> None:
+        """One of our workers and the plain loop, as kill -9 does; both are started again a little later."""
+        owners = sorted({shard.owner for shard in self.shards if shard.owner and self._workers[shard.owner].is_running})
+        if not owners:
+            return
+        victim = self.chance.choice(owners)
+        orphans = tuple(shard.shard_id for shard in self.shards if shard.owner == victim and shard.is_open)
+        self._workers[victim].kill()
+        if self._plain is not None:
+            self._plain.kill()
+        self._note("kill", f"killed worker {victim} and the plain loop (kill -9)", shard_ids=orphans, victim=victim)
+        self._group.create_task(self._restart(victim))
+
+    async def _restart(self, name: str) -> None:
+        await asyncio.sleep(RESTART_AFTER_SECONDS)
+        self._start_worker(name)
+        self._start_plain()
+        self._note("restart", f"started worker {name} and the plain loop again")
+
+    def _throttle(self) -> None:
+        rules = [self._kinesis.faults.on(operation).throttle() for operation in ("GetRecords", "PutRecords")]
+        self._note("throttle", f"throttled every read and write for {THROTTLE_SECONDS:.0f} s")
+        loop = asyncio.get_running_loop()
+        for rule in rules:
+            loop.call_later(THROTTLE_SECONDS, self._kinesis.faults.remove, rule)
+
+    def _note(self, action: str, text: str, *, shard_ids: tuple[str, ...] = (), victim: str | None = None) -> None:
+        self.happenings.append(Happening(time.monotonic_ns(), action, text, shard_ids, victim))
+
+    # looking
+
+    async def look(self) -> None:
+        """Who owns which shard now, by the fleet's own store."""
+        leases = await self._store.read_leases(with_finished=True)
+        members = {row.member_id: row for row in await self._store.read_members()}
+        owners = {row.key.shard_id: _owner(row, members) for row in leases if not row.is_finished}
+        finished = {row.key.shard_id for row in leases if row.is_finished}
+        self.shards = [
+            ShardView(
+                shard["ShardId"],
+                _start(shard),
+                int(shard["HashKeyRange"]["EndingHashKey"]),
+                owners.get(shard["ShardId"]),
+                "EndingSequenceNumber" not in shard["SequenceNumberRange"],
+            )
+            for shard in self._all_shards()
+            if shard["ShardId"] not in finished
+        ]
+
+    def _call(self, operation: str, **request: Any) -> dict[str, Any]:
+        return self._kinesis.state.call(
+            operation, {"StreamName": STREAM, **request}, now_ms=time.time_ns() // 1_000_000
+        )
+
+    def _all_shards(self) -> list[dict[str, Any]]:
+        shards: list[dict[str, Any]] = self._call("ListShards")["Shards"]
+        return shards
+
+    def _open_shards(self) -> list[dict[str, Any]]:
+        return [shard for shard in self._all_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+
+    @property
+    def handled_count(self) -> int:
+        return len({handling.number for handling in self.ours if handling.number in self.put})
+
+    # ending
+
+    def end(self) -> None:
+        """Asks every process to end; the task group that they run in waits for them."""
+        for program in self._programs():
+            program.end()
+
+    async def close(self) -> None:
+        for program in self._programs():
+            program.kill()
+        await self._store.close()
+        await self._kinesis.stop()
+        self._folder.cleanup()
+
+    def _programs(self) -> list[Program]:
+        return [*self._workers.values(), *([self._plain] if self._plain else [])]
+
+
+class _Credentials:
+    token = None
+
+    def __init__(self, access_key: str, secret_key: str) -> None:
+        self.access_key = access_key
+        self.secret_key = secret_key
+
+
+def _start(shard: dict[str, Any]) -> int:
+    return int(shard["HashKeyRange"]["StartingHashKey"])
+
+
+def _short(shard: dict[str, Any]) -> str:
+    return f"shard {int(shard['ShardId'].rpartition('-')[2])}"
+
+
+def _owner(row: LeaseRow, members: dict[str, Any]) -> str | None:
+    member = members.get(row.owner or "")
+    return member.worker_id if member is not None and member.state == "live" else None

@@ -1,0 +1,143 @@
+"""How the demo looks: a river on a terminal, plain lines elsewhere, and the audit at the end.
+
+The river: time flows down, its width is the hash space, each colour is a worker. A shard is a stretch between two
+banks; grey is a shard that nobody reads at that moment.
+"""
+
+import time
+from collections import deque
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from anabranch._demo.audit import Verdict
+from anabranch._demo.stage import ShardView, Stage
+from anabranch.limits import HASH_KEY_MAX
+
+__all__ = ["River", "audit_table", "plain_line"]
+
+COLOURS: Final = {"one": "cyan", "two": "magenta", "three": "yellow"}
+WIDTH: Final = 64
+ROWS: Final = 16
+
+
+class River:
+    def __init__(self, stage: Stage, seconds: float, *, keys: bool) -> None:
+        self._stage = stage
+        self._seconds = seconds
+        self._keys = keys
+        self._rows: deque[Text] = deque(maxlen=ROWS)
+        self._started = time.monotonic()
+        self._counts: deque[tuple[float, int]] = deque(maxlen=20)
+
+    def flow(self) -> None:
+        """One more row: who reads which part of the hash space now."""
+        elapsed = time.monotonic() - self._started
+        row = Text(f"{elapsed:5.1f} s ", style="dim")
+        row.append_text(_banks(self._stage.shards))
+        self._rows.append(row)
+
+    def __rich__(self) -> RenderableType:
+        return Group(
+            Panel(
+                Group(*self._rows, *[Text("")] * (ROWS - len(self._rows))),
+                title="the stream: hash space across, time downwards",
+                title_align="left",
+                border_style="dim",
+                width=WIDTH + 14,
+            ),
+            self._figures(),
+            self._news(),
+        )
+
+    def _figures(self) -> RenderableType:
+        stage, now = self._stage, time.monotonic()
+        handled = stage.handled_count
+        self._counts.append((now, handled))
+        since, before = self._counts[0]
+        rate = (handled - before) / (now - since) if now > since else 0.0
+        line = Text()
+        for name, colour in COLOURS.items():
+            owned = sum(shard.owner == name for shard in stage.shards)
+            line.append(f" ██ worker {name}: {owned} shards ", style=colour)
+        line.append(f"\n put {len(stage.put):6}   handled {handled:6}   waiting {len(stage.put) - handled:4}   ")
+        line.append(f"{rate:6.0f} records/s")
+        return line
+
+    def _news(self) -> RenderableType:
+        lines = Text()
+        for happening in list(self._stage.happenings)[-4:]:
+            lines.append(f" {happening.text}\n", style="bold" if happening.victim else "")
+        if self._keys:
+            lines.append(" keys: s split   m merge   k kill a worker   t throttle   q end", style="dim")
+        return lines
+
+
+def _banks(shards: list[ShardView]) -> Text:
+    """One row of the river. Where a closed shard is still being read, it covers its children, which wait for it."""
+    cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
+    for shard in sorted(shards, key=lambda shard: not shard.is_open):
+        first = shard.start * WIDTH // (HASH_KEY_MAX + 1)
+        last = max(first + 1, (shard.end + 1) * WIDTH // (HASH_KEY_MAX + 1))
+        style = COLOURS.get(shard.owner or "", "bright_black")
+        for column in range(first, last):
+            cells[column] = ("█" if shard.owner else "░", style)
+        cells[first] = ("▌", style)
+    row = Text()
+    for character, style in cells:
+        row.append(character, style=style)
+    return row
+
+
+def plain_line(stage: Stage, elapsed: float) -> str:
+    owners = " ".join(f"{shard.shard_id[-2:]}:{shard.owner or '-'}" for shard in stage.shards)
+    handled = stage.handled_count
+    return (
+        f"{elapsed:5.1f} s  put {len(stage.put):6}  handled {handled:6}  waiting {len(stage.put) - handled:4}  {owners}"
+    )
+
+
+def audit_table(
+    ours: Verdict, plain: Verdict, recoveries: list[tuple[str, float | None, float | None]], seed: int
+) -> RenderableType:
+    table = Table(title="What became of every record", title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("a plain loop over boto3's client", justify="right")
+    table.add_column("anabranch, three workers", justify="right")
+    rows = (
+        ("records put", plain.put, ours.put, False),
+        ("handled", plain.handled, ours.handled, False),
+        ("lost", plain.lost, ours.lost, True),
+        ("out of order", plain.out_of_order, ours.out_of_order, True),
+        ("handled again", plain.repeated, ours.repeated, False),
+    )
+    for name, theirs, our, must_be_zero in rows:
+        table.add_row(name, _figure(theirs, must_be_zero), _figure(our, must_be_zero))
+    table.add_section()
+    for name, theirs_seconds, our_seconds in recoveries:
+        table.add_row(f"reading again after: {name}", _seconds(theirs_seconds), _seconds(our_seconds))
+    note = Text(
+        "Handled again: finished, but not yet committed when the worker was killed; the bound is one second of work.\n"
+        f"Seed {seed}. Next: ",
+        style="dim",
+    )
+    for command in ("anabranch serve --create orders:4", "anabranch put --help", "anabranch shards --help"):
+        note.append(f"\n  {command}", style="bold")
+    return Group(table, note)
+
+
+def _figure(value: int, must_be_zero: bool) -> Text:  # noqa: FBT001 -- read beside the rows above
+    if not must_be_zero:
+        return Text(f"{value}")
+    return Text(f"{value}", style="green" if value == 0 else "bold red")
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"
+
+
+def make_console() -> Console:
+    return Console(highlight=False, emoji=False)

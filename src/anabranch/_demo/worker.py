@@ -1,0 +1,33 @@
+"""One worker process of the demo's fleet: an ordinary consumer that writes down what it handled.
+
+Run as `python -m anabranch._demo.worker NAME STREAM LEASES`. Each line of its output is one handled record, written in
+one piece when the handler ends, so that a killed process leaves no half lines.
+"""
+
+import os
+import sys
+import time
+
+from anabranch.config import ConsumerSettings, LeaseSettings, PollingSettings
+from anabranch.consumer import Consumer
+from anabranch.records import Record
+
+__all__ = ["main"]
+
+STDOUT = 1
+
+
+def main(name: str, stream: str, leases: str) -> None:
+    settings = ConsumerSettings(leases=LeaseSettings(worker_id=name), polling=PollingSettings(idle_interval=0.25))
+    consumer = Consumer(stream, app="demo", leases=leases, order="key", settings=settings)
+
+    @consumer.handler
+    async def handle(record: Record[bytes]) -> None:
+        line = f"{time.monotonic_ns()} {record.data.decode()} {record.partition_key} {record.shard_id} {name}\n"
+        os.write(STDOUT, line.encode())
+
+    consumer.run_sync()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ LINE_EVERY_SECONDS = 2.0
 
 async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None) -> int:
     """The exit code: 0 if our side lost nothing and kept the order."""
+    logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view tells what happens
     console = Console(highlight=False, emoji=False, record=picture is not None)
     console.print(
         f"anabranch demo, seed {seed}: a local Kinesis, a producer, three workers, and a plain loop beside them"

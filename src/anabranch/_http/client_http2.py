@@ -152,6 +152,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._streams: dict[int, Http2Stream] = {}
+        self._greeted = False
         self._leaving = False  # the server takes no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
         self.idle_since = loop.time()
@@ -227,6 +228,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         now = self._loop.time()
+        if not self._greeted:
+            self._greeted = True
+            if bytes(self._view[: min(nbytes, 5)]) == b"HTTP/":  # taken for a frame, it would be one of four megabytes
+                self._fail_all(TransportError(f"{self._peer} answers in HTTP/1.1, not in HTTP/2"))
+                self.abort()
+                return
         try:
             for event in self._h2.receive_data(self._view[:nbytes]):
                 self._apply(event, now)

@@ -8,17 +8,15 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar, cast
+from typing import TypeVar
 
+from anabranch._http.addresses import connect_to_host
 from anabranch._http.endpoint import Endpoint
 from anabranch._http.proxies import Proxy
 from anabranch._http.proxy_tunnel import ProxyTunnel
 from anabranch.errors import TransportError
 
 __all__ = ["Dialer"]
-
-# RFC 8305: the next address is tried beside a slow one, so that a broken IPv6 route costs a quarter of a second.
-_HAPPY_EYEBALLS_DELAY: Final = 0.25
 
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
@@ -57,11 +55,12 @@ class Dialer:
         deadline = min(deadline, loop.time() + self._connect_timeout)
         try:
             async with asyncio.timeout_at(deadline):
-                if self._proxy is None:
-                    return await self._dial_host(self.endpoint.host, self.endpoint.port, self._tls, choose)
-                if self._tls is None:
-                    return await self._dial_host(self._proxy.host, self._proxy.port, self._proxy_tls, choose)
-                return await self._dial_through(self._proxy, self._tls, choose)
+                transport, landing = await self._land()
+                try:
+                    return await self._hand_over(transport, landing, choose)
+                except BaseException:
+                    transport.abort()
+                    raise
         except TimeoutError:
             raise TransportError(
                 f"no connection to {self._where} within {self._connect_timeout:g} s: is there a route, or a firewall "
@@ -71,47 +70,38 @@ class Dialer:
         except OSError as error:
             raise TransportError(self._advice(error), maybe_sent=False) from error
 
-    async def _dial_host(
-        self, host: str, port: int, tls: ssl.SSLContext | None, choose: Callable[[str | None], P]
-    ) -> P:
-        _, doorway = await asyncio.get_running_loop().create_connection(
-            lambda: _Doorway(choose),
-            host,
-            port,
-            ssl=tls,
-            server_hostname=host if tls else None,
-            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
-        )
-        return doorway.chosen
+    async def _land(self) -> tuple[asyncio.Transport, "_Landing"]:
+        """A connection to the host, or to the proxy on the way to it; TLS comes after.
 
-    async def _dial_through(self, proxy: Proxy, tls: ssl.SSLContext, choose: Callable[[str | None], P]) -> P:
-        loop = asyncio.get_running_loop()
-        transport, tunnel = await loop.create_connection(
-            lambda: ProxyTunnel(loop, proxy, self.endpoint),
-            proxy.host,
-            proxy.port,
-            ssl=self._proxy_tls,
-            server_hostname=proxy.host if self._proxy_tls else None,
-            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY,
-        )
+        TLS is begun on a connection that is ours already: asyncio's own way in one step forgets the socket when it is
+        cancelled at the wrong moment.
+        """
+        goal = self.endpoint if self._proxy is None else self._proxy
+        connected = await connect_to_host(goal.host, goal.port)
         try:
-            await tunnel.wait_open()
-            secured = await loop.start_tls(transport, tunnel, tls, server_hostname=self.endpoint.host)
+            return await asyncio.get_running_loop().create_connection(_Landing, sock=connected)
         except BaseException:
-            transport.abort()
+            connected.close()
             raise
-        if secured is None:
-            raise ConnectionResetError("the connection was lost during the TLS handshake")
-        chosen = choose(_negotiated(secured))
-        secured.set_protocol(chosen)
-        chosen.connection_made(secured)
-        early = memoryview(tunnel.take_received())
-        while early:
-            room = memoryview(chosen.get_buffer(-1))
-            step = min(len(room), len(early))
-            room[:step] = early[:step]
-            chosen.buffer_updated(step)
-            early = early[step:]
+
+    async def _hand_over(
+        self, transport: asyncio.Transport, landing: "_Landing", choose: Callable[[str | None], P]
+    ) -> P:
+        proxy = self._proxy
+        if proxy is not None and self._proxy_tls is not None:
+            transport = await _secure(transport, landing, self._proxy_tls, proxy.host)
+        if proxy is not None and self._tls is not None:
+            tunnel = ProxyTunnel(asyncio.get_running_loop(), proxy, self.endpoint)
+            transport.set_protocol(tunnel)
+            tunnel.connection_made(transport)
+            await tunnel.wait_open()
+            transport.set_protocol(landing)
+        if self._tls is not None:
+            transport = await _secure(transport, landing, self._tls, self.endpoint.host)
+        chosen = choose(_negotiated(transport))
+        transport.set_protocol(chosen)
+        chosen.connection_made(transport)
+        landing.pass_on(chosen)
         return chosen
 
     @property
@@ -132,22 +122,41 @@ class Dialer:
             )
         if isinstance(error, ssl.SSLError):
             return f"TLS with {where} failed ({error.reason or error}): does this port speak TLS at all?"
-        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        if isinstance(error, ConnectionRefusedError):
             return f"{where} refused the connection: is the server running, and is its port the one in endpoint_url?"
         return f"no connection to {where}: {error.strerror or error}"
 
 
-class _Doorway(asyncio.Protocol, Generic[P]):
-    """Stands where a connection arrives, and hands it to the protocol that TLS has negotiated."""
+class _Landing(asyncio.Protocol):
+    """Holds a connection until it is known who reads it, and keeps what comes before: an HTTP/2 server speaks first."""
 
-    def __init__(self, choose: Callable[[str | None], P]) -> None:
-        self._choose = choose
-        self.chosen: P = cast("P", None)  # set before anybody looks: create_connection returns after connection_made
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._lost: tuple[Exception | None] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.chosen = self._choose(_negotiated(transport))
-        transport.set_protocol(self.chosen)
-        self.chosen.connection_made(transport)
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = (exc,)
+
+    def pass_on(self, chosen: asyncio.BufferedProtocol) -> None:
+        early = memoryview(bytes(self._received))
+        while early:
+            room = memoryview(chosen.get_buffer(-1))
+            step = min(len(room), len(early))
+            room[:step] = early[:step]
+            chosen.buffer_updated(step)
+            early = early[step:]
+        if self._lost is not None:
+            chosen.connection_lost(self._lost[0])
+
+
+async def _secure(transport: asyncio.Transport, landing: _Landing, tls: ssl.SSLContext, host: str) -> asyncio.Transport:
+    secured = await asyncio.get_running_loop().start_tls(transport, landing, tls, server_hostname=host)
+    if secured is None:
+        raise ConnectionResetError("the connection was lost during the TLS handshake")
+    return secured
 
 
 def _negotiated(transport: asyncio.BaseTransport) -> str | None:

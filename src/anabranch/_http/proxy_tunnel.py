@@ -1,6 +1,6 @@
 """The few bytes that open a way through an HTTP proxy: CONNECT, its answer, and then a transport for TLS to go over.
 
-Until TLS has chosen who reads, it keeps what has arrived: an HTTP/2 server speaks first.
+Nothing may come after the proxy's answer: whoever is behind it waits for the first bytes of TLS.
 """
 
 import asyncio
@@ -27,11 +27,6 @@ class ProxyTunnel(asyncio.Protocol):
     async def wait_open(self) -> None:
         await self._open
 
-    def take_received(self) -> bytes:
-        """What came after the tunnel was open and before somebody else read."""
-        received, self._received = bytes(self._received), bytearray()
-        return received
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         authority = self._endpoint.authority
@@ -41,9 +36,9 @@ class ProxyTunnel(asyncio.Protocol):
         self._transport.write(f"{request}\r\n".encode("ascii"))
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
         if self._open.done():
             return
+        self._received += data
         head_end = self._received.find(b"\r\n\r\n")
         if head_end < 0:
             if len(self._received) > _HEAD_BYTES_MAX:
@@ -54,11 +49,12 @@ class ProxyTunnel(asyncio.Protocol):
         except TransportError as error:
             self._refuse(str(error))
             return
-        del self._received[: head_end + 4]
         if status == 407:
             self._refuse("it wants a user and a password: HTTPS_PROXY=http://user:password@host:port")
         elif not 200 <= status < 300:
             self._refuse(f"it answered CONNECT with status {status}")
+        elif len(self._received) > head_end + 4:
+            self._refuse("it sent more than an answer to CONNECT")
         else:
             self._open.set_result(None)
 

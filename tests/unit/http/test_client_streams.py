@@ -1,0 +1,338 @@
+"""Streamed answers, over both versions of HTTP: order, back-pressure, ends, breaks and cancellation."""
+
+import asyncio
+import datetime as dt
+from contextlib import asynccontextmanager
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from anabranch._http.client_connection import Response
+from anabranch._http.client_limits import ClientTimeouts
+from anabranch._http.client_streams import StreamClient
+from anabranch._http.dialer import Dialer
+from anabranch._http.endpoint import parse_endpoint
+from anabranch._http.exchange import StreamingResponse
+from anabranch._http.server import HttpServer
+from anabranch._http.tls import client_tls_context
+from anabranch.errors import TransportError, UsageError
+from anabranch.local.certificate import load_certificate, write_self_signed_certificate
+from canned_server import answer, canned_server, read_request
+
+HEADERS = [("host", "here"), ("x-test", "1")]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return write_self_signed_certificate(tmp_path_factory.mktemp("tls"), "127.0.0.1", dt.datetime.now(dt.UTC))
+
+
+def run(main):
+    async def guarded():
+        async with asyncio.timeout(30):
+            with blockbuster_ctx("anabranch"):
+                await main()
+
+    asyncio.run(guarded())
+
+
+async def whole(stream):
+    received = bytearray()
+    while pieces := await stream.receive():
+        for piece in pieces:
+            received += piece
+    return bytes(received)
+
+
+@asynccontextmanager
+async def http1_client(conversation, **options):
+    async with canned_server(conversation) as server:
+        client = StreamClient(Dialer(parse_endpoint(server.url)), **options)
+        try:
+            yield server, client
+        finally:
+            await client.close()
+            await server.all_gone()
+
+
+@asynccontextmanager
+async def served_client(handler, certificate=None, http2="always", **options):
+    """Our own server, which speaks both versions."""
+    tls = context = None
+    if certificate is not None:
+        tls = await asyncio.to_thread(load_certificate, *certificate)
+        alpn = ("http/1.1",) if http2 == "never" else ("h2", "http/1.1")
+        context = await asyncio.to_thread(client_tls_context, str(certificate[0]), alpn)
+    async with HttpServer(handler, tls=tls) as server:
+        client = StreamClient(Dialer(parse_endpoint(server.url), tls=context), http2=http2, **options)
+        try:
+            yield server, client
+        finally:
+            await client.close()
+
+
+def streaming(*chunks, closed=None):
+    """A handler that pushes these chunks, then waits for ever where the last one is None."""
+
+    async def push():
+        try:
+            for chunk in chunks:
+                if chunk is None:
+                    await asyncio.Event().wait()
+                yield chunk
+        finally:
+            if closed is not None:
+                closed.set()
+
+    return lambda request: StreamingResponse(200, push(), [("x-version", request.http_version)])
+
+
+VERSIONS = pytest.mark.parametrize(
+    "secure, http2, version",
+    [(False, "always", b"2"), (False, "auto", b"1.1"), (True, "auto", b"2"), (True, "never", b"1.1")],
+)
+
+
+@VERSIONS
+def test_a_stream_is_read_to_its_end_in_order(certificate, secure, http2, version):
+    async def main():
+        chunks = [bytes([n % 256]) * (n * 37 % 70_000 + 1) for n in range(100)]
+        async with served_client(streaming(*chunks), certificate if secure else None, http2) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            assert stream.headers[b"x-version"] == version
+            assert await whole(stream) == b"".join(chunks)
+            assert await stream.receive() == []
+            client.close_stream(stream)
+
+    run(main)
+
+
+@VERSIONS
+def test_closing_a_stream_ends_it_at_the_server_at_once(certificate, secure, http2, version):
+    async def main():
+        closed = asyncio.Event()
+        handler = streaming(b"first", None, closed=closed)
+        async with served_client(handler, certificate if secure else None, http2) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            assert b"".join(await stream.receive()) == b"first"
+            client.close_stream(stream)
+            await closed.wait()
+            with pytest.raises(TransportError, match="closed on this side"):
+                await stream.receive()
+
+    run(main)
+
+
+@VERSIONS
+def test_a_cancelled_reader_and_a_closed_client_leave_nothing_open(certificate, secure, http2, version):
+    async def main():
+        closed = asyncio.Event()
+        handler = streaming(None, closed=closed)
+        async with served_client(handler, certificate if secure else None, http2) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            reader = asyncio.ensure_future(stream.receive())
+            await asyncio.sleep(0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            await client.close()
+            await closed.wait()
+            with pytest.raises(UsageError):
+                await client.open(HEADERS, b"body")
+
+    run(main)
+
+
+@VERSIONS
+def test_a_refusal_is_read_whole(certificate, secure, http2, version):
+    async def main():
+        from anabranch._http import exchange
+
+        def refuse(request):
+            return exchange.Response(400, b"x" * 100_000, [("x-amzn-requestid", "id-1")])
+
+        async with served_client(refuse, certificate if secure else None, http2) as (_, client):
+            refusal = await client.open(HEADERS, b"body")
+            assert isinstance(refusal, Response)
+            assert (refusal.status, len(refusal.body)) == (400, 100_000)
+            assert refusal.headers[b"x-amzn-requestid"] == b"id-1"
+
+    run(main)
+
+
+@VERSIONS
+def test_a_reader_that_does_not_come_back_stops_the_server_not_its_neighbours(certificate, secure, http2, version):
+    async def main():
+        pushed = {}
+
+        def handler(request):
+            name = bytes(request.body)
+
+            async def push():
+                for _ in range(400):
+                    pushed[name] = pushed.get(name, 0) + 65_536
+                    yield b"x" * 65_536
+
+            return StreamingResponse(200, push())
+
+        async with served_client(handler, certificate if secure else None, http2) as (_, client):
+            slow = await client.open(HEADERS, b"slow")
+            await slow.receive()
+            quick = await client.open(HEADERS, b"quick")
+            assert len(await whole(quick)) == 400 * 65_536
+            assert pushed[b"slow"] < 20 << 20  # what windows, kernel and TLS hold, not the 26 MB of the stream
+            client.close_stream(slow)
+            client.close_stream(quick)
+
+    run(main)
+
+
+def test_streams_share_one_http2_connection_up_to_its_limit():
+    async def main():
+        handler = streaming(b"x", None)
+        async with served_client(handler) as (_, client):
+            streams = await asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(20)))
+            assert [connection.stream_count for connection in client._connections] == [16, 4]
+            for stream in streams:
+                client.close_stream(stream)
+            assert [connection.stream_count for connection in client._connections] == [0, 0]
+            again = await client.open(HEADERS, b"body")
+            assert len(client._connections) == 2
+            client.close_stream(again)
+
+    run(main)
+
+
+def test_there_are_no_more_streams_than_allowed():
+    async def main():
+        async with served_client(streaming(None), streams_max=2) as (_, client):
+            streams = [await client.open(HEADERS, b"body") for _ in range(2)]
+            with pytest.raises(TransportError, match="2 streams are open already") as failure:
+                await client.open(HEADERS, b"body")
+            assert not failure.value.maybe_sent
+            client.close_stream(streams[0])
+            client.close_stream(await client.open(HEADERS, b"body"))
+
+    run(main)
+
+
+@pytest.mark.parametrize("http2", ["always", "auto"])
+def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
+    async def main():
+        timeouts = ClientTimeouts(read=0.2, total=0.4)
+        async with served_client(streaming(b"x", None), http2=http2, timeouts=timeouts) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            await stream.receive()
+            with pytest.raises(TransportError, match=r"silent for 0\.2 s inside a stream"):
+                await stream.receive()
+            client.close_stream(stream)
+
+        async def silent(reader, writer):
+            await reader.read()
+
+        async with http1_client(silent, http2=http2, timeouts=timeouts) as (_, client):
+            with pytest.raises(TransportError):
+                await client.open(HEADERS, b"body")
+
+    run(main)
+
+
+@pytest.mark.parametrize("http2", ["always", "auto"])
+def test_a_connection_lost_in_the_middle_breaks_its_streams(http2):
+    async def main():
+        from anabranch._http.exchange import HangUp
+
+        async def push():
+            yield b"half"
+            raise HangUp
+
+        async with served_client(lambda request: StreamingResponse(200, push()), http2=http2) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            with pytest.raises(TransportError):
+                await whole(stream)
+            client.close_stream(stream)
+
+    run(main)
+
+
+def says(*parts):
+    async def conversation(reader, writer):
+        await read_request(reader)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        writer.write_eof()
+        await reader.read()
+
+    return conversation
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts, body",
+    [
+        ((OK + b"\r\n", b"until ", b"close"), b"until close"),
+        ((OK + b"content-length: 5\r\n\r\nab", b"cde"), b"abcde"),
+        ((OK + b"content-length: 0\r\n\r\n",), b""),
+        ((OK + b"transfer-encoding: chunked\r\n\r\n2", b"\r", b"\nab\r", b"\n1\r\nc\r\n0\r\n", b"\r\n"), b"abc"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"content-length: 1\r\n\r\na"), b"a"),
+    ],
+)
+def test_every_framing_of_http1_is_streamed(parts, body):
+    async def main():
+        async with http1_client(says(*parts)) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            assert await whole(stream) == body
+            client.close_stream(stream)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (OK + b"content-length: 5\r\n\r\nab",),
+        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab",),
+        (OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",),
+    ],
+)
+def test_a_stream_that_breaks_off_is_an_error(parts):
+    async def main():
+        async with http1_client(says(*parts)) as (_, client):
+            stream = await client.open(HEADERS, b"body")
+            with pytest.raises(TransportError):
+                await whole(stream)
+            client.close_stream(stream)
+
+    run(main)
+
+
+def test_a_server_that_speaks_no_http2_is_an_error_where_it_was_promised():
+    async def main():
+        async def conversation(reader, writer):
+            await reader.readexactly(24)
+            writer.write(answer(b"", status=b"400 Bad Request"))
+            await writer.drain()
+            await reader.read()
+
+        async with http1_client(conversation, http2="always") as (_, client):
+            with pytest.raises(TransportError, match="not in HTTP/2"):
+                await client.open(HEADERS, b"body")
+
+    run(main)
+
+
+def test_a_certificate_that_nobody_signed_is_refused_with_advice(certificate):
+    async def main():
+        tls = await asyncio.to_thread(load_certificate, *certificate)
+        untrusting = await asyncio.to_thread(client_tls_context)
+        async with HttpServer(streaming(b"x"), tls=tls) as server:
+            client = StreamClient(Dialer(parse_endpoint(server.url), tls=untrusting))
+            with pytest.raises(TransportError, match=r"not trusted.*AWS_CA_BUNDLE") as failure:
+                await client.open(HEADERS, b"body")
+            assert not failure.value.maybe_sent
+            await client.close()
+
+    run(main)

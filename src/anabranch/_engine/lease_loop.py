@@ -159,31 +159,40 @@ class LeaseLoop:
         return self._member.may_start()
 
     async def take(self, step: Take) -> None:
-        step = await self._above_parents(step)
+        floor = await self._floor(step)
+        if floor is None:
+            return
         answer = await self.call(
             self._outside.store.take_lease(
                 step.key,
                 self.book.member_id,
                 expected_owner=step.expected_owner,
                 expected_version=step.expected_version,
-                epoch_floor=step.epoch_floor,
+                epoch_floor=floor,
             )
         )
         apply_take(self.book, step, answer, self._outside.clock.now_ms())
         self.synchronise()
 
-    async def _above_parents(self, step: Take) -> Take:
-        """At the first start of a child its fence token goes above those of its parents (rule U3)."""
+    async def _floor(self, step: Take) -> int | None:
+        """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
+        finished or gone (rule S1). None: one is not, or something is unknown, which must not count as gone.
+        """
         row = self.book.leases.get(step.key)
-        if row is None or not row.waits_for or row.epoch:
-            return step
-        epochs = [0]
-        for shard_id in row.waits_for:
-            parent = await self.call(
-                self._outside.store.read_lease(LeaseKey(step.key.stream_key, step.key.generation, shard_id))
-            )
-            epochs.append(0 if parent is None else parent.epoch)
-        return Take(step.key, step.expected_owner, step.expected_version, max(epochs))
+        if row is None:
+            return None
+        if row.epoch:
+            return step.epoch_floor
+        keys = tuple(LeaseKey(step.key.stream_key, step.key.generation, name) for name in row.waits_for)
+        parents = await self.call(self._read_all(keys))
+        if parents is None or not all(parent.is_finished for parent in parents):
+            return None
+        return max([step.epoch_floor, *(parent.epoch for parent in parents)])
+
+    async def _read_all(self, keys: tuple[LeaseKey, ...]) -> list[LeaseRow]:
+        """Those of the rows that are there."""
+        found = [await self._outside.store.read_lease(key) for key in keys]
+        return [row for row in found if row is not None]
 
     async def write(self, step: Write) -> Written:
         answer = await self.call(
@@ -242,5 +251,6 @@ class LeaseLoop:
         self._outside.emit(StoreRolledBack())
         self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
         self.book.forget()
+        self.stopwatches.forget()
         self._member.end("rolled_back")
         await self._start_anew("rolled_back")

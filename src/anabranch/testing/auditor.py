@@ -101,11 +101,16 @@ class Auditor:
         self._order_break_count = 0
         self._committed_repeat_count = 0
         self._findings: list[str] = []
+        self.outstanding_count = 0
+        """Records that were written and are not finished yet."""
 
     def wrote(self, record: PutResult | Record[Any]) -> None:
         """The stream took this record; a `PutResult` must be one that was delivered."""
         assert record.sequence_number is not None, "only a delivered record can be expected to be handled"
-        self._key(record).written[Position(int(record.sequence_number), record.sub_sequence_number)] = None
+        key, position = self._key(record), Position(int(record.sequence_number), record.sub_sequence_number)
+        if position not in key.written:
+            key.written[position] = None
+            self.outstanding_count += not key.finished.get(position, False)
 
     def start(self, record: Record[Any], fence_token: int) -> None:
         """A handler was called with this record."""
@@ -126,11 +131,12 @@ class Auditor:
 
     def finish(self, record: Record[Any], fence_token: int) -> None:
         """That call came to its end: its effect is there."""
-        key = self._key(record)
+        key, position = self._key(record), record.position
         if fence_token < key.token:
             self._zombie_count += 1
-        else:
-            key.finished[record.position] = True
+        elif not key.finished.get(position):
+            key.finished[position] = True
+            self.outstanding_count -= position in key.written
 
     def commit(self, row: LeaseRow) -> None:
         """The lease store holds this row: what it declares finished must not be started from now on."""

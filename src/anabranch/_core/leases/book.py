@@ -78,7 +78,8 @@ class Book:
         """The store is not the one it was: versions seen in it mean nothing any more. Epochs do, since fence tokens
         were handed out with them.
         """
-        self.epoch_floors.update((key, row.epoch) for key, row in self.leases.items())
+        for key, row in self.leases.items():
+            self.epoch_floors[key] = max(row.epoch, self.epoch_floors.get(key, 0))
         self.leases.clear()
         self.moved.clear()
 

@@ -102,6 +102,7 @@ class Journal:
         self.commits = 0
         self.zombies = 0
         self._failures: list[Violation] = []
+        self._latest: dict[str, tuple[str, int]] = {}
         self._tokens: dict[str, int] = {}
 
     @property
@@ -164,8 +165,11 @@ class Journal:
             checker.ended(at_ms)
 
     def _is_zombie(self, call: Call) -> bool:
+        """Whether it was paused before it started, and another owner has started something of its shard since."""
+        tenure, latest = (call.process, call.fence_token), self._latest.get(call.shard_id)
         highest = self._tokens.get(call.partition_key, 0)
-        if call.was_paused and call.fence_token < highest:
+        if call.was_paused and (call.fence_token < highest or latest not in {None, tenure}):
             return True
+        self._latest[call.shard_id] = tenure
         self._tokens[call.partition_key] = max(highest, call.fence_token)
         return False

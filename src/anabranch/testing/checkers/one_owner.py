@@ -1,8 +1,14 @@
-"""P4: a worker whose lease has lapsed starts nothing more, and fence tokens tell owners apart and only grow."""
+"""P4: a worker whose lease has lapsed starts nothing more, and fence tokens tell owners apart and only grow.
+
+A tenure is one process's work on a shard with one fence token. Once another tenure has started something of a shard, an
+earlier one starts nothing more of it: whatever the tokens say, and whatever the store has forgotten.
+"""
 
 from anabranch.testing.checkers.journal import Call, Checker
 
 __all__ = ["OneOwner"]
+
+Tenure = tuple[str, int]
 
 
 class OneOwner(Checker):
@@ -10,21 +16,28 @@ class OneOwner(Checker):
 
     def __init__(self) -> None:
         super().__init__()
+        self._tenures: dict[str, list[Tenure]] = {}
+        """Of each shard, in the order of their first starts."""
+        self._tokens_grow = True
         self._highest: dict[str, Call] = {}
         """The call with the highest token of each key, over all shards of its line."""
-        self._processes: dict[tuple[str, int], str] = {}
 
     def started(self, call: Call) -> None:
+        tenure, tenures = (call.process, call.fence_token), self._tenures.setdefault(call.shard_id, [])
+        if tenure in tenures[:-1]:
+            self.complain(call.at_ms, f"stale dispatch: {call} starts after {tenures[-1]} did")
+            return
+        if tenure not in tenures:
+            tenures.append(tenure)
+        if not self._tokens_grow:
+            return
         before = self._highest.get(call.partition_key)
         if before is not None and call.fence_token < before.fence_token:
-            self.complain(call.at_ms, f"stale dispatch: {call} starts after {before}")
-            return
+            self.complain(call.at_ms, f"the fence token goes back: {call} starts after {before}")
+        elif before is not None and call.fence_token == before.fence_token and call.process != before.process:
+            self.complain(call.at_ms, f"two owners with one fence token: {call} starts after {before}")
         self._highest[call.partition_key] = call
-        owner = self._processes.setdefault((call.shard_id, call.fence_token), call.process)
-        if owner != call.process:
-            self.complain(call.at_ms, f"{call} starts with the token of {owner}")
 
     def store_went_back(self) -> None:
-        """Tokens that were handed out and forgotten may be handed out again."""
-        self._highest.clear()
-        self._processes.clear()
+        """Tokens that were handed out and then forgotten may be handed out again."""
+        self._tokens_grow = False

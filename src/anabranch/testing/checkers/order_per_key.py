@@ -16,9 +16,9 @@ class _Key:
         self.finished: dict[Position, None] = {}
         self.done_count = 0
         """The first so many of the written ones are finished."""
-        self.running: dict[int, Position] = {}
-        """By fence token."""
-        self.last_started: dict[int, Position] = {}
+        self.running: dict[tuple[str, int], Position] = {}
+        """By process and fence token."""
+        self.last_started: dict[tuple[str, int], Position] = {}
 
     def finish(self, position: Position) -> None:
         self.finished[position] = None
@@ -40,21 +40,21 @@ class OrderPerKey(Checker):
         insort(self._key(record.partition_key).written, record.position)
 
     def started(self, call: Call) -> None:
-        key, token = self._key(call.partition_key), call.fence_token
+        key, tenure = self._key(call.partition_key), (call.process, call.fence_token)
         index = bisect_left(key.written, call.position)
         if index > key.done_count:
             self.complain(call.at_ms, f"{call} starts, but {key.written[key.done_count]} of its key was not finished")
-        if (running := key.running.get(token)) is not None:
+        if (running := key.running.get(tenure)) is not None:
             self.complain(call.at_ms, f"{call} starts beside {running} of its key")
-        if (before := key.last_started.get(token)) is not None and call.position < before:
+        if (before := key.last_started.get(tenure)) is not None and call.position < before:
             self.complain(call.at_ms, f"{call} starts after {before} in the same holding")
-        key.running[token] = key.last_started[token] = call.position
+        key.running[tenure] = key.last_started[tenure] = call.position
 
     def finished(self, call: Call) -> None:
         self.abandoned(call)
         self._key(call.partition_key).finish(call.position)
 
     def abandoned(self, call: Call) -> None:
-        running = self._key(call.partition_key).running
-        if running.get(call.fence_token) == call.position:
-            del running[call.fence_token]
+        running, tenure = self._key(call.partition_key).running, (call.process, call.fence_token)
+        if running.get(tenure) == call.position:
+            del running[tenure]

@@ -63,7 +63,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
         concurrency=random.choice([1, 4, 16]),
         loop_order=random.choice(["fifo", "fifo", "shuffle"]),
         faulty_seconds=random.uniform(20, 60),
-        handler_seconds_max=random.choice([0.05, 0.3, 1.5]),
+        handler_seconds_max=random.choice([0.02, 0.1, 0.5]),
         lost=random.choice([0.0, 0.0, 0.01, 0.05]),
         late=random.choice([0.0, 0.0, 0.01, 0.05]),
         repeated=random.choice([0.0, 0.0, 0.02]),

@@ -153,6 +153,9 @@ def test_a_store_that_went_back_in_time_is_forgotten_but_for_its_epochs():
     known.forget()
     assert not known.leases
     assert known.epoch_floors == {P: 1}
+    known.observe_leases([replace(MINE, epoch=0)], 1_000)
+    known.forget()
+    assert known.epoch_floors == {P: 1}
 
 
 def test_shards_that_stand_still_on_purpose_weigh_nothing():

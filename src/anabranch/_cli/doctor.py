@@ -57,10 +57,8 @@ async def _examine(checkup: "Checkup", console: "Console | None") -> list["Findi
     async for finding in checkup.findings():
         findings.append(finding)
         if console is not None:
-            line = styled(f"{finding.state:<5}", _STYLES[finding.state])
-            console.print(
-                line.append(f"{finding.check:<12}", "bold").append(finding.finding, "default"), soft_wrap=True
-            )
+            line = styled("").append(f"{finding.state:<5}", _STYLES[finding.state])
+            console.print(line.append(f"{finding.check:<12}", "bold").append(finding.finding), soft_wrap=True)
             if finding.advice is not None:
                 console.print(styled(f"{'':17}-> {finding.advice}"), soft_wrap=True)
     return findings

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             confirm("Go on?", yes=arguments.yes)
         after = summary
         for number, step in enumerate(steps, 1):
-            after = _perform(connection, stream, step, after, title=f"step {number} of {len(steps)}, {step}")
+            after = _perform(connection, stream, step, after, title=f"step {number} of {len(steps)}")
         shards = connection.run(connection.shards(stream, AT_LATEST))
     if arguments.json:
         print_json(

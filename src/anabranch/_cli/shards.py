@@ -88,7 +88,7 @@ def _print_rows(rows: list[LineageRow]) -> None:
 
     def cell(row: LineageRow) -> tuple["Text | str", ...]:
         shard = row.shard
-        name = styled(row.guides, "dim").append(shard.shard_id, "" if shard.is_open else "dim")
+        name = styled("").append(row.guides, "dim").append(shard.shard_id, "" if shard.is_open else "dim")
         if row.is_repeated:
             return name, styled(f"above, under {row.other_parent}", "dim"), "", ""
         bar = styled(range_bar(shard.hash_key_range, cells, drawing), "green" if shard.is_open else "dim")

@@ -161,6 +161,7 @@ class LeaseLoop:
     async def take(self, step: Take) -> None:
         floor = await self._floor(step)
         if floor is None:
+            self.book.changed = True  # the next round looks again
             return
         answer = await self.call(
             self._outside.store.take_lease(

@@ -7,6 +7,7 @@ else to standard error; an error is a line that says what would be right.
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,10 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Without `argv` this process is the program, and an interruption ends it at once."""
+    if argv is None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a key that cannot be shown is no reason to fail
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(given)

@@ -22,7 +22,7 @@ examples:
   anabranch doctor orders --app billing --leases sqlite:///var/lib/billing.db
   anabranch doctor --json | jq '.[] | select(.state == "fail")'
 
-Changes nothing. Ends with exit code 1 if something is in the way (fail);
+Changes nothing in AWS. Ends with exit code 1 if something is in the way (fail);
 what is only doubtful (warn) or was not looked at (skip) does not count.
 """
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}

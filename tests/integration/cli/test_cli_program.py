@@ -145,3 +145,5 @@ def test_an_output_without_unicode_is_drawn_in_ascii(server, program):
     ended = program("shards", "orders", environment={"PYTHONIOENCODING": "ascii"})
     assert ended.code == 0
     assert f"{'#' * 24}{'.' * 24}" in ended.out
+    keys = program("which-shard", "orders", "müller", environment={"PYTHONIOENCODING": "ascii"})
+    assert keys.out.splitlines()[1].startswith("m\\xfcller")

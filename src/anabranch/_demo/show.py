@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import logging
 import sys
 import time
@@ -10,23 +11,24 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from anabranch._demo.audit import Handling, judge, recovery_seconds
+from anabranch._demo.audit import judge, recovery_seconds
 from anabranch._demo.keyboard import listen
 from anabranch._demo.stage import Stage
 from anabranch._demo.story import KEYS, STORY
-from anabranch._demo.views import River, audit_table, plain_line
+from anabranch._demo.views import River, audit_table, plain_line, what_next
 
 __all__ = ["perform"]
 
 DRAIN_SECONDS_MAX = 15.0
 LOOK_EVERY_SECONDS = 0.5
 LINE_EVERY_SECONDS = 2.0
+PICTURE_WIDTH = 84
 
 
 async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None) -> int:
     """The exit code: 0 if our side lost nothing and kept the order."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view tells what happens
-    console = Console(highlight=False, emoji=False, record=picture is not None)
+    console = Console(highlight=False, emoji=False)
     console.print(
         f"anabranch demo, seed {seed}: a local Kinesis, a producer, three workers, and a plain loop beside them"
     )
@@ -36,14 +38,14 @@ async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None)
             await stage.open(group)
             console.print("waiting for the first records to come through both sides")
             await stage.await_readers()
-            await _play(stage, console, seconds, group)
+            river = await _play(stage, console, seconds, group)
             stage.end()
     finally:
         await stage.close()
-    return _conclude(stage, console, seed, picture)
+    return _conclude(stage, river, console, seed, picture)
 
 
-async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> None:
+async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> River:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
 
@@ -60,8 +62,9 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
         if has_keys:
             over_watch = group.create_task(over.wait())
         story = group.create_task(_follow(stage, seconds, pressed))
+        river = River(stage, keys=has_keys)
         show = _show_river if console.is_terminal else _show_lines
-        viewing = group.create_task(show(stage, console, seconds, keys=has_keys))
+        viewing = group.create_task(show(stage, river, console))
         await asyncio.wait([writing, over_watch] if has_keys else [writing], return_when=asyncio.FIRST_COMPLETED)
         writing.cancel()
         await asyncio.wait([writing])
@@ -72,6 +75,7 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
         if has_keys:
             over_watch.cancel()
             loop.remove_reader(sys.stdin.fileno())
+    return river
 
 
 async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
@@ -94,8 +98,7 @@ async def _drain(stage: Stage) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _show_river(stage: Stage, console: Console, seconds: float, *, keys: bool) -> None:
-    river = River(stage, seconds, keys=keys)
+async def _show_river(stage: Stage, river: River, console: Console) -> None:
     with Live(river, console=console, refresh_per_second=8):
         while True:
             await stage.look()
@@ -103,37 +106,38 @@ async def _show_river(stage: Stage, console: Console, seconds: float, *, keys: b
             await asyncio.sleep(LOOK_EVERY_SECONDS)
 
 
-async def _show_lines(stage: Stage, console: Console, seconds: float, *, keys: bool) -> None:  # noqa: ARG001 -- as the river
+async def _show_lines(stage: Stage, river: River, console: Console) -> None:
     started, told = time.monotonic(), 0
     next_line = 0.0
     while True:
         await stage.look()
+        river.flow()
         for happening in list(stage.happenings)[told:]:
             console.print(f"        {happening.text}")
         told = len(stage.happenings)
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_EVERY_SECONDS
-            console.print(plain_line(stage, time.monotonic() - started))
+            console.print(plain_line(stage, time.monotonic() - started), soft_wrap=True)
         await asyncio.sleep(LOOK_EVERY_SECONDS)
 
 
-def _conclude(stage: Stage, console: Console, seed: int, picture: Path | None) -> int:
+def _conclude(stage: Stage, river: River, console: Console, seed: int, picture: Path | None) -> int:
     ours, plain = judge(stage.put, stage.ours), judge(stage.put, stage.plain)
     recoveries = [
         (
-            happening.text.removesuffix(" (kill -9)"),
-            _plain_recovery(happening.at_ns, happening.shard_ids, stage.plain),
+            happening.label,
+            recovery_seconds(happening.at_ns, happening.shard_ids, stage.plain),
             recovery_seconds(happening.at_ns, happening.shard_ids, stage.ours, not_by=happening.victim),
         )
         for happening in stage.happenings
         if happening.shard_ids
     ]
+    audit = audit_table(ours, plain, recoveries, seed)
     console.print()
-    console.print(audit_table(ours, plain, recoveries, seed))
+    console.print(audit)
+    console.print(what_next())
     if picture is not None:
-        console.save_svg(str(picture), title="anabranch demo")
+        paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
+        paper.print(river.whole(), audit, sep="\n")
+        paper.save_svg(str(picture), title="anabranch demo")
     return 0 if ours.is_clean and ours.put else 1
-
-
-def _plain_recovery(at_ns: int, shard_ids: tuple[str, ...], handlings: list[Handling]) -> float | None:
-    return recovery_seconds(at_ns, shard_ids, handlings)

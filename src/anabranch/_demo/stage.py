@@ -43,6 +43,7 @@ class Happening(msgspec.Struct, frozen=True):
     at_ns: int
     action: str
     text: str
+    label: str = ""
     shard_ids: tuple[str, ...] = ()
     """Shards that have to be read (again) after it."""
     victim: str | None = None
@@ -179,7 +180,7 @@ class Stage:
             self._note(operation, f"could not be done: {error}")
             return
         born = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
-        self._note(operation, text, shard_ids=born)
+        self._note(operation, text, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
 
     def _kill(self) -> None:
         """One of our workers and the plain loop, as kill -9 does; both are started again a little later."""
@@ -191,7 +192,13 @@ class Stage:
         self._workers[victim].kill()
         if self._plain is not None:
             self._plain.kill()
-        self._note("kill", f"killed worker {victim} and the plain loop (kill -9)", shard_ids=orphans, victim=victim)
+        self._note(
+            "kill",
+            f"killed worker {victim} and the plain loop (kill -9)",
+            label="kill -9",
+            shard_ids=orphans,
+            victim=victim,
+        )
         self._group.create_task(self._restart(victim))
 
     async def _restart(self, name: str) -> None:
@@ -207,8 +214,8 @@ class Stage:
         for rule in rules:
             loop.call_later(THROTTLE_SECONDS, self._kinesis.faults.remove, rule)
 
-    def _note(self, action: str, text: str, *, shard_ids: tuple[str, ...] = (), victim: str | None = None) -> None:
-        self.happenings.append(Happening(time.monotonic_ns(), action, text, shard_ids, victim))
+    def _note(self, action: str, text: str, **more: Any) -> None:
+        self.happenings.append(Happening(time.monotonic_ns(), action, text, **more))
 
     # looking
 

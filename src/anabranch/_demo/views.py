@@ -6,9 +6,10 @@ banks; grey is a shard that nobody reads at that moment.
 
 import time
 from collections import deque
+from itertools import groupby
 from typing import Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,19 +18,25 @@ from anabranch._demo.audit import Verdict
 from anabranch._demo.stage import ShardView, Stage
 from anabranch.limits import HASH_KEY_MAX
 
-__all__ = ["River", "audit_table", "plain_line"]
+__all__ = ["River", "audit_table", "plain_line", "what_next"]
 
 COLOURS: Final = {"one": "cyan", "two": "magenta", "three": "yellow"}
 WIDTH: Final = 64
 ROWS: Final = 16
+NEXT: Final = (
+    ("anabranch serve --create orders:4", "a local Kinesis for your programs"),
+    ("anabranch put orders hello --key user-1", "writes a record"),
+    ("anabranch tail orders", "follows it through resharding"),
+)
+PICTURE_ROWS: Final = 24
 
 
 class River:
-    def __init__(self, stage: Stage, seconds: float, *, keys: bool) -> None:
+    def __init__(self, stage: Stage, *, keys: bool) -> None:
         self._stage = stage
-        self._seconds = seconds
         self._keys = keys
         self._rows: deque[Text] = deque(maxlen=ROWS)
+        self._history: list[Text] = []
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
 
@@ -39,19 +46,16 @@ class River:
         row = Text(f"{elapsed:5.1f} s ", style="dim")
         row.append_text(_banks(self._stage.shards))
         self._rows.append(row)
+        self._history.append(row)
 
     def __rich__(self) -> RenderableType:
-        return Group(
-            Panel(
-                Group(*self._rows, *[Text("")] * (ROWS - len(self._rows))),
-                title="the stream: hash space across, time downwards",
-                title_align="left",
-                border_style="dim",
-                width=WIDTH + 14,
-            ),
-            self._figures(),
-            self._news(),
-        )
+        rows = [*self._rows, *[Text("")] * (ROWS - len(self._rows))]
+        return Group(_panel(rows), self._figures(), self._news())
+
+    def whole(self) -> RenderableType:
+        """The river from its source, with as many rows as fit a picture."""
+        step = max(1, len(self._history) // PICTURE_ROWS)
+        return _panel(self._history[::step])
 
     def _figures(self) -> RenderableType:
         stage, now = self._stage, time.monotonic()
@@ -76,6 +80,16 @@ class River:
         return lines
 
 
+def _panel(rows: list[Text]) -> Panel:
+    return Panel(
+        Group(*rows),
+        title="the stream: hash space across, time downwards, a colour for each worker",
+        title_align="left",
+        border_style="dim",
+        width=WIDTH + 14,
+    )
+
+
 def _banks(shards: list[ShardView]) -> Text:
     """One row of the river. Where a closed shard is still being read, it covers its children, which wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
@@ -87,8 +101,8 @@ def _banks(shards: list[ShardView]) -> Text:
             cells[column] = ("█" if shard.owner else "░", style)
         cells[first] = ("▌", style)
     row = Text()
-    for character, style in cells:
-        row.append(character, style=style)
+    for style, run in groupby(cells, key=lambda cell: cell[1]):
+        row.append("".join(character for character, _ in run), style=style)
     return row
 
 
@@ -105,8 +119,8 @@ def audit_table(
 ) -> RenderableType:
     table = Table(title="What became of every record", title_justify="left", title_style="bold")
     table.add_column("")
-    table.add_column("a plain loop over boto3's client", justify="right")
-    table.add_column("anabranch, three workers", justify="right")
+    table.add_column("a plain boto3 loop", justify="right")
+    table.add_column("anabranch", justify="right")
     rows = (
         ("records put", plain.put, ours.put, False),
         ("handled", plain.handled, ours.handled, False),
@@ -118,15 +132,21 @@ def audit_table(
         table.add_row(name, _figure(theirs, must_be_zero), _figure(our, must_be_zero))
     table.add_section()
     for name, theirs_seconds, our_seconds in recoveries:
-        table.add_row(f"reading again after: {name}", _seconds(theirs_seconds), _seconds(our_seconds))
+        table.add_row(f"reading on after: {name}", _seconds(theirs_seconds), _seconds(our_seconds))
     note = Text(
-        "Handled again: finished, but not yet committed when the worker was killed; the bound is one second of work.\n"
-        f"Seed {seed}. Next: ",
+        "Handled again: finished, but not yet committed when its worker was killed.\nThe bound is one second of work. ",
         style="dim",
     )
-    for command in ("anabranch serve --create orders:4", "anabranch put --help", "anabranch shards --help"):
-        note.append(f"\n  {command}", style="bold")
+    note.append(f"Seed {seed}.")
     return Group(table, note)
+
+
+def what_next() -> RenderableType:
+    text = Text("Try next:", style="dim")
+    for command, meaning in NEXT:
+        text.append(f"\n  {command:<42}", style="bold")
+        text.append(meaning, style="dim")
+    return text
 
 
 def _figure(value: int, must_be_zero: bool) -> Text:  # noqa: FBT001 -- read beside the rows above
@@ -137,7 +157,3 @@ def _figure(value: int, must_be_zero: bool) -> Text:  # noqa: FBT001 -- read bes
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.1f} s"
-
-
-def make_console() -> Console:
-    return Console(highlight=False, emoji=False)

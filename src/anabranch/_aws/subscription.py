@@ -26,6 +26,8 @@ async def read_events(stream: BodyStream) -> AsyncGenerator[SubscribeToShardEven
                 messages = decoder.feed(piece)
             except CodecError as error:
                 raise TransportError(f"SubscribeToShard: {error}") from error
+            if messages:
+                stream.progress()
             for message in messages:
                 try:
                     meaning = decode_subscription_message(message)

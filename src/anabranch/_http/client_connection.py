@@ -18,7 +18,7 @@ import select
 from collections.abc import Sequence
 from typing import Final, cast
 
-from anabranch._http.client_limits import ClientLimits
+from anabranch._http.client_limits import ClientLimits, ClientTimeouts
 from anabranch._http.client_stream import ResponseStream
 from anabranch._http.receive_buffers import ReceiveBuffers
 from anabranch._http.response_chunks import ResponseChunks
@@ -63,13 +63,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         peer: str,
         limits: ClientLimits,
-        read_timeout: float,
+        timeouts: ClientTimeouts,
         buffers: ReceiveBuffers,
     ) -> None:
         self._loop = loop
         self._peer = peer
         self._limits = limits
-        self._read_timeout = read_timeout
+        self._timeouts = timeouts
         self._buffers = buffers
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
         self._own = self._buffer = bytearray(limits.head_bytes_max)
@@ -166,9 +166,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if now >= self._deadline:
             self.fail(TransportError(f"{self._peer} gave no complete answer in time"))
-        elif not self._sending and now - self._heard_at >= self._read_timeout:
+        elif not self._sending and now - self._heard_at >= self._timeouts.read:
             self.fail(
-                TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s in the middle of a call")
+                TransportError(f"{self._peer} has been silent for {self._timeouts.read:g} s in the middle of a call")
             )
 
     async def wait_closed(self) -> None:
@@ -294,7 +294,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _become_stream(self, head: ResponseHead, body_start: int) -> None:
         stream = ResponseStream(
-            self._loop, self._transport, self._peer, head, bytes(self._view[body_start : self._end]), self._read_timeout
+            self._loop, self._transport, self._peer, head, bytes(self._view[body_start : self._end]), self._timeouts
         )
         self._transport.set_protocol(stream)
         answer, self._answer = self._answer, None

@@ -18,7 +18,8 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from anabranch._http.client_limits import ClientLimits
+from anabranch._http.client_limits import ClientLimits, ClientTimeouts
+from anabranch._http.patience import Patience
 from anabranch.errors import TransportError
 
 __all__ = ["Http2Connection", "Http2Stream"]
@@ -34,7 +35,7 @@ _DEFAULT_WINDOW_BYTES: Final = 65_535  # RFC 9113, 6.9.2
 class Http2Stream:
     """One request and its streamed answer."""
 
-    def __init__(self, connection: "Http2Connection", stream_id: int, now: float) -> None:
+    def __init__(self, connection: "Http2Connection", stream_id: int, peer: str, patience: Patience) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self._connection = connection
@@ -42,10 +43,10 @@ class Http2Stream:
         self._waiting: list[memoryview] = []
         self._waiting_bytes = 0
         self._owed_bytes = 0  # handed to the reader, not granted to the server again yet
-        self._waiter: asyncio.Future[None] | None = None
+        self._peer = peer
+        self._patience = patience
         self._error: TransportError | None = None
         self._ended = False
-        self._heard_at = now
 
     @property
     def ended(self) -> bool:
@@ -56,7 +57,7 @@ class Http2Stream:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._more()
+            await self._patience.wait()
 
     async def receive(self) -> list[memoryview]:
         self._grant()
@@ -65,7 +66,7 @@ class Http2Stream:
                 return []
             if self._error is not None:
                 raise self._error
-            await self._more()
+            await self._patience.wait()
         payloads, self._waiting = self._waiting, []
         self._owed_bytes, self._waiting_bytes = self._waiting_bytes, 0
         return payloads
@@ -78,64 +79,52 @@ class Http2Stream:
         self._waiting, self._waiting_bytes = [], 0
         self._grant()
 
+    def progress(self) -> None:
+        self._patience.progress()
+
     def check(self, now: float) -> None:
-        self._connection.check_stream(self, now)
+        if (missing := self._patience.spent(now)) is not None:
+            self.fail(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
         """Nothing to wait for: the connection lives on for its other streams."""
 
-    def silent_for(self, now: float) -> float:
-        """Seconds that a reader has been waiting for the server."""
-        return now - self._heard_at if self._waiter is not None else 0.0
-
     # What the connection tells
 
-    def head(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
-        self.status, self.headers, self._heard_at = status, headers, now
-        self._wake()
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.status, self.headers = status, headers
+        self._patience.wake()
 
-    def data(self, payload: bytes, flow_bytes: int, now: float) -> None:
+    def data(self, payload: bytes, flow_bytes: int) -> None:
         """`flow_bytes` counts the padding too: it was paid from the window."""
-        self._heard_at = now
         if payload:
             self._waiting.append(memoryview(payload))
         self._waiting_bytes += flow_bytes
-        self._wake()
+        self._patience.wake()
 
     def end(self) -> None:
         self._ended = True
-        self._wake()
+        self._patience.wake()
 
     def fail(self, error: TransportError) -> None:
         if not self.ended:
             self._error = error
-        self._wake()
+        self._patience.wake()
 
     def _grant(self) -> None:
         if self._owed_bytes:
             self._connection.grant(self._stream_id, self._owed_bytes)
             self._owed_bytes = 0
 
-    async def _more(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
 
 class Http2Connection(asyncio.BufferedProtocol):
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, limits: ClientLimits, read_timeout: float
+        self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, limits: ClientLimits, timeouts: ClientTimeouts
     ) -> None:
         self._loop = loop
         self._peer = peer
         self._authority = authority
-        self._read_timeout = read_timeout
+        self._timeouts = timeouts
         config = h2.config.H2Configuration(client_side=True, header_encoding=None)
         self._h2 = h2.connection.H2Connection(config)
         self._h2.max_inbound_frame_size = _FRAME_BYTES_MAX
@@ -179,7 +168,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._h2.send_data(stream_id, body, end_stream=True)
         except h2.exceptions.H2Error as error:
             raise TransportError(f"{self._peer} takes no request over HTTP/2: {error}", maybe_sent=False) from error
-        stream = self._streams[stream_id] = Http2Stream(self, stream_id, self._loop.time())
+        stream = self._streams[stream_id] = Http2Stream(
+            self, stream_id, self._peer, Patience(self._loop, self._timeouts)
+        )
         self._flush()
         try:
             await stream.accepted()
@@ -203,10 +194,6 @@ class Http2Connection(asyncio.BufferedProtocol):
             return  # the connection is over
         self._flush()
 
-    def check_stream(self, stream: Http2Stream, now: float) -> None:
-        if stream.silent_for(now) >= self._read_timeout:
-            stream.fail(TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s inside a stream"))
-
     def abort(self) -> None:
         self._leaving = True
         self._transport.abort()
@@ -227,7 +214,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        now = self._loop.time()
         if not self._greeted:
             self._greeted = True
             if bytes(self._view[: min(nbytes, 5)]) == b"HTTP/":  # taken for a frame, it would be one of four megabytes
@@ -236,7 +222,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 return
         try:
             for event in self._h2.receive_data(self._view[:nbytes]):
-                self._apply(event, now)
+                self._apply(event)
         except h2.exceptions.H2Error as error:
             self._fail_all(TransportError(f"{self._peer} broke the rules of HTTP/2: {error}"))
             self._flush()
@@ -251,14 +237,14 @@ class Http2Connection(asyncio.BufferedProtocol):
         reason = f": {exc}" if exc else ""
         self._fail_all(TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}"))
 
-    def _apply(self, event: h2.events.Event, now: float) -> None:
+    def _apply(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.DataReceived):
             if (stream := self._streams.get(event.stream_id)) is not None:
-                stream.data(event.data, event.flow_controlled_length, now)
+                stream.data(event.data, event.flow_controlled_length)
         elif isinstance(event, h2.events.ResponseReceived):
             if (stream := self._streams.get(event.stream_id)) is not None:
                 headers = {bytes(name): bytes(value) for name, value in event.headers}
-                stream.head(int(headers.get(b":status", b"0")), headers, now)
+                stream.head(int(headers.get(b":status", b"0")), headers)
         elif isinstance(event, h2.events.StreamEnded):
             if (stream := self._forget(event.stream_id)) is not None:
                 stream.end()

@@ -14,6 +14,8 @@ class ClientTimeouts:
     """For name, TCP, proxy and TLS together."""
     read: float = 15.0
     """The longest silence inside an answer."""
+    message: float = 30.0
+    """The longest wait for something whole inside a stream; a subscription says something every five seconds."""
     total: float = 30.0
     """From the call to the last byte of its answer, waiting for a free connection included."""
     idle: float = 20.0

@@ -8,6 +8,8 @@ ends it at once.
 import asyncio
 from typing import Final, Protocol
 
+from anabranch._http.client_limits import ClientTimeouts
+from anabranch._http.patience import Patience
 from anabranch._http.response_chunks import ResponseChunks
 from anabranch._http.response_head import CHUNKED, UNTIL_CLOSE, ResponseHead
 from anabranch.errors import TransportError
@@ -26,6 +28,9 @@ class BodyStream(Protocol):
     async def receive(self) -> list[memoryview]:
         """The next bytes, valid until the next call; an empty list at the end."""
 
+    def progress(self) -> None:
+        """The reader has made something whole of the bytes."""
+
     def close(self) -> None: ...
 
     def check(self, now: float, /) -> None:
@@ -42,13 +47,11 @@ class ResponseStream(asyncio.BufferedProtocol):
         peer: str,
         head: ResponseHead,
         first: bytes,
-        read_timeout: float,
+        timeouts: ClientTimeouts,
     ) -> None:
         self.headers = head.headers
-        self._loop = loop
         self._transport = transport
         self._peer = peer
-        self._read_timeout = read_timeout
         self._chunks = ResponseChunks() if head.length == CHUNKED else None
         self._left = head.length if head.length >= 0 else None
         self._until_close = head.length == UNTIL_CLOSE
@@ -60,8 +63,7 @@ class ResponseStream(asyncio.BufferedProtocol):
         self._paused = False
         self._finished = self._left == 0
         self._error: TransportError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._heard_at = loop.time()
+        self._patience = Patience(loop, timeouts)
         self._closed: asyncio.Future[None] = loop.create_future()
 
     async def receive(self) -> list[memoryview]:
@@ -70,7 +72,6 @@ class ResponseStream(asyncio.BufferedProtocol):
                 self._start = self._end = 0
                 if self._paused:
                     self._paused = False
-                    self._heard_at = self._loop.time()  # silence of our own making does not count
                     self._transport.resume_reading()
             else:
                 view = self._view[self._start : self._end]
@@ -82,24 +83,20 @@ class ResponseStream(asyncio.BufferedProtocol):
                 return []
             if self._error is not None:
                 raise self._error
-            await self._more()
+            await self._patience.wait()
+
+    def progress(self) -> None:
+        self._patience.progress()
 
     def close(self) -> None:
         self._finish(TransportError("the stream was closed on this side"))
 
     def check(self, now: float) -> None:
-        if not self._paused and self._waiter is not None and now - self._heard_at >= self._read_timeout:
-            self._finish(TransportError(f"{self._peer} has been silent for {self._read_timeout:g} s inside a stream"))
+        if (missing := self._patience.spent(now)) is not None:
+            self._finish(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
         await asyncio.shield(self._closed)
-
-    async def _more(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _unframe(self, view: memoryview) -> list[memoryview]:
         if self._chunks is not None:
@@ -122,11 +119,7 @@ class ResponseStream(asyncio.BufferedProtocol):
         if self._error is None:
             self._error = error
         self._transport.abort()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._patience.wake()
 
     # asyncio's side
 
@@ -135,11 +128,10 @@ class ResponseStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
-        self._heard_at = self._loop.time()
         if len(self._buffer) - self._end < _ROOM_BYTES_MIN and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        self._patience.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
@@ -149,4 +141,4 @@ class ResponseStream(asyncio.BufferedProtocol):
         elif self._error is None:
             reason = f": {exc}" if exc else ""
             self._error = TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}")
-        self._wake()
+        self._patience.wake()

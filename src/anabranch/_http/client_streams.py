@@ -105,8 +105,8 @@ class StreamClient:
     def _choose(self, negotiated: str | None) -> Http2Connection | ClientConnection:
         endpoint = self._dialer.endpoint
         if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
-            return Http2Connection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts.read)
-        return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts.read, self._buffers)
+            return Http2Connection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
+        return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
 
     async def _open_on(
         self,

@@ -132,7 +132,7 @@ class ConnectionPool:
 
     def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool asks for HTTP/1.1 only
         peer = self._dialer.endpoint.url
-        return ClientConnection(self._loop, peer, self._limits, self._timeouts.read, self._buffers)
+        return ClientConnection(self._loop, peer, self._limits, self._timeouts, self._buffers)
 
     def _admit(self, connection: ClientConnection) -> None:
         self._busy[connection] = None

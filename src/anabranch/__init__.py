@@ -8,14 +8,18 @@ from anabranch.budget import Budget
 from anabranch.config import Aws, CheckpointSettings, ConsumerSettings, LeaseSettings, PollingSettings, ProducerSettings
 from anabranch.errors import AnabranchError
 from anabranch.events import Event
+from anabranch.lambda_events import deaggregate
 from anabranch.policies import Retry, Stop
 from anabranch.records import Attempt, Batch, Context, PutResult, Record
-from anabranch.reports import ConsumerStatus, StopReport
+from anabranch.reports import ConsumerStatus, FlushReport, StopReport
 from anabranch.values import json_lines
 
 if TYPE_CHECKING:
+    from anabranch._engine.delivery import Delivery
+    from anabranch._engine.write_thread import SyncDelivery
     from anabranch.consumer import Consumer
     from anabranch.producer import Producer
+    from anabranch.sync_producer import SyncProducer
 
 __all__ = [
     "AnabranchError",
@@ -28,7 +32,9 @@ __all__ = [
     "ConsumerSettings",
     "ConsumerStatus",
     "Context",
+    "Delivery",
     "Event",
+    "FlushReport",
     "LeaseSettings",
     "PollingSettings",
     "Producer",
@@ -38,13 +44,22 @@ __all__ = [
     "Retry",
     "Stop",
     "StopReport",
+    "SyncDelivery",
+    "SyncProducer",
     "__version__",
+    "deaggregate",
     "errors",
     "json_lines",
 ]
 
 # What pulls in the engine is loaded when it is first named: `import anabranch` is quick, and needs no botocore.
-_LAZY = {"Consumer": "anabranch.consumer", "Producer": "anabranch.producer"}
+_LAZY = {
+    "Consumer": "anabranch.consumer",
+    "Delivery": "anabranch._engine.delivery",
+    "Producer": "anabranch.producer",
+    "SyncDelivery": "anabranch._engine.write_thread",
+    "SyncProducer": "anabranch.sync_producer",
+}
 
 
 def __getattr__(name: str) -> Any:

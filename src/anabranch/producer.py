@@ -104,6 +104,11 @@ class Producer(Generic[T]):
         producer._open_ports = open_ports
         return producer
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What the records on their way weigh, out of `buffer_bytes`."""
+        return 0 if self._writer is None else self._writer.used_bytes
+
     # putting
 
     async def put(

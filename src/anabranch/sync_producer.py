@@ -1,0 +1,192 @@
+"""`SyncProducer`: the producer for code without an event loop. Flask, Django, scripts, threads.
+
+A facade over a `Producer` in a thread of its own, which starts with the first use in each process. After a fork the
+child has no such thread: it starts its own, unless records were on their way at the fork; then it refuses, since
+nobody could tell which of the two processes writes them.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+
+from anabranch._core.writing.routing import check_keys
+from anabranch._engine.write_thread import HandedRecord, SyncDelivery, WriteThread
+from anabranch._model.streams import parse_stream
+from anabranch.config import Aws, ProducerSettings
+from anabranch.errors import AnabranchError, DeliveryFailed, UsageError
+from anabranch.events import Event
+from anabranch.limits import MIB
+from anabranch.producer import Producer
+from anabranch.records import PutResult
+from anabranch.reports import FlushReport
+from anabranch.values import Encoder, encode_with
+
+__all__ = ["SyncProducer"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=bytes)  # as Producer's
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+
+_log = logging.getLogger("anabranch")
+
+
+class SyncProducer(Generic[T]):
+    """As `Producer`, for code without an event loop: blocking, thread-safe, started by its first use in a process.
+
+    `on_undelivered` and `on_event` are called in the producer's own thread.
+    """
+
+    def __init__(
+        self,
+        stream: str | None = None,
+        *,
+        order: Literal["key", "none"] = "key",
+        aggregate: Literal["shard", "key"] | None = "shard",
+        linger: float = 0.1,
+        delivery_timeout: float = 120.0,
+        buffer_bytes: int = 64 * MIB,
+        encode: Encoder[T] = bytes,  # type: ignore[assignment]
+        on_undelivered: Callable[[PutResult], Any] | None = None,
+        settings: ProducerSettings | None = None,
+        aws: Aws | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        def make() -> Producer[bytes]:
+            return Producer(
+                stream,
+                order=order,
+                aggregate=aggregate,
+                linger=linger,
+                delivery_timeout=delivery_timeout,
+                buffer_bytes=buffer_bytes,
+                on_undelivered=on_undelivered,
+                settings=settings,
+                aws=aws,
+                on_event=on_event,
+            )
+
+        make()  # whatever is wrong with the options is said here, and not by a thread later
+        self._make: Callable[[], Producer[bytes]] = make
+        self._stream = stream
+        self._encode = encode_with(encode)
+        self._buffer_bytes = buffer_bytes
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
+        self._thread: WriteThread | None = None
+        self._is_closed = False
+
+    def put(
+        self,
+        value: T,
+        partition_key: str,
+        *,
+        explicit_hash_key: str | None = None,
+        stream: str | None = None,
+        timeout: float | None = None,
+    ) -> SyncDelivery:
+        """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        check_keys(partition_key, explicit_hash_key)
+        if stream is not None:
+            parse_stream(stream)
+        elif self._stream is None:
+            raise UsageError("name a stream: SyncProducer('orders'), or put(..., stream='orders')")
+        record = HandedRecord(self._encode(value), partition_key, explicit_hash_key, stream)
+        return self._running().put(record, timeout)
+
+    def put_nowait(
+        self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
+    ) -> SyncDelivery:
+        """As `put`, but never waits: `BufferFull` if there is no room now."""
+        return self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream, timeout=0.0)
+
+    def put_and_wait(
+        self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
+    ) -> PutResult:
+        """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
+        result = self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream).result()
+        if not result.delivered:
+            raise DeliveryFailed(
+                f"the record with partition key {partition_key!r} was not delivered: {result.error}", results=[result]
+            )
+        return result
+
+    def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[SyncDelivery]:
+        """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
+        return [self.put(value, partition_key, stream=stream) for partition_key, value in items]
+
+    def flush(self, *, deadline: float | None = None) -> FlushReport:
+        """Waits until everything put before, by any thread, is settled; at most `deadline` seconds.
+
+        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        """
+        if self._thread is None:
+            return FlushReport()
+        return self._running().flush(deadline)
+
+    def close(self, *, deadline: float | None = 30.0) -> FlushReport:
+        """Delivers everything, or fails what could not be delivered within `deadline` seconds, and ends the thread.
+
+        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        """
+        with self._lock:
+            self._is_closed = True
+            thread, self._thread = self._thread, None
+        if thread is None or self._process_id != os.getpid():
+            return FlushReport()
+        return thread.close(deadline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except DeliveryFailed as failed:
+            if error is None:
+                raise
+            error.add_note(f"besides, the producer was left with undelivered records: {failed}")
+
+    def _running(self) -> WriteThread:
+        if self._process_id != os.getpid():
+            self._after_fork()
+        with self._lock:
+            if self._is_closed:
+                raise UsageError("this producer is closed")
+            if self._thread is None:
+                self._thread = WriteThread(self._make, buffer_bytes=self._buffer_bytes)
+                atexit.register(_close_at_exit, weakref.ref(self))
+            return self._thread
+
+    def _after_fork(self) -> None:
+        """The child's copy: the thread is not in it, and a lock may have been held by a thread that is not either."""
+        if self._thread is not None and self._thread.holds_records:
+            raise UsageError(
+                "this process was forked while the producer held records, which the parent process writes: "
+                "flush() before the fork, or make a producer after it"
+            )
+        self._lock = threading.Lock()
+        self._thread = None
+        self._process_id = os.getpid()
+
+
+def _close_at_exit(reference: "weakref.ref[SyncProducer[Any]]") -> None:
+    """A program that ends without close() still delivers what it put, or says what it could not."""
+    producer = reference()
+    if producer is not None:
+        try:
+            producer.close()
+        except AnabranchError as error:
+            _log.error("at exit: %s", error)

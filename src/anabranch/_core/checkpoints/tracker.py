@@ -17,7 +17,8 @@ The tracker knows nothing of handlers, stores or time, and never looks into a re
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from anabranch._core.reading.pages import Page
 from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
@@ -29,7 +30,7 @@ __all__ = ["Entry", "Tracker", "adopt", "key_digest"]
 DIGEST_BYTES = 8
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False):
     """A record's place, without the record. Its number stays text until a commit needs it."""
 
     ordinal: int
@@ -47,21 +48,18 @@ class Mark(NamedTuple):
 class Entry:
     """One record on its way through a handler."""
 
-    __slots__ = ("attempts", "before", "finished", "mark", "page", "record")
+    __slots__ = ("attempts", "before", "finished", "mark", "ordinal", "page", "record")
 
     def __init__(self, record: Record[bytes], page: Page, mark: Mark, before: Mark | None) -> None:
         self.record = record
         self.page = page
         """Where its end is reported, so that its bytes are free again."""
         self.mark = mark
+        self.ordinal = mark.ordinal
         self.before = before
         """The record entered before this one: the watermark, while this one is the first unfinished."""
         self.attempts = 0
         self.finished = False
-
-    @property
-    def ordinal(self) -> int:
-        return self.mark.ordinal
 
 
 class Tracker:
@@ -81,7 +79,7 @@ class Tracker:
     def enter(self, record: Record[bytes], page: Page) -> Entry:
         """The next record of the stream. The entry comes back finished if the owner before had finished it."""
         before = self._entered
-        ordinal, read_bytes = (1, 0) if before is None else (before[0] + 1, before[1])
+        ordinal, read_bytes = (1, 0) if before is None else (before.ordinal + 1, before.read_bytes)
         read_bytes += len(record.data) + len(record.partition_key)
         mark = self._entered = Mark(ordinal, read_bytes, record.sequence_number, record.sub_sequence_number)
         entry = Entry(record, page, mark, before)
@@ -108,10 +106,9 @@ class Tracker:
     def finish(self, entry: Entry) -> None:
         assert not entry.finished, f"finished twice: {entry.record.position}"
         entry.finished = True
-        mark = entry.mark
-        del self._unfinished[mark.ordinal]
-        if self._frontier is None or mark.ordinal > self._frontier.ordinal:
-            self._frontier = mark
+        del self._unfinished[entry.ordinal]
+        if self._frontier is None or entry.ordinal > self._frontier.ordinal:
+            self._frontier = entry.mark
         self.finished_count += 1
 
     def skips(self, record: Record[bytes]) -> bool:

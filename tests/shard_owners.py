@@ -12,6 +12,8 @@ from anabranch._core.reading.unpacking import Unpacker
 from anabranch._core.reading.window import Window
 from shard_records import SHARD, STREAM, aggregated, plain
 
+STEPS_MAX = 20_000
+
 
 class Shard:
     """A stream of plain and aggregated records; `units` has one key, or a list of keys, for each Kinesis record."""
@@ -97,9 +99,13 @@ class Owner:
         self.now_ms += 1
         self.draw.choice((self.read, self.start, self.start, self.end))()
 
-    def work_to_the_end(self):
-        while self.unread or self.running or not self.window.is_empty or self.lane.unfinished_count:
+    def work_to_the_end(self, after_each_step=lambda owner: None):
+        for _ in range(STEPS_MAX):
+            if not (self.unread or self.running or self.lane.unfinished_count) and self.window.is_empty:
+                return
             self.step()
+            after_each_step(self)
+        raise AssertionError(f"{STEPS_MAX} steps brought it to no end: {self.lane.first_unfinished}")
 
     def commit(self):
         return self.lane.checkpoint()

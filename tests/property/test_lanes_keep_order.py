@@ -51,10 +51,7 @@ def check_bounds(owner, limits):
 @given(order=ORDERS, shard=SHARDS, limits=LIMITS, seed=st.integers(0, 2**32))
 def test_records_of_a_key_are_started_one_at_a_time_and_in_stream_order(order, shard, limits, seed):
     owner = make_owner(shard, order, limits, seed)
-    while owner.unread or owner.running or not owner.window.is_empty or owner.lane.unfinished_count:
-        owner.step()
-        check_one_at_a_time(owner)
-        check_bounds(owner, limits)
+    owner.work_to_the_end(lambda owner: (check_one_at_a_time(owner), check_bounds(owner, limits)))
     assert sorted(places(owner.finished)) == places(shard.records)
     started = list(dict.fromkeys(places(owner.started)))
     key_of = {tuple(record.position): record.partition_key for record in shard.records}

@@ -25,6 +25,7 @@ from anabranch._engine.partings import Partings
 from anabranch._engine.poller import Poller
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
+from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
 from anabranch._engine.store_calls import insist
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
@@ -84,6 +85,7 @@ class Worker:
         self.budget = budget
         self.scheduler = Scheduler(outside.clock)
         self.sessions: dict[LeaseKey, Session] = {}
+        self._reports = ShardReports()
         self._sink: Sink
         self.member: Member
         self.app: AppRow
@@ -124,33 +126,42 @@ class Worker:
                 self._sink.shelf.wake_all()
 
     async def _run(self, make_sink: SinkMaker) -> None:
-        outside, plan = self._outside, self._plan
         async with asyncio.TaskGroup() as group:
             self._group = group
-            stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
-            self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
-            self._sink = make_sink(self)
-            self._drain = Drain(outside.clock, self._sink.running)
-            self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
-            self.app = await insist(outside, lambda: outside.store.open(plan.app))
-            await check_fleet(outside, plan.profile, plan.timing)
-            await self._lineage.prepare()
-            await self.member.join()
-            self._wire(group)
-            tasks = [
-                group.create_task(self.leases.run(), name="leases"),
-                group.create_task(self._checkpointer.run(), name="checkpoints"),
-                group.create_task(self._lineage.run(), name="lineage"),
-                *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
-            ]
-            outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
-            self._watch_for_end()
-            self.has_joined = True
-            self.settled.set()
-            while self._stop_deadline_ms is None:
-                await self._stop.wait()
-            self.report = await self._leave(tasks, self._stop_deadline_ms)
-            raise _LeftError
+            try:
+                await self._live(group, make_sink)
+            finally:
+                # Whatever ended it: nothing may start a task any more in a group that is going down.
+                self.scheduler.close()
+                if self.has_joined:
+                    self._poller.paused = True
+
+    async def _live(self, group: asyncio.TaskGroup, make_sink: SinkMaker) -> None:
+        outside, plan = self._outside, self._plan
+        stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
+        self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
+        self._sink = make_sink(self)
+        self._drain = Drain(outside.clock, self._sink.running)
+        self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
+        self.app = await insist(outside, lambda: outside.store.open(plan.app))
+        await check_fleet(outside, plan.profile, plan.timing)
+        await self._lineage.prepare()
+        await self.member.join()
+        self._wire(group)
+        tasks = [
+            group.create_task(self.leases.run(), name="leases"),
+            group.create_task(self._checkpointer.run(), name="checkpoints"),
+            group.create_task(self._lineage.run(), name="lineage"),
+            *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
+        ]
+        outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
+        self._watch_for_end()
+        self.has_joined = True
+        self.settled.set()
+        while self._stop_deadline_ms is None:
+            await self._stop.wait()
+        self.report = await self._leave(tasks, self._stop_deadline_ms)
+        raise _LeftError
 
     def _wire(self, group: asyncio.TaskGroup) -> None:
         outside, plan = self._outside, self._plan
@@ -359,11 +370,9 @@ class Worker:
         )
 
     def _shard_status(self) -> tuple[ShardStatus, ...]:
-        """What every heartbeat says of the shards that stand still; bounded, since every heartbeat carries it."""
-        still = [session for session in self.sessions.values() if session.reason is not None]
-        return tuple(
-            ShardStatus(session.shard_id, (session.reason or "")[:200], session.behind_ms) for session in still[:20]
-        )
+        """What every heartbeat says of the shards."""
+        now_ms = self._outside.clock.now_ms()
+        return self._reports.report(self.sessions.values(), now_ms, paused=self._paused)
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""

@@ -66,7 +66,7 @@ def _desired(book: Book, stopwatches: Stopwatches, now_ms: int) -> dict[LeaseKey
     live = stopwatches.live()
     alive = {row.member_id: row for row in live}
     claims = [
-        _claim(book, row, alive, now_ms)
+        _claim(book, row, alive, stopwatches.membership_changed_ms, now_ms)
         for row in book.leases.values()
         if not row.is_finished and (row.owner in alive or not book.waits(row))
     ]
@@ -80,11 +80,14 @@ def _seats(live: list[MemberRow]) -> list[Seat]:
     return [Seat(row.member_id, row.shards_max) for row in (healthy or staying)]
 
 
-def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], now_ms: int) -> Claim:
+def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: int, now_ms: int) -> Claim:
     owner = row.owner if row.owner in alive else None
     moved_ms, previous = book.moved.get(row.key, (None, None))
-    # A lease that was taken over from a dead member has not been moved: fairness after a crash need not wait.
-    cooling = moved_ms is not None and previous in alive and now_ms - moved_ms < MOVE_COOL_DOWN_MS
+    # A lease that was taken over from a dead member has not been moved: fairness after a crash need not wait. Nor need
+    # a member that came after the move: workers that start one after another all get their share at once.
+    cooling = (
+        moved_ms is not None and previous in alive and moved_ms > changed_ms and now_ms - moved_ms < MOVE_COOL_DOWN_MS
+    )
     return Claim(row.key, owner, 0 if book.waits(row) else weight(row), not cooling)
 
 

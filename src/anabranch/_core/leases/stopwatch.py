@@ -32,6 +32,8 @@ class Stopwatches:
         self._read_at_ms: int | None = None
         self.expiry_ms_max = timing.expiry_ms
         """The longest expiry ever seen: what has to be waited out where nothing is known (rule L13)."""
+        self.membership_changed_ms = 0
+        """When a member was last seen to come, to go, or to begin to go."""
 
     def observe(self, rows: Sequence[MemberRow], now_ms: int) -> bool:
         """All member rows, in an answer received now. True if a member came, went, or changed what others plan by."""
@@ -51,22 +53,22 @@ class Stopwatches:
         if watch is None:
             self._watches[row.member_id] = _Watch(row, now_ms, row.expiry_ms)
             self.expiry_ms_max = max(self.expiry_ms_max, row.expiry_ms)
+            self.membership_changed_ms = now_ms
             return True
         seen = watch.row
         if seen is None:
             watch.row, watch.since_ms, watch.expiry_ms = row, now_ms, row.expiry_ms
+            self.membership_changed_ms = now_ms
             return True
         if row.counter < seen.counter or (seen.state != "live" and row.state == "live"):
             return False
         if row.counter > seen.counter:
             watch.since_ms = now_ms
         watch.row = row
-        return (
-            row.lease_version != seen.lease_version
-            or row.state != seen.state
-            or row.draining != seen.draining
-            or row.reads_healthy != seen.reads_healthy
-        )
+        if row.state != seen.state or row.draining != seen.draining:
+            self.membership_changed_ms = now_ms
+            return True
+        return row.lease_version != seen.lease_version or row.reads_healthy != seen.reads_healthy
 
     def observe_owners(self, owners: Collection[str], now_ms: int) -> None:
         """The members that leases name, in an answer received now. One without a row is watched from now on; a missing
@@ -141,5 +143,6 @@ class Stopwatches:
         for member_id, watch in self._watches.items():
             if watch.row is not None and member_id not in present:
                 watch.row, watch.since_ms = None, now_ms
+                self.membership_changed_ms = now_ms
                 missed = True
         return missed

@@ -126,3 +126,17 @@ def test_a_store_that_went_back_in_time_is_watched_anew():
     stopwatches.observe([replace(A, counter=3)], 50_000)
     assert stopwatches.row("a#1").counter == 3
     assert stopwatches.expiry_ms_max == 20_000
+
+
+def test_a_change_of_the_membership_is_timed_and_news_of_a_member_are_none():
+    stopwatches = watching((1_000, [A]), (2_000, [replace(A, counter=2, lease_version=1, reads_healthy=False)]))
+    assert stopwatches.membership_changed_ms == 1_000
+    for now_ms, rows in (
+        (3_000, [A, B]),
+        (4_000, [A, replace(B, draining=True)]),
+        (5_000, [A]),
+        (6_000, [A, B]),
+        (7_000, [A, replace(B, state="left")]),
+    ):
+        stopwatches.observe(rows, now_ms)
+        assert stopwatches.membership_changed_ms == now_ms

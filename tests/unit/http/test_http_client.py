@@ -425,3 +425,67 @@ def test_an_error_in_the_reader_of_an_answer_keeps_the_connection():
             assert server.connections == 1
 
     run(main)
+
+
+def test_a_caller_cancelled_in_the_moment_of_its_turn_passes_the_connection_on():
+    async def main():
+        async with client_of(echo, connections_max=1) as (server, client):
+            pool = client._pools["reads"]
+            deadline = asyncio.get_running_loop().time() + 10
+            held = await pool.acquire(deadline)
+            first = asyncio.ensure_future(pool.acquire(deadline))
+            second = asyncio.ensure_future(pool.acquire(deadline))
+            await asyncio.sleep(0)
+            await held.exchange(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", [], deadline)
+            pool.release(held)  # the first waiter has the connection now, but has not run yet
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert await second is held
+            pool.discard(held)
+            third = asyncio.ensure_future(pool.acquire(deadline))
+            fourth = asyncio.ensure_future(pool.acquire(deadline))
+            dialled = await third
+            pool.discard(dialled)  # room to dial goes to the fourth, which gives it up
+            fourth.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fourth
+            assert pool.open_count == 0
+            await server.all_gone()
+
+    run(main)
+
+
+def test_a_connection_lost_in_the_middle_of_a_large_request_is_an_error():
+    async def main():
+        async def conversation(reader, writer):
+            await reader.readexactly(100_000)
+
+        async with client_of(conversation) as (_, client):
+            with pytest.raises(TransportError) as failure:
+                await post(client, *[b"x" * 65_536] * 500, repeatable=False)
+            assert failure.value.maybe_sent
+
+    run(main)
+
+
+def test_cancelling_a_large_request_closes_its_connection():
+    async def main():
+        begun = asyncio.Event()
+
+        async def conversation(reader, writer):
+            await reader.readexactly(1_000)
+            begun.set()
+            writer.transport.pause_reading()
+            await asyncio.sleep(0.05)
+            writer.transport.resume_reading()
+            await reader.read()
+
+        async with client_of(conversation) as (_, client):
+            call = asyncio.ensure_future(post(client, *[b"x" * 65_536] * 2_000))
+            await begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    run(main)

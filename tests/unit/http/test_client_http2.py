@@ -1,0 +1,204 @@
+"""The HTTP/2 connection against a scripted peer: what ends one stream, what ends all, what is granted to whom."""
+
+import asyncio
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import pytest
+
+from anabranch._http.client_http2 import Http2Connection
+from anabranch._http.client_limits import ClientLimits, ClientTimeouts
+from anabranch.errors import TransportError
+
+
+class Transport(asyncio.Transport):
+    def __init__(self, peer):
+        super().__init__()
+        self.peer = peer
+        self.closed = False
+
+    def write(self, data):
+        self.peer.hear(data)
+
+    def is_closing(self):
+        return self.closed
+
+    def abort(self):
+        self.closed = True
+
+
+class Peer:
+    """A server made of h2 alone."""
+
+    def __init__(self):
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.events = []
+        self.connection = Http2Connection(
+            asyncio.get_running_loop(), "https://peer", "peer:1", ClientLimits(), ClientTimeouts()
+        )
+        self.transport = Transport(self)
+        self.connection.connection_made(self.transport)
+        self.say()
+
+    def hear(self, data):
+        self.events += self.h2.receive_data(data)
+
+    def say(self, data=None):
+        data = memoryview(self.h2.data_to_send() if data is None else data)
+        while data:
+            room = self.connection.get_buffer(-1)
+            step = min(len(room), len(data))
+            room[:step] = data[:step]
+            self.connection.buffer_updated(step)
+            data = data[step:]
+
+    async def accept(self, body=b"body"):
+        opening = asyncio.ensure_future(self.connection.open_stream([("host", "x"), ("x-a", "1")], body))
+        await asyncio.sleep(0)
+        stream_id = max(e.stream_id for e in self.events if isinstance(e, h2.events.RequestReceived))
+        self.h2.send_headers(stream_id, [(":status", "200"), ("x-amzn-requestid", "id")])
+        self.say()
+        return stream_id, await opening
+
+
+def run(main):
+    async def guarded():
+        async with asyncio.timeout(10):
+            await main()
+
+    asyncio.run(guarded())
+
+
+def test_a_request_names_its_authority_and_drops_what_http2_forbids():
+    async def main():
+        peer = Peer()
+        await peer.accept(b"the body")
+        (request,) = [event for event in peer.events if isinstance(event, h2.events.RequestReceived)]
+        headers = dict(request.headers)
+        assert headers[":authority"] == "peer:1"
+        assert "host" not in headers
+        assert headers["x-a"] == "1"
+        (data,) = [event for event in peer.events if isinstance(event, h2.events.DataReceived)]
+        assert data.data == b"the body"
+
+    run(main)
+
+
+def test_what_a_reader_has_fetched_is_granted_again_and_only_that():
+    async def main():
+        peer = Peer()
+        stream_id, stream = await peer.accept()
+        window = peer.h2.local_flow_control_window(stream_id)
+        for _ in range(60):
+            peer.h2.send_data(stream_id, b"x" * 16_384)
+        peer.say()
+        assert peer.h2.local_flow_control_window(stream_id) == window - 60 * 16_384
+        assert sum(map(len, await stream.receive())) == 60 * 16_384
+        assert peer.h2.local_flow_control_window(stream_id) == window - 60 * 16_384
+        peer.h2.send_data(stream_id, b"more")
+        peer.say()
+        await stream.receive()
+        assert peer.h2.local_flow_control_window(stream_id) > window - 60 * 16_384
+
+    run(main)
+
+
+def test_padding_is_granted_too():
+    async def main():
+        peer = Peer()
+        stream_id, stream = await peer.accept()
+        peer.h2.send_data(stream_id, b"", pad_length=200)
+        peer.h2.send_data(stream_id, b"data", pad_length=200)
+        peer.say()
+        assert b"".join(await stream.receive()) == b"data"
+        assert stream._owed_bytes == 4 + 2 * 201
+
+    run(main)
+
+
+def test_a_reset_ends_its_stream_alone():
+    async def main():
+        peer = Peer()
+        first_id, first = await peer.accept()
+        second_id, second = await peer.accept()
+        peer.h2.reset_stream(first_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+        peer.h2.send_data(second_id, b"still here", end_stream=True)
+        peer.say()
+        with pytest.raises(TransportError, match="reset the stream"):
+            await first.receive()
+        assert b"".join(await second.receive()) == b"still here"
+        assert await second.receive() == []
+        assert peer.connection.stream_count == 0
+
+    run(main)
+
+
+def test_a_goodbye_spares_the_streams_it_names_and_refuses_the_others_unsent():
+    async def main():
+        peer = Peer()
+        first_id, first = await peer.accept()
+        late = asyncio.ensure_future(peer.connection.open_stream([], b""))
+        await asyncio.sleep(0)
+        peer.h2.send_data(first_id, b"last words")
+        peer.h2.close_connection(last_stream_id=first_id)
+        peer.say()
+        with pytest.raises(TransportError, match="did not take the request") as failure:
+            await late
+        assert not failure.value.maybe_sent
+        assert b"".join(await first.receive()) == b"last words"
+        assert not peer.connection.usable
+
+    run(main)
+
+
+def test_broken_rules_and_a_lost_connection_end_every_stream():
+    async def main():
+        for end, words in (
+            (lambda peer: peer.say(b"\x00\x00\x05\x06\x00\x00\x00\x00\x00xxxxx"), "broke the rules"),
+            (lambda peer: peer.connection.connection_lost(OSError("gone")), "closed the connection.*gone"),
+            (lambda peer: peer.connection.connection_lost(None), "closed the connection"),
+        ):
+            peer = Peer()
+            streams = [(await peer.accept())[1] for _ in range(2)]
+            waiting = [asyncio.ensure_future(stream.receive()) for stream in streams]
+            await asyncio.sleep(0)
+            end(peer)
+            for one in waiting:
+                with pytest.raises(TransportError, match=words):
+                    await one
+            assert peer.connection.stream_count == 0
+            assert not peer.connection.usable
+
+    run(main)
+
+
+def test_closing_a_stream_resets_it_and_gives_its_bytes_back_to_the_connection():
+    async def main():
+        peer = Peer()
+        stream_id, stream = await peer.accept()
+        window = peer.h2.outbound_flow_control_window
+        peer.h2.send_data(stream_id, b"x" * 10_000)
+        peer.say()
+        stream.close()
+        (reset,) = [event for event in peer.events if isinstance(event, h2.events.StreamReset)]
+        assert reset.error_code == h2.errors.ErrorCodes.CANCEL
+        stream.close()
+        assert peer.h2.outbound_flow_control_window <= window
+
+    run(main)
+
+
+def test_data_for_a_stream_that_was_closed_is_passed_over():
+    async def main():
+        peer = Peer()
+        stream_id, stream = await peer.accept()
+        peer.h2.send_data(stream_id, b"on its way")
+        data = peer.h2.data_to_send()
+        stream.close()
+        peer.say(data)
+        assert peer.connection.usable
+
+    run(main)

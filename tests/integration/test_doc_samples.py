@@ -1,0 +1,59 @@
+"""Every Python sample of the README and the docs is run, as its reader would run it, against a local Kinesis.
+
+A block is one program; one without a call of its own `main` gets it. A block fenced as anything but `python` is not a
+sample.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anabranch.testing.local_kinesis import run_local_kinesis
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_RUN_FOR_SECONDS = 4
+
+
+def _blocks():
+    for page in PAGES:
+        for number, block in enumerate(_BLOCK.findall(page.read_text()), 1):
+            yield pytest.param(block, id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize("block", list(_blocks()))
+def test_a_sample_runs_as_it_is_printed(block, tmp_path):
+    if "def test_" in block:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sample.py"]
+        (tmp_path / "test_sample.py").write_text(block)
+    else:
+        program = block
+        if "import anabranch" not in program and "from anabranch" not in program:
+            program = "import asyncio, anabranch\n" + program
+        if "async def main" in program and "asyncio.run(main" not in program:
+            program += "\nasyncio.run(main())\n"
+        command = [sys.executable, "sample.py"]
+        (tmp_path / "sample.py").write_text(program)
+    with run_local_kinesis(create={"orders": 2}) as kinesis:
+        environment = {**os.environ, **kinesis.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+        sample = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            output, _ = sample.communicate(timeout=_RUN_FOR_SECONDS if _runs_for_ever(block) else 60)
+        except subprocess.TimeoutExpired:
+            assert _runs_for_ever(block), "this sample should have ended"
+            sample.terminate()  # as Ctrl-C would: it must end cleanly
+            output, _ = sample.communicate(timeout=20)
+    assert sample.returncode in ({0, -15} if _runs_for_ever(block) else {0}), output
+    assert "Traceback" not in output, output
+
+
+def _runs_for_ever(block):
+    reads = "Consumer(" in block
+    return reads and "until=" not in block and "def test_" not in block

@@ -58,7 +58,8 @@ class HandlerCall:
             return await self._handler(*arguments)
         loop = asyncio.get_running_loop()
         if self._in_processes:
-            call: Callable[[], Any] = functools.partial(_call_before, context.fenced_at_ms, self._handler, arguments)
+            fenced_at_ms = None if context is None else context.fenced_at_ms
+            call: Callable[[], Any] = functools.partial(_call_before, fenced_at_ms, self._handler, arguments)
         else:
             call = functools.partial(_call_if, may_start, self._handler, arguments)
         pending = loop.run_in_executor(self._pool, call)

@@ -14,7 +14,14 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
-from anabranch.errors import AnabranchError, ExpiredIteratorError, ServiceError, StreamNotFoundError, TransportError
+from anabranch.errors import (
+    AnabranchError,
+    ExpiredIteratorError,
+    ServiceError,
+    StreamNotFoundError,
+    ThrottledError,
+    TransportError,
+)
 from anabranch.events import ReadFailed, TaskRestarted
 
 __all__ = ["Poller"]
@@ -145,7 +152,7 @@ class Poller:
         if isinstance(error, ServiceError) and not error.retryable:
             session.iterator = None
             self.healthy = False
-        session.pace.on_failure(now_ms, self._outside.entropy)
+        session.pace.on_failure(now_ms, self._outside.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)
         if failures & (failures - 1) == 0:  # the first, then ever more seldom

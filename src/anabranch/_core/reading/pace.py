@@ -16,6 +16,9 @@ from anabranch.limits import SHARD_READ_BYTES_PER_SECOND, SHARD_READS_PER_SECOND
 __all__ = ["Pace", "PaceLimits"]
 
 
+THROTTLED_MAX_MS = 2_000
+
+
 class PaceLimits(msgspec.Struct, frozen=True):
     share: float = 1.0
     """The part of the shard's read quota that this application may use."""
@@ -51,9 +54,13 @@ class Pace:
             )
             self.next_read_at_ms = max(now_ms, started_at_ms + self._idle_ms)
 
-    def on_failure(self, now_ms: int, entropy: Entropy) -> None:
-        """A read was throttled or failed: full jitter over a doubling pause, never less than the normal interval."""
-        ceiling = min(self._limits.backoff_max_ms, self._limits.backoff_ms << min(self._failures, 16))
+    def on_failure(self, now_ms: int, entropy: Entropy, *, throttled: bool = False) -> None:
+        """A read was throttled or failed: full jitter over a doubling pause, never less than the normal interval.
+
+        A quota is counted by the second, so waiting longer than two of them for it gains nothing.
+        """
+        longest = min(self._limits.backoff_max_ms, THROTTLED_MAX_MS) if throttled else self._limits.backoff_max_ms
+        ceiling = min(longest, self._limits.backoff_ms << min(self._failures, 16))
         self._failures += 1
         self.next_read_at_ms = now_ms + self._interval_ms + round(entropy.random() * ceiling)
 

@@ -85,3 +85,10 @@ def test_a_failure_without_luck_in_jitter_still_waits_an_interval():
     entropy.random = lambda: 0.0
     pace.on_failure(1000, entropy)
     assert pace.next_read_at_ms == 1200
+
+
+def test_throttled_reads_wait_no_longer_than_two_seconds_beyond_the_interval():
+    pace = Pace(PaceLimits(), 0)
+    for _ in range(10):
+        pace.on_failure(1000, Highest(), throttled=True)
+    assert pace.next_read_at_ms <= 1000 + 200 + 2000

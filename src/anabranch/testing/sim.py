@@ -1,12 +1,12 @@
 """`python -m anabranch.testing.sim`: replays one seed, or tries fresh ones on all cores.
 
     --seed 42               replay one world and show what it is like
-    --seconds 60            fresh seeds until the time is up
+    --seconds 60            fresh seeds until the time is up; 10 s if nothing is said
     --worlds 100000         so many seeds, from --first on
     --protocol              the lease protocol alone, without asyncio: some sixty worlds a second and core
 
-A failure ends with its seed and the one command that replays it. Seeds depend on nothing but their number: the same one
-is the same world in every process and on every machine.
+Without --protocol a world is a fleet of real engines. A failure ends with its seed and the one command that replays it.
+Seeds depend on nothing but their number: the same one is the same world in every process and on every machine.
 """
 
 import argparse
@@ -16,15 +16,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from random import SystemRandom
+from typing import Any
 
 import msgspec
 
-from anabranch.testing.tick import Verdict, options_for, run_world
+from anabranch.testing.tick import options_for, run_world
+from anabranch.testing.world import fleet_options_for, run_fleet
 
 __all__ = ["main"]
 
-_CHUNK = 50
+_CHUNK = 20
+_COUNTS = {
+    "protocol": ("events", "starts", "tenures", "takes", "seals", "zombies", "stale_dispatches"),
+    "fleet": ("steps", "starts", "commits", "zombies"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,74 +47,83 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--protocol", action="store_true", help="the lease protocol alone, without asyncio")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
+    kind = "protocol" if options.protocol else "fleet"
     if options.seed is not None:
-        return _replay(options.seed)
+        return _replay(kind, options.seed)
     first = SystemRandom().randrange(1 << 40) if options.first is None else options.first
-    return _try_many(first, options.worlds, options.seconds or (None if options.worlds else 10.0), options.cores)
+    seconds = options.seconds or (None if options.worlds else 10.0)
+    return _try_many(kind, _chunks(kind, first, options.worlds, seconds), options.cores)
 
 
-def _replay(seed: int) -> int:
-    _say(f"world {seed}: {_described(seed)}")
-    verdict = run_world(seed)
-    _say(
-        f"{verdict.events} events, {verdict.starts} starts in {verdict.tenures} tenures, {verdict.takes} takes, "
-        f"{verdict.seals} seals, {verdict.zombies} zombies, {verdict.repeats} repeats"
-    )
+def _run(kind: str, seed: int) -> Any:
+    return run_world(seed) if kind == "protocol" else run_fleet(seed)
+
+
+def _replay(kind: str, seed: int) -> int:
+    _say(f"{kind} {seed}: {_described(kind, seed)}")
+    verdict = _run(kind, seed)
+    _say(", ".join(f"{getattr(verdict, name)} {name.replace('_', ' ')}" for name in _COUNTS[kind]))
     for violation in verdict.violations:
         _say(f"  {violation}")
     _say("broken" if verdict.violations else "clean")
     return 1 if verdict.violations else 0
 
 
-def _try_many(first: int, worlds: int | None, seconds: float | None, cores: int) -> int:
+def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> int:
     began = time.monotonic()
     totals: Counter[str] = Counter()
-    broken: list[Verdict] = []
-    with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        for counts, failures in pool.imap_unordered(_run_chunk, _chunks(first, worlds, seconds)):
-            totals.update(counts)
-            broken.extend(failures)
-            if broken and worlds is None:
-                break
-    lasted = time.monotonic() - began
-    _say(
-        f"{totals['worlds']} worlds from seed {first} in {lasted:.0f} s on {cores} cores: {totals['events']} events, "
-        f"{totals['starts']} starts in {totals['tenures']} tenures, {totals['takes']} takes, {totals['seals']} seals, "
-        f"{totals['zombies']} zombies, {totals['stale_dispatches']} stale dispatches"
-    )
-    for verdict in sorted(broken, key=lambda verdict: verdict.seed)[:10]:
-        _say(f"world {verdict.seed} {_described(verdict.seed)}\n  {verdict.violations[0]}")
-        _say(f"  replay: python -m anabranch.testing.sim --protocol --seed {verdict.seed}")
+    broken: list[tuple[int, str]] = []
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # Two chunks for each core at a time, so that the time being up is noticed.
+        running = {pool.submit(_run_chunk, chunk) for chunk in islice(chunks, 2 * cores)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for chunk in done:
+                counts, failures = chunk.result()
+                totals.update(counts)
+                broken.extend(failures)
+                running |= {pool.submit(_run_chunk, next_one) for next_one in islice(chunks, 1)}
+    counted = ", ".join(f"{totals[name]} {name.replace('_', ' ')}" for name in _COUNTS[kind])
+    _say(f"{totals['worlds']} worlds in {time.monotonic() - began:.0f} s on {cores} cores: {counted}")
+    for seed, what in sorted(broken)[:10]:
+        flag = "--protocol " if kind == "protocol" else ""
+        _say(f"{kind} {seed}: {_described(kind, seed)}\n  {what}")
+        _say(f"  replay: python -m anabranch.testing.sim {flag}--seed {seed}")
     _say(f"{len(broken)} broken" if broken else "all clean")
     return 1 if broken else 0
 
 
-def _chunks(first: int, worlds: int | None, seconds: float | None) -> Iterator[tuple[int, int]]:
-    began = time.monotonic()
+def _chunks(kind: str, first: int, worlds: int | None, seconds: float | None) -> Iterator[tuple[str, int, int]]:
+    until = None if seconds is None else time.monotonic() + seconds
     begin = first
-    while (seconds is None or time.monotonic() - began < seconds) and (worlds is None or begin < first + worlds):
+    while (until is None or time.monotonic() < until) and (worlds is None or begin < first + worlds):
         end = begin + _CHUNK if worlds is None else min(begin + _CHUNK, first + worlds)
-        yield begin, end
+        yield kind, begin, end
         begin = end
 
 
-def _run_chunk(seeds: tuple[int, int]) -> tuple[Counter[str], list[Verdict]]:
+def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[int, str]]]:
+    kind, begin, end = chunk
     totals: Counter[str] = Counter()
-    broken: list[Verdict] = []
-    for seed in range(*seeds):
-        verdict = run_world(seed)
+    broken: list[tuple[int, str]] = []
+    for seed in range(begin, end):
+        try:
+            verdict = _run(kind, seed)
+        except Exception as error:  # noqa: BLE001 -- whatever a world ends in is a finding with a seed
+            broken.append((seed, f"{type(error).__name__}: {error}"))
+            continue
         totals["worlds"] += 1
-        for name in ("events", "starts", "tenures", "takes", "seals", "zombies", "stale_dispatches"):
+        for name in _COUNTS[kind]:
             totals[name] += getattr(verdict, name)
         if verdict.violations:
-            broken.append(verdict)
+            broken.append((seed, str(verdict.violations[0])))
     return totals, broken
 
 
-def _described(seed: int) -> str:
+def _described(kind: str, seed: int) -> str:
     """The options of a world that differ from a world without faults."""
-    chosen = msgspec.structs.asdict(options_for(seed))
-    return ", ".join(f"{name}={value}" for name, value in chosen.items() if value)
+    options = options_for(seed) if kind == "protocol" else fleet_options_for(seed)
+    return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items() if value)
 
 
 def _say(line: str) -> None:

@@ -101,6 +101,9 @@ class SimulatedLeaseStore(LeaseStore):
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         return await self._ask(partial(self._rows.record_incarnation, expected, incarnation))  # type: ignore[no-any-return]
 
+    async def delete_app(self, app_id: str) -> bool:
+        return await self._ask(partial(self._rows.delete_app, app_id))  # type: ignore[no-any-return]
+
     async def close(self) -> None:
         """The rows stay."""
 

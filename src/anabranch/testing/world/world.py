@@ -48,6 +48,7 @@ class Fleet:
         self.rows = ForgetfulRows(self.journal, self.now_ms, keeps_history=bool(options.roll_back_seconds))
         self.processes = Processes(loop, lambda coroutine: coroutine.__qualname__ == "Heartbeat.run")
         self.workers: list[SimulatedWorker] = []
+        self.steps = 0
         self._started = 0
         self._known_shards: dict[str, None] = {}
 
@@ -142,6 +143,7 @@ class Fleet:
         faults.end()
         self.network.is_calm = True
         await self._settle()
+        self.steps = self.loop.steps
         self.journal.ended(self.now_ms())
         self.journal.is_closed = self.network.is_closed = True
         self.processes.open()
@@ -169,7 +171,7 @@ def run_fleet(seed: int, options: FleetOptions | None = None) -> FleetVerdict:
         seed=seed,
         options=options,
         violations=tuple(journal.violations),
-        steps=loop.steps,
+        steps=fleet.steps,
         seconds=loop.time(),
         starts=journal.starts,
         commits=journal.commits,

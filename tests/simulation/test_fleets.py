@@ -1,0 +1,82 @@
+"""Fleets of real engines in the simulation: clean over many seeds, and planted mistakes are noticed."""
+
+import subprocess
+import sys
+
+import pytest
+from variants.engine_variants import MISTAKES
+
+from anabranch.testing.sim import main
+from anabranch.testing.world import FleetOptions, fleet_options_for, run_fleet
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_no_fleet_breaks_a_promise(first):
+    for seed in range(first, first + 20):
+        verdict = run_fleet(seed)
+        assert verdict.violations == (), f"python -m anabranch.testing.sim --seed {seed}"
+        assert verdict.starts >= verdict.options.record_count
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_noticed_within_fifty_seeds(name, monkeypatch):
+    mistake = MISTAKES[name]
+    mistake.plant(monkeypatch)
+    for seed in range(50):
+        verdict = run_fleet(seed, mistake.options)
+        if any(violation.promise == mistake.promise for violation in verdict.violations):
+            return
+    pytest.fail(f"{name} was not noticed")
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_worlds_of_the_mistakes_are_clean_without_them(name):
+    for seed in range(2):
+        assert run_fleet(seed, MISTAKES[name].options).violations == ()
+
+
+def test_a_fleet_without_faults_repeats_nothing():
+    verdict = run_fleet(1, FleetOptions(worker_count=3, shard_count=4, record_count=200, faulty_seconds=20.0))
+    assert verdict.violations == ()
+    assert verdict.starts == 200
+
+
+def test_a_seed_is_the_same_fleet_in_every_process():
+    code = (
+        "from anabranch.testing.world import run_fleet;"
+        "print([(v.steps, v.seconds, v.starts, v.commits) for v in map(run_fleet, (3, 10, 24))])"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed}
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_the_command_replays_a_seed_and_says_what_it_is_like(capsys):
+    assert main(["--seed", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert f"worker_count={fleet_options_for(2).worker_count}" in shown
+    assert shown.endswith("clean\n")
+    assert main(["--protocol", "--seed", "2"]) == 0
+    assert "0 stale dispatches" in capsys.readouterr().out
+
+
+def test_the_command_names_the_seed_and_the_way_to_replay_it(monkeypatch, capsys):
+    mistake = MISTAKES["the checkpoint follows what was handed out"]
+    mistake.plant(monkeypatch)
+    seed = next(seed for seed in range(50) if run_fleet(seed).violations)
+    assert main(["--seed", str(seed)]) == 1
+    assert "no loss: " in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_many_fresh_fleets_keep_their_promises():
+    assert main(["--worlds", "1500", "--first", "1000"]) == 0
+
+
+@pytest.mark.long
+def test_many_fresh_worlds_of_the_protocol_keep_their_promises():
+    assert main(["--protocol", "--worlds", "10000", "--first", "1000"]) == 0

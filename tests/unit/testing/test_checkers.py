@@ -1,0 +1,186 @@
+"""Each checker is silent about a run that keeps its promise, and complains about one that breaks it."""
+
+import hashlib
+
+import pytest
+
+from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, OpenKey
+from anabranch._model.sequence_numbers import Position
+from anabranch.testing.checkers import (
+    Call,
+    CheckpointAdvances,
+    Commit,
+    Duplicates,
+    Journal,
+    NoLoss,
+    NoStandstill,
+    OneOwner,
+    OrderPerKey,
+    ParentsFirst,
+    ShardOpened,
+    WithinBudget,
+    Written,
+    all_checkers,
+)
+
+KEY = LeaseKey("1:orders:1", 0, "P")
+
+
+def call(number, *, process="a", token=1, key="k", shard="P", was_paused=False):
+    return Call(number, process, shard, Position(number), key, token, was_paused)
+
+
+def written(number, *, key="k", shard="P"):
+    return Written(shard, Position(number), key)
+
+
+def commit(number, *, version=1, epoch=1, finish=None, frontier=None, open_keys=()):
+    checkpoint = Checkpoint(
+        None if number is None else Position(number),
+        None if frontier is None else Position(frontier),
+        open_keys,
+        order="key",
+    )
+    return Commit(0, LeaseRow(key=KEY, version=version, epoch=epoch, checkpoint=checkpoint, finish=finish))
+
+
+def complaints(checker, *events):
+    journal = Journal([checker])
+    for name, event in events:
+        getattr(journal, name)(event)
+    journal.ended(99)
+    return [violation.what for violation in journal.violations]
+
+
+def handled(number, **options):
+    return [("started", call(number, **options)), ("finished", call(number, **options))]
+
+
+TWO = [("written", written(1)), ("written", written(2))]
+
+
+def test_records_of_a_key_in_order_are_fine_also_when_they_are_repeated():
+    assert complaints(OrderPerKey(), *TWO, *handled(1), *handled(2), *handled(1, token=2), *handled(2, token=2)) == []
+
+
+def test_a_record_before_an_earlier_one_of_its_key_is_found():
+    assert "was not finished" in complaints(OrderPerKey(), *TWO, ("started", call(2)))[0]
+
+
+def test_records_of_other_keys_do_not_wait():
+    both = [("written", written(1)), ("written", written(2, key="other"))]
+    assert complaints(OrderPerKey(), *both, ("started", call(1)), ("started", call(2, key="other"))) == []
+
+
+def test_two_calls_of_a_key_at_once_are_found():
+    found = complaints(OrderPerKey(), *TWO, ("started", call(1)), ("started", call(1)))
+    assert "starts beside" in found[0]
+
+
+def test_a_call_that_was_cancelled_may_be_made_again():
+    events = [("started", call(1)), ("abandoned", call(1)), *handled(1)]
+    assert complaints(OrderPerKey(), *TWO, *events) == []
+
+
+def test_going_back_in_one_holding_is_found():
+    found = complaints(OrderPerKey(), *TWO, *handled(1), *handled(2), *handled(1))
+    assert "in the same holding" in found[0]
+
+
+def test_a_commit_past_an_unfinished_record_is_found():
+    assert complaints(NoLoss(), *TWO, *handled(1), ("committed", commit(1))) == []
+    assert "was not finished" in complaints(NoLoss(), *TWO, *handled(1), ("committed", commit(2)))[0]
+    assert complaints(NoLoss(), *TWO, *handled(1), ("committed", commit(1, finish=Finish("end"))))
+    assert complaints(NoLoss(), *TWO, ("committed", commit(None))) == []
+
+
+def test_what_lies_above_the_watermark_is_covered_unless_its_key_is_open():
+    digest = hashlib.blake2b(b"k", digest_size=8).digest()
+    both = [("written", written(1, key="slow")), ("written", written(2)), *handled(2)]
+    slow = OpenKey(hashlib.blake2b(b"slow", digest_size=8).digest(), Position(1))
+    assert complaints(NoLoss(), *both, ("committed", commit(0, frontier=2, open_keys=(slow,)))) == []
+    assert complaints(NoLoss(), *both, ("committed", commit(0, frontier=2, open_keys=(OpenKey(digest, Position(2)),))))
+
+
+def test_handling_again_what_was_committed_is_found():
+    repeat = ("started", call(1, token=2))
+    assert complaints(Duplicates(), *TWO, *handled(1), repeat) == []
+    assert (
+        "although it was committed" in complaints(Duplicates(), *TWO, *handled(1), ("committed", commit(1)), repeat)[0]
+    )
+
+
+def test_an_owner_that_comes_back_after_the_next_one_is_found():
+    first, second = ("started", call(1)), ("started", call(2, process="b", token=2))
+    assert complaints(OneOwner(), first, second) == []
+    assert "stale dispatch" in complaints(OneOwner(), first, second, ("started", call(3)))[0]
+
+
+def test_a_call_that_was_paused_before_its_start_is_a_zombie_and_no_second_owner():
+    journal = Journal([OneOwner()])
+    for event in (call(1), call(2, process="b", token=2), call(3, was_paused=True)):
+        journal.started(event)
+    assert journal.violations == []
+    assert journal.zombies == 1
+
+
+def test_tokens_that_go_back_or_are_shared_are_found():
+    parent, child = ("started", call(1, token=3)), ("started", call(2, shard="C", token=1))
+    assert "goes back" in complaints(OneOwner(), parent, child)[0]
+    assert "one fence token" in complaints(OneOwner(), parent, ("started", call(2, process="b", token=3)))[0]
+
+
+def test_after_a_store_went_back_tokens_may_repeat_but_owners_may_not_come_back():
+    journal = Journal([OneOwner()])
+    journal.started(call(1))
+    journal.store_went_back()
+    journal.started(call(2, process="b"))
+    assert journal.violations == []
+    journal.started(call(3))
+    assert "stale dispatch" in journal.violations[0].what
+
+
+def test_a_checkpoint_a_version_or_an_epoch_that_goes_back_is_found():
+    first = ("committed", commit(5, version=2, epoch=2))
+    assert complaints(CheckpointAdvances(), first, ("committed", commit(6, version=3, epoch=2))) == []
+    for worse in (commit(4, version=3, epoch=2), commit(5, version=2, epoch=2), commit(6, version=3, epoch=1)):
+        assert len(complaints(CheckpointAdvances(), first, ("committed", worse))) == 1
+    end = ("committed", commit(5, version=3, epoch=2, finish=Finish("end")))
+    assert (
+        "after its end" in complaints(CheckpointAdvances(), first, end, ("committed", commit(5, version=4, epoch=2)))[0]
+    )
+
+
+def test_a_child_before_its_parents_end_is_found():
+    family = [("opened", ShardOpened("C", ("P",))), *TWO, ("written", written(3, shard="C"))]
+    early = ("started", call(3, shard="C"))
+    assert "of its parent P" in complaints(ParentsFirst(), *family, *handled(1), early)[0]
+    assert complaints(ParentsFirst(), *family, *handled(1), *handled(2), early) == []
+
+
+def test_bytes_over_the_budget_are_found():
+    journal = Journal([WithinBudget()])
+    journal.measured(1, "a", 10, 10)
+    assert journal.violations == []
+    journal.measured(2, "a", 11, 10)
+    assert "holds 11 of 10 bytes" in journal.violations[0].what
+
+
+def test_records_that_nobody_finished_are_found():
+    assert complaints(NoStandstill(), *TWO, *handled(1), *handled(2)) == []
+    assert "1 records were never finished" in complaints(NoStandstill(), *TWO, *handled(1))[0]
+
+
+def test_errors_that_nobody_saw_are_violations_until_the_run_is_taken_down():
+    journal = Journal(all_checkers())
+    journal.failed(5, "task died")
+    journal.is_closed = True
+    journal.failed(6, "cancelled")
+    journal.started(call(1))
+    assert [str(violation) for violation in journal.violations] == ["at 0.005 s: nothing ends unseen: task died"]
+
+
+@pytest.mark.parametrize("checker", all_checkers())
+def test_a_clean_run_satisfies_every_checker(checker):
+    events = [*TWO, *handled(1), ("committed", commit(1)), *handled(2), ("committed", commit(2, version=2))]
+    assert complaints(checker, *events) == []

@@ -9,10 +9,9 @@ import logging
 import os
 import random
 import secrets
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
@@ -26,6 +25,7 @@ from anabranch._engine.calls import HandlerCall
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
+from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.system_clock import SystemClock
 from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
@@ -79,6 +79,7 @@ class Consumer(Generic[T]):
         order: Literal["shard", "key", "none"] = "shard",
         concurrency: int = 32,
         decode: Decoder[T] = bytes,  # type: ignore[assignment]
+        acknowledge: Literal["auto", "manual"] = "auto",
         on_failure: Retry | None = None,
         settings: ConsumerSettings | None = None,
         aws: Aws | None = None,
@@ -88,6 +89,9 @@ class Consumer(Generic[T]):
         self._streams = _check(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
         if order not in {"shard", "key", "none"}:
             raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
+        if acknowledge not in {"auto", "manual"}:
+            raise ConfigurationError(f"acknowledge is {acknowledge!r}; it must be 'auto' or 'manual'")
+        self._by_hand = acknowledge == "manual"
         if concurrency < 1:
             raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
         self._app = app
@@ -200,15 +204,16 @@ class Consumer(Generic[T]):
     # the caller's own loop
 
     async def __aiter__(self) -> AsyncIterator[Record[T]]:
-        """One record after another; each is acknowledged when the next is asked for."""
+        """One record after another; each is acknowledged when the next is asked for, or by `ack` if that is set."""
         consuming = self._begin(self._opened())
-        async for record in consuming.records():
+        async for record in consuming.records(by_hand=self._by_hand):
             yield record
 
     async def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> AsyncIterator[Batch[T]]:
         """Batch after batch, each of one shard; acknowledged when the next is asked for."""
+        self._refuse_by_hand()
         limits = _batch_limits(max_records, max_bytes, max_wait)
         consuming = self._begin(self._opened())
         async for batch in consuming.batches(limits):
@@ -269,11 +274,13 @@ class Consumer(Generic[T]):
         return await self._run(lambda consuming: consuming.handle_batches(call, limits), handle_signals=handle_signals)
 
     async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool) -> StopReport:
+        self._refuse_by_hand()
         opened_here = self._outside is None
         outside = await self._open()
         try:
             consuming = self._begin(outside)
-            with _stop_on_signals(consuming, self._settings, handle_signals=handle_signals):
+            deadline_ms = round(self._settings.leases.drain_deadline * 1000)
+            with stop_on_signals(consuming.worker, deadline_ms) if handle_signals else nullcontext():
                 try:
                     await consuming.start(make_sink(consuming))
                     return await consuming.wait()
@@ -290,7 +297,17 @@ class Consumer(Generic[T]):
         """`run` for programs without an event loop."""
         return asyncio.run(self.run(handler, **options))
 
+    def _refuse_by_hand(self) -> None:
+        if self._by_hand:
+            raise UsageError(
+                'acknowledge="manual" goes with `async for`; handlers and batches acknowledge by returning'
+            )
+
     # this process
+
+    def ack(self, *records: Record[T]) -> None:
+        """Acknowledges records of an iteration with `acknowledge="manual"`, in any order."""
+        self._running().ack(records)
 
     def pause(self) -> None:
         """Reads nothing more until `resume`; what was read is still handed out."""
@@ -361,27 +378,3 @@ def _batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLim
             "the first two must be at least 1, the last not negative"
         )
     return BatchLimits(max_records, max_bytes, round(max_wait * 1000))
-
-
-@contextmanager
-def _stop_on_signals(consuming: Consuming, settings: ConsumerSettings, *, handle_signals: bool) -> Iterator[None]:
-    """SIGTERM and SIGINT end the run in order; a second one ends it at once."""
-    loop = asyncio.get_running_loop()
-    installed: list[signal.Signals] = []
-
-    def on_signal() -> None:
-        deadline_ms = 0 if consuming.worker.is_stopping else round(settings.leases.drain_deadline * 1000)
-        consuming.worker.stop(SystemClock().now_ms() + deadline_ms)
-
-    if handle_signals:
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                loop.add_signal_handler(signal_number, on_signal)
-            except (NotImplementedError, RuntimeError, ValueError):
-                continue  # not the main thread, or a loop without signals: the program handles them
-            installed.append(signal_number)
-    try:
-        yield
-    finally:
-        for signal_number in installed:
-            loop.remove_signal_handler(signal_number)

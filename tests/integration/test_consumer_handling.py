@@ -333,3 +333,36 @@ def test_what_is_read_and_unfinished_never_exceeds_the_budget():
             assert budget.used_bytes == 0
 
     run(main, 60)
+
+
+def test_records_acknowledged_by_hand_in_any_order_do_not_come_again():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 6)
+            store = MemoryLeaseStore()
+            async with world.consumer(app="billing", leases=store, acknowledge="manual") as consumer:
+                held = []
+                async for record in consumer:
+                    held.append(record)
+                    if len(held) == 6:
+                        consumer.ack(held[4], held[0], held[2])
+                        with pytest.raises(anabranch.errors.UsageError, match="already"):
+                            consumer.ack(held[4])
+                        break
+            async with world.consumer(app="billing", leases=store, acknowledge="manual", idle_timeout=1) as consumer:
+                again = []
+                async for record in consumer:
+                    again.append(record)
+                    consumer.ack(record)
+            assert numbers(again) == [1, 3, 5]
+
+    run(main)
+
+
+def test_acknowledging_by_hand_goes_with_the_callers_own_loop_only():
+    async def main():
+        async with stream_world(1) as world:
+            with pytest.raises(anabranch.errors.UsageError, match="async for"):
+                await world.consumer(acknowledge="manual").run(lambda record: None)
+
+    run(main)

@@ -5,7 +5,7 @@ failure that then shows wherever somebody waits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from anabranch._engine.batch_feed import BatchFeed
 from anabranch._engine.batch_runners import BatchRunners
 from anabranch._engine.calls import HandlerCall
 from anabranch._engine.host import Host
+from anabranch._engine.manual_walk import ManualWalk
 from anabranch._engine.outside import Outside
 from anabranch._engine.record_runners import RecordRunners
 from anabranch._engine.sinks import BatchSink, RecordSink, WalkSink
@@ -23,7 +24,7 @@ from anabranch._engine.walk import Walk
 from anabranch._engine.worker import SinkMaker, Worker, WorkerPlan
 from anabranch._model.leases import OrderMode
 from anabranch.budget import Budget
-from anabranch.errors import AnabranchError, ConsumerFailedError
+from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
 from anabranch.policies import Retry
 from anabranch.records import Batch, Record
 from anabranch.reports import StopReport
@@ -57,6 +58,7 @@ class Consuming:
         self._plan = plan
         self._host = Host()
         self._walk: Walk | None = None
+        self._manual: ManualWalk | None = None
         self._walker: asyncio.Task[Any] | None = None
         self._call: HandlerCall | None = None
 
@@ -126,11 +128,25 @@ class Consuming:
 
         return make
 
+    def walk_by_hand(self) -> SinkMaker:
+        def make(worker: Worker) -> ManualWalk:
+            self._manual = ManualWalk(
+                self._outside,
+                worker.member,
+                self._handling.decode,
+                on_finished=worker.on_finished,
+                on_failed=worker.on_failed,
+            )
+            return self._manual
+
+        return make
+
     # iterating
 
-    async def records(self) -> AsyncIterator[Record[Any]]:
-        await self.start(self.walk(WALK_LIMITS))
-        walk = self._walk
+    async def records(self, *, by_hand: bool = False) -> AsyncIterator[Record[Any]]:
+        """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
+        await self.start(self.walk_by_hand() if by_hand else self.walk(WALK_LIMITS))
+        walk = self._manual if by_hand else self._walk
         assert walk is not None
         self._walker = asyncio.current_task()
         next_record = walk.next_record
@@ -143,7 +159,7 @@ class Consuming:
                 if not left:
                     left = WALK_SLICE
                     await asyncio.sleep(0)  # a loop's body that never waits still lets the others run
-            elif await self._is_over(walk):
+            elif await self._is_over():
                 return
 
     async def batches(self, limits: BatchLimits) -> AsyncIterator[Batch[Any]]:
@@ -155,13 +171,20 @@ class Consuming:
             batch = None if self.worker.is_stopping else walk.next_batch()
             if batch is not None:
                 yield batch
-            elif await self._is_over(walk):
+            elif await self._is_over():
                 return
 
-    async def _is_over(self, walk: Walk) -> bool:
+    def ack(self, records: Iterable[Record[Any]]) -> None:
+        if self._manual is None:
+            raise UsageError('ack() goes with Consumer(acknowledge="manual") and `async for`')
+        for record in records:
+            self._manual.ack(record)
+
+    async def _is_over(self) -> bool:
         """Waits until there may be more; True if there will be none."""
         if self.worker.is_stopping or not self._host.is_running:
-            walk.acknowledge()
+            if self._walk is not None:
+                self._walk.acknowledge()
             await self._host.wait()
             self._raise_failure()
             return True
@@ -191,6 +214,8 @@ class Consuming:
         """The loop was left with a record in hand: it is not waited for, and will be handled again."""
         if self._walk is not None:
             self._walk.abandon()
+        if self._manual is not None:
+            self._manual.abandon()
         await self.stop(deadline)
 
     async def cancel(self) -> None:

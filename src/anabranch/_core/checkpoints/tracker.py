@@ -28,6 +28,8 @@ from anabranch.records import Record
 __all__ = ["Entry", "Tracker", "adopt", "key_digest"]
 
 DIGEST_BYTES = 8
+OPEN_KEYS_MAX = 1_000
+"""What a lease row holds at most: lanes stay far below, records that are acknowledged by hand may not."""
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -161,6 +163,8 @@ class Tracker:
         elif first is not None and self._frontier is not None and first.ordinal < self._frontier.ordinal:
             frontier = self._frontier.position
             self._open(opened, (head for head in heads if head.ordinal < self._frontier.ordinal), order)
+        if len(opened) > OPEN_KEYS_MAX:
+            opened, frontier = {}, None  # a row must stay small: after a crash more is repeated, nothing is skipped
         passed = self._entered if first is None else first.before
         return Checkpoint(
             watermark=base.watermark if passed is None else passed.position,

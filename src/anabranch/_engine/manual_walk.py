@@ -1,0 +1,126 @@
+"""Iterating with acknowledgement by hand: each record is finished when the caller says so, in any order.
+
+What was handed out and not acknowledged is bounded; then nothing more is handed out until some of it is. A record that
+is never acknowledged holds the checkpoint where it is, and is handled again by the next owner.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from anabranch._core.checkpoints.tracker import Entry
+from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._engine.shelf import Shelf
+from anabranch.errors import UsageError
+from anabranch.records import Record
+
+__all__ = ["ManualWalk"]
+
+UNACKNOWLEDGED_MAX = 10_000
+"""Records of one shard that may be in the caller's hands at once."""
+
+Name = tuple[str, str, str, int]
+
+
+class ManualWalk:
+    """A sink whose records the caller takes one by one; fulfils `Sink`."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        member: Member,
+        decode: Callable[[Record[bytes]], Record[Any]],
+        *,
+        on_finished: Callable[[Session], None],
+        on_failed: Callable[[Session, Record[bytes], str], None],
+    ) -> None:
+        self._outside = outside
+        self._member = member
+        self._decode = decode
+        self._on_finished = on_finished
+        self._on_failed = on_failed
+        self._in_hand: dict[Name, tuple[Session, Entry]] = {}
+        self.shelf = Shelf()
+        self.runner_count = 0
+
+    def next_record(self) -> Record[Any] | None:
+        """The next record, or None if there is none at this moment; nothing is acknowledged by it."""
+        while self._member.may_start():
+            taken = self.shelf.take(self._pick)
+            if taken is None:
+                return None
+            session, entry = taken
+            try:
+                decoded = self._decode(entry.record)
+            except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
+                _lane(session).retry_at(entry, self._outside.clock.now_ms())
+                _lane(session).stop()
+                self._on_failed(session, entry.record, f"its payload does not decode: {type(error).__name__}: {error}")
+                continue
+            self._in_hand[_name(entry.record)] = (session, entry)
+            return decoded
+        return None
+
+    def _pick(self, session: Session) -> Entry | None:
+        if not session.may_start:
+            return None
+        lane = _lane(session)
+        entry = lane.next(self._outside.clock.now_ms())
+        if entry is None:
+            session.settle()
+            session.reason = lane.standstill or session.reason
+            self._on_finished(session)
+        return entry
+
+    def ack(self, record: Record[Any]) -> None:
+        """This record is finished. One whose lease is lost meanwhile is somebody else's, and nothing happens."""
+        found = self._in_hand.pop(_name(record), None)
+        if found is None:
+            raise UsageError(
+                f"record {record.position} of {record.shard_id} is not waiting to be acknowledged: it was already, or "
+                "it did not come from this iteration"
+            )
+        session, entry = found
+        if session.is_live:
+            _lane(session).finish(entry)
+            session.settle()
+            self.shelf.offer(session)
+        self._on_finished(session)
+
+    def abandon(self) -> None:
+        """What is in hand will not be acknowledged any more."""
+        self._in_hand.clear()
+
+    # what the worker asks of a sink
+
+    def make_lane(self, session: Session) -> Lane:
+        limits = LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX)
+        return Lane(session.row.checkpoint, "none", session.window, limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return [(session, entry.record) for session, entry in self._in_hand.values() if session.is_live]
+
+    def revoke(self, session: Session) -> None:
+        """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
+        self.shelf.withdraw(session)
+
+    def interrupt(self) -> None:
+        """What is in the caller's hands cannot be interrupted."""
+
+    def before_commit(self) -> None:
+        """Every acknowledgement was reported when it was made."""
+
+    async def run_one(self) -> None:
+        raise AssertionError("the caller's loop does the walking")
+
+
+def _lane(session: Session) -> Lane:
+    lane = session.lane
+    assert isinstance(lane, Lane)
+    return lane
+
+
+def _name(record: Record[Any]) -> Name:
+    return record.stream, record.shard_id, record.sequence_number, record.sub_sequence_number

@@ -11,18 +11,20 @@ from anabranch.events import Event
 from anabranch.lambda_events import deaggregate
 from anabranch.policies import Retry, Stop
 from anabranch.records import Attempt, Batch, Context, PutResult, Record
-from anabranch.reports import ConsumerStatus, FlushReport, StopReport
+from anabranch.reports import ConsumerStatus, FleetStatus, FlushReport, StopReport
 from anabranch.values import json_lines
 
 if TYPE_CHECKING:
     from anabranch._engine.delivery import Delivery
     from anabranch._engine.write_thread import SyncDelivery
+    from anabranch.application import Application
     from anabranch.consumer import Consumer
     from anabranch.producer import Producer
     from anabranch.sync_producer import SyncProducer
 
 __all__ = [
     "AnabranchError",
+    "Application",
     "Attempt",
     "Aws",
     "Batch",
@@ -34,6 +36,7 @@ __all__ = [
     "Context",
     "Delivery",
     "Event",
+    "FleetStatus",
     "FlushReport",
     "LeaseSettings",
     "PollingSettings",
@@ -54,6 +57,7 @@ __all__ = [
 
 # What pulls in the engine is loaded when it is first named: `import anabranch` is quick, and needs no botocore.
 _LAZY = {
+    "Application": "anabranch.application",
     "Consumer": "anabranch.consumer",
     "Delivery": "anabranch._engine.delivery",
     "Producer": "anabranch.producer",

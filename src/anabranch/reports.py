@@ -1,10 +1,21 @@
-"""What a consumer says of itself: how a stop went, and how it stands now. Plain values, ready for `--json`."""
+"""What a consumer says of itself, and what can be said of a whole fleet. Plain values, ready for `--json`."""
+
+from typing import Literal
 
 import msgspec
 
 from anabranch.records import Record
 
-__all__ = ["ConsumerStatus", "FlushReport", "ShardState", "StopReport"]
+__all__ = [
+    "ConsumerStatus",
+    "FleetMember",
+    "FleetShard",
+    "FleetStatus",
+    "FlushReport",
+    "ShardState",
+    "StopReport",
+    "StoppedRecord",
+]
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -59,3 +70,108 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardState, ...]
     budget_used_bytes: int
     budget_limit_bytes: int
+
+
+class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a worker process, as seen from outside."""
+
+    member_id: str
+    worker_id: str
+    state: Literal["live", "silent", "dead", "sealed", "left"]
+    """silent: its heart was watched and stood still for its expiry; dead: its process is gone for certain; sealed: the
+    others have given it up; left: it stopped in order."""
+    beats: bool
+    """Whether its heart was seen to beat by whoever looks: never on the first look."""
+    heartbeat_age: float
+    """Seconds since then, or since the first look."""
+    expiry: float
+    """Seconds without a heartbeat after which the others may give it up."""
+    joined_seconds: float
+    """Wall-clock time of its own machine, in seconds since 1970."""
+    shard_count: int
+    shards_max: int | None
+    records_per_second: float
+    reads_healthy: bool
+    draining: bool
+    """It stops, and takes nothing more."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == "live"
+
+
+class StoppedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The record at which a shard stopped on purpose."""
+
+    reason: str
+    position: str | None
+    partition_key: str | None
+    member_id: str
+    stopped_seconds: float
+    """Wall-clock time, in seconds since 1970."""
+
+
+class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of an application, as its rows tell."""
+
+    stream: str
+    shard_id: str
+    state: Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+    """still: held by a live member that names a reason; stopped: at a record that could not be handled; waiting: for
+    its parents; orphaned: its owner shows no life; unowned: nobody holds it."""
+    reason: str | None
+    """Why it does not move; None while it does, and when it is finished."""
+    owner: str | None
+    """The member that holds its lease."""
+    worker_id: str | None
+    checkpoint: str | None
+    """Everything up to here is handled; None: nothing yet, it starts at `starts_at`."""
+    starts_at: str
+    checkpointed_seconds: float | None
+    """When that was written, in seconds since 1970."""
+    millis_behind_latest: int | None
+    """As its owner said with its last heartbeat; None where nobody said anything."""
+    records_per_second: float | None
+    records_handled: int
+    waits_for: tuple[str, ...]
+    """Its parents that are not finished."""
+    children: tuple[str, ...]
+    stopped: StoppedRecord | None
+    takes_without_progress: int
+    fence_token: int
+
+
+class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """An application: all its members and shards, as its lease store has them now."""
+
+    app: str
+    created_seconds: float
+    streams: tuple[str, ...]
+    members: tuple[FleetMember, ...]
+    shards: tuple[FleetShard, ...]
+    unreported_count: int
+    """Shards of live members of which no heartbeat has said anything: those just taken, and where a member holds more
+    than a heartbeat has room for, those least far behind."""
+
+    @property
+    def live_members(self) -> tuple[FleetMember, ...]:
+        return tuple(member for member in self.members if member.is_live)
+
+    @property
+    def unfinished_shards(self) -> tuple[FleetShard, ...]:
+        return tuple(shard for shard in self.shards if shard.state != "finished")
+
+    @property
+    def still_shards(self) -> tuple[FleetShard, ...]:
+        """Those that do not move, whatever the reason."""
+        return tuple(shard for shard in self.unfinished_shards if shard.state != "moving")
+
+    @property
+    def millis_behind_latest(self) -> int | None:
+        """Of the shard that is furthest behind; None where nobody said anything."""
+        lags = [shard.millis_behind_latest for shard in self.shards if shard.millis_behind_latest is not None]
+        return max(lags, default=None)
+
+    @property
+    def records_per_second(self) -> float:
+        return sum(member.records_per_second for member in self.members)

@@ -153,7 +153,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
         return (self.key.generation << 32) | self.epoch
 
 
-class ShardStatus(msgspec.Struct, frozen=True):
+class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of one of its shards; kept short, since every heartbeat carries it."""
 
     shard_id: str
@@ -161,6 +161,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
     """Why it stands still; None while it moves."""
     millis_behind_latest: int | None = None
     records_per_second: float = 0.0
+    stream_key: str = ""
 
 
 class HandOffRequest(msgspec.Struct, frozen=True):

@@ -45,6 +45,9 @@ class LeaseStore(Protocol):
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         """Writes the app row's incarnation if it is still the expected one; returns the row as it is then."""
 
+    async def delete_app(self, app_id: str) -> bool:
+        """Removes every row of the application, if it still has this id and none of its members is live."""
+
     async def close(self) -> None: ...
 
     # members

@@ -56,6 +56,15 @@ class MemoryLeaseStore(LeaseStore):
             self._app = rows.record_incarnation(self._app, expected, incarnation)
             return self._app
 
+    async def delete_app(self, app_id: str) -> bool:
+        with self._lock:
+            if not rows.may_delete_app(self._app, self._members.values(), app_id):
+                return False
+            self._app = None
+            for kept in (self._members, self._streams, self._leases, self._controls):
+                kept.clear()
+            return True
+
     async def close(self) -> None:
         """Keeps the rows: whoever shares this object still reads them."""
 

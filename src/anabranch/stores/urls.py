@@ -17,10 +17,11 @@ from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.sqlite.place import file_system, forgets
 
-__all__ = ["default_store", "open_store"]
+__all__ = ["EMBEDDED_SUFFIX", "default_store", "embedded_file", "embedded_folder", "open_store"]
 
 _log = logging.getLogger(__name__)
 
+EMBEDDED_SUFFIX: Final = ".db"
 _KNOWN: Final = "memory:// (keeps nothing) and sqlite:///path/to/leases.db (processes of one machine)"
 _LATER: Final = ("dynamodb", "postgres", "postgresql", "redis", "rediss")
 _PLATFORMS: Final = (
@@ -75,8 +76,8 @@ def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
                 "anabranch.testing.check_lease_store); leases='sqlite:///path' on a volume that outlives this "
                 "container, for a single one; leases='memory://' to keep no position at all"
             )
-    folder = _state_directory(environ) / "anabranch"
-    path = folder / f"{quote(app, safe=' @+')}.db"
+    folder = embedded_folder(environ)
+    path = embedded_file(app, environ)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -91,6 +92,15 @@ def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
     if forgets(kind := file_system(folder)):
         _log.warning("%s is on %s: the application's position is lost when it goes; name a lasting place", path, kind)
     return SqliteLeaseStore(path, app)
+
+
+def embedded_folder(environ: Mapping[str, str]) -> Path:
+    """Where embedded stores lie; it need not exist."""
+    return _state_directory(environ) / "anabranch"
+
+
+def embedded_file(app: str, environ: Mapping[str, str]) -> Path:
+    return embedded_folder(environ) / f"{quote(app, safe=' @+')}{EMBEDDED_SUFFIX}"
 
 
 def _state_directory(environ: Mapping[str, str]) -> Path:

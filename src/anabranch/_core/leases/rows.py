@@ -8,6 +8,8 @@ INV-1 lives here: while a member is live, only that member writes the leases tha
 final, so a store may check the owner's row before the lease's and need not join both writes.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from anabranch._model.leases import (
@@ -24,6 +26,7 @@ from anabranch._model.leases import (
 __all__ = [
     "heartbeat",
     "leave",
+    "may_delete_app",
     "may_delete_lease",
     "may_delete_member",
     "record_incarnation",
@@ -127,6 +130,11 @@ def write_control(stored: ControlRow | None, row: ControlRow) -> ControlRow | No
     if stored is None or stored.state != "pending":
         return None
     return row
+
+
+def may_delete_app(row: AppRow | None, members: Iterable[MemberRow], app_id: str) -> bool:
+    """A member that registers meanwhile finds its application gone, and says so (rule L14)."""
+    return row is not None and row.app_id == app_id and all(member.state != "live" for member in members)
 
 
 def record_incarnation(row: AppRow | None, expected: str, incarnation: str) -> AppRow | None:

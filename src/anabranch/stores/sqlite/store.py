@@ -12,6 +12,7 @@ left are final, so what the first read found still holds.
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from anabranch._core.leases import rows
@@ -99,6 +100,32 @@ class SqliteLeaseStore(LeaseStore):
             return row
 
         return await self._main.write(work)
+
+    async def delete_app(self, app_id: str) -> bool:
+        standing = await self.read_app()
+        if standing is None:
+            return False
+
+        def delete_members(connection: sqlite3.Connection) -> list[str] | None:
+            members = _MEMBERS.scan(connection, self.app)
+            if not rows.may_delete_app(standing, members, app_id):
+                return None
+            _MEMBERS.delete_all(connection, self.app)
+            return [member.member_id for member in members]
+
+        def delete_rest(connection: sqlite3.Connection) -> bool:
+            if not rows.may_delete_app(_APPS.get(connection, (self.app,)), (), app_id):
+                return False
+            for table in (_LEASES, _STREAMS, _CONTROLS, _APPS):
+                table.delete_all(connection, self.app)
+            return True
+
+        gone = await self._workers.write(delete_members)
+        if gone is None:
+            return False
+        for member_id in gone:
+            await self._workers.run(partial(self._presence.withdraw, member_id))
+        return await self._main.write(delete_rest)
 
     async def close(self) -> None:
         await self._main.close()

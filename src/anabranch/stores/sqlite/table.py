@@ -31,6 +31,7 @@ class Table(Generic[Row]):
         self._order = f" ORDER BY {', '.join(key)}"
         self._put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
         self._put_if_absent = f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
+        self._delete_all = f"DELETE FROM {name} WHERE {key[0]} = ?"  # noqa: S608 -- see above
         self._delete = f"DELETE FROM {name} WHERE {where}"  # noqa: S608 -- see above
 
     def get(self, connection: sqlite3.Connection, key: Columns) -> Row | None:
@@ -53,6 +54,10 @@ class Table(Generic[Row]):
 
     def delete(self, connection: sqlite3.Connection, key: Columns) -> None:
         connection.execute(self._delete, key)
+
+    def delete_all(self, connection: sqlite3.Connection, app: str) -> None:
+        """The application's rows."""
+        connection.execute(self._delete_all, (app,))
 
     def _row(self, found: Columns) -> Row:
         try:

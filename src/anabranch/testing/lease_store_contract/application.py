@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import ControlRow, StreamRow
 from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
-from anabranch.testing.lease_store_contract.arena import STREAM, Arena, expect, lease_key
+from anabranch.testing.lease_store_contract.arena import STREAM, Arena, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
 
@@ -72,8 +72,28 @@ async def a_command_is_answered_once(arena: Arena) -> None:
     expect(list(await store.read_controls()) == [applied, late], "the answer is kept")
 
 
+async def an_application_is_deleted_whole_and_never_while_a_member_lives(arena: Arena) -> None:
+    store = await arena.open()
+    await store.put_stream(_stream())
+    await store.create_lease(lease())
+    await store.put_control(ControlRow(command_id="a", action="pause"))
+    await store.register_member(member("a"))
+    expect(not await store.delete_app("first"), "delete_app refuses while a member is live")
+    await store.leave("a")
+    expect(not await store.delete_app("second"), "delete_app refuses under another id")
+    expect(len(await store.read_members()) == 1, "a refused delete_app removes nothing")
+    expect(await store.delete_app("first"), "delete_app removes an application whose members have all left")
+    expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
+    expect(await store.read_app() is None, "the application's row is gone")
+    await store.open(arena.app_row("second"))
+    rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
+    rest.append(await store.read_leases(with_finished=True))
+    expect(not any(rest), "nothing of it is left for a new application of the name", rest)
+
+
 CHECKS = (
     an_application_is_made_once,
+    an_application_is_deleted_whole_and_never_while_a_member_lives,
     the_incarnation_stays_and_is_recorded_under_a_condition,
     a_stream_is_put_once_and_written_by_version,
     a_command_is_answered_once,

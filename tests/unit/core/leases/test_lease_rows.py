@@ -142,3 +142,11 @@ def test_the_trusted_storage_is_changed_only_from_the_one_that_was_seen():
     assert rows.record_incarnation(app, "x", "y").incarnation == "y"
     assert rows.record_incarnation(app, "w", "y") is app
     assert rows.record_incarnation(None, "x", "y") is None
+
+
+def test_an_application_goes_only_under_its_own_id_and_without_a_live_member():
+    app = AppRow(app="billing", app_id="1", created_wall_ms=0)
+    assert rows.may_delete_app(app, (SEALED, LEFT), "1")
+    assert not rows.may_delete_app(app, (SEALED, MEMBER), "1")
+    assert not rows.may_delete_app(app, (), "2")
+    assert not rows.may_delete_app(None, (), "1")

@@ -1,0 +1,222 @@
+"""What an outsider can say of a fleet from its rows: who lives, who holds what, and why a shard does not move.
+
+It takes part in nothing and decides nothing for the fleet. Life is judged as members judge each other: by a counter
+that is watched on the observer's own clock, never by a stored time (rule L5). On the first look nobody has been watched
+yet, and a live row counts as alive unless its process is known to be gone (rule L17).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StreamRow
+from anabranch._model.start_positions import StartingPosition
+from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
+
+__all__ = ["FleetRows", "Sighting", "Sightings", "view_fleet"]
+
+State = Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+MemberState = Literal["live", "silent", "dead", "sealed", "left"]
+
+
+class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows of an application, read one after another."""
+
+    app: AppRow
+    streams: Sequence[StreamRow]
+    members: Sequence[MemberRow]
+    leases: Sequence[LeaseRow]
+    """Finished ones included."""
+    dead_members: Collection[str] = ()
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """One member's counter, since when it stands there, and whether it was ever seen to move."""
+
+    counter: int
+    since_ms: int
+    beats: bool = False
+
+
+class Sightings:
+    """What one observer has seen of the members' hearts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Sighting] = {}
+
+    def observe(self, members: Sequence[MemberRow], now_ms: int) -> Mapping[str, Sighting]:
+        seen: dict[str, Sighting] = {}
+        for row in members:
+            before = self._seen.get(row.member_id)
+            if before is not None and before.counter == row.counter:
+                seen[row.member_id] = before
+            else:
+                seen[row.member_id] = Sighting(row.counter, now_ms, before is not None)
+        self._seen = seen
+        return seen
+
+
+def view_fleet(rows: FleetRows, sightings: Mapping[str, Sighting], now_ms: int) -> FleetStatus:
+    """`sightings` are of the same members."""
+    streams = _current_streams(rows.streams)
+    leases = [row for row in rows.leases if _is_current(row, streams)]
+    said = {
+        (member.member_id, status.stream_key, status.shard_id): status
+        for member in rows.members
+        for status in member.status
+    }
+    held: dict[str, int] = {}
+    for row in leases:
+        if row.owner is not None and not row.is_finished:
+            held[row.owner] = held.get(row.owner, 0) + 1
+    members = {
+        row.member_id: _member(
+            row, sightings[row.member_id], now_ms, row.member_id in rows.dead_members, held.get(row.member_id, 0)
+        )
+        for row in rows.members
+    }
+    view = _View({row.key: row for row in leases}, {row.member_id: row for row in rows.members}, members, said, streams)
+    live = {member_id for member_id, member in members.items() if member.is_live}
+    return FleetStatus(
+        app=rows.app.app,
+        created_seconds=rows.app.created_wall_ms / 1000,
+        streams=tuple(sorted(row.name for row in streams.values())),
+        members=tuple(members.values()),
+        shards=tuple(view.shard(row) for row in leases),
+        unreported_count=sum(
+            row.owner in live and (row.owner, row.key.stream_key, row.key.shard_id) not in said for row in leases
+        ),
+    )
+
+
+def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
+    """Of a stream that was deleted and created anew, the newest."""
+    newest: dict[str, StreamRow] = {}
+    for row in rows:
+        if row.arn not in newest or newest[row.arn].created_seconds < row.created_seconds:
+            newest[row.arn] = row
+    return {row.stream_key: row for row in newest.values()}
+
+
+def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
+    stream = streams.get(row.key.stream_key)
+    return stream is not None and stream.generation == row.key.generation
+
+
+def _member(row: MemberRow, sighting: Sighting, now_ms: int, is_dead: bool, shard_count: int) -> FleetMember:  # noqa: FBT001 -- one of its facts
+    age_ms = now_ms - sighting.since_ms
+    state: MemberState = row.state
+    if row.state == "live" and is_dead:
+        state = "dead"
+    elif row.state == "live" and age_ms >= row.expiry_ms:
+        state = "silent"
+    live = state == "live"
+    return FleetMember(
+        member_id=row.member_id,
+        worker_id=row.worker_id,
+        state=state,
+        beats=sighting.beats,
+        heartbeat_age=age_ms / 1000,
+        expiry=row.expiry_ms / 1000,
+        joined_seconds=row.joined_wall_ms / 1000,
+        shard_count=shard_count,
+        shards_max=row.shards_max,
+        records_per_second=round(sum(status.records_per_second for status in row.status), 1) if live else 0.0,
+        reads_healthy=row.reads_healthy,
+        draining=row.draining,
+    )
+
+
+class _View(msgspec.Struct, frozen=True):
+    """One moment of a fleet, to look at each of its shards from."""
+
+    leases: Mapping[LeaseKey, LeaseRow]
+    rows: Mapping[str, MemberRow]
+    members: Mapping[str, FleetMember]
+    said: Mapping[tuple[str, str, str], ShardStatus]
+    streams: Mapping[str, StreamRow]
+
+    def shard(self, row: LeaseRow) -> FleetShard:
+        owner = self.members.get(row.owner or "")
+        status = self.said.get((row.owner or "", row.key.stream_key, row.key.shard_id))
+        heard = status if owner is not None and owner.is_live else None
+        state, reason = self._judge(row, owner, heard)
+        watermark, stopped = row.checkpoint.watermark, row.stopped
+        written_ms = row.checkpointed_at_wall_ms
+        return FleetShard(
+            stream=self.streams[row.key.stream_key].name,
+            shard_id=row.key.shard_id,
+            state=state,
+            reason=reason,
+            owner=row.owner,
+            worker_id=None if owner is None else owner.worker_id,
+            checkpoint=None if watermark is None else str(watermark),
+            starts_at=_start(row.start),
+            checkpointed_seconds=None if written_ms is None else written_ms / 1000,
+            millis_behind_latest=None if heard is None else heard.millis_behind_latest,
+            records_per_second=None if heard is None else heard.records_per_second,
+            records_handled=row.records_handled,
+            waits_for=() if row.is_finished else self._open_parents(row),
+            children=() if row.finish is None else row.finish.children,
+            stopped=None
+            if stopped is None
+            else StoppedRecord(
+                reason=stopped.reason,
+                position=None if stopped.position is None else str(stopped.position),
+                partition_key=stopped.partition_key,
+                member_id=stopped.member_id,
+                stopped_seconds=stopped.at_wall_ms / 1000,
+            ),
+            takes_without_progress=row.takes_without_progress,
+            fence_token=row.fence_token,
+        )
+
+    def _judge(self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None) -> tuple[State, str | None]:
+        if row.is_finished:
+            return "finished", None
+        if row.stopped is not None and not self._is_tried_again(row, row.stopped.at_wall_ms):
+            return "stopped", row.stopped.reason
+        if row.paused:
+            return "paused", "it is paused"
+        if owner is None or owner.state in {"sealed", "left"}:
+            return self._judge_unowned(row)
+        if owner.state == "dead":
+            return "orphaned", f"the process of its worker {owner.worker_id} is gone"
+        if owner.state == "silent":
+            return "orphaned", f"its worker {owner.worker_id} has shown no life for {owner.heartbeat_age:.0f} s"
+        if heard is not None and heard.reason is not None:
+            return "still", heard.reason
+        return "moving", None
+
+    def _is_tried_again(self, row: LeaseRow, stopped_wall_ms: int) -> bool:
+        """A process that joined after the stop tries the record once more (rule D4)."""
+        owner = self.rows.get(row.owner or "")
+        if owner is None or not self.members[owner.member_id].is_live:
+            return False
+        return owner.joined_wall_ms > stopped_wall_ms
+
+    def _judge_unowned(self, row: LeaseRow) -> tuple[State, str]:
+        if parents := self._open_parents(row):
+            return "waiting", f"it waits for {' and '.join(parents)} to be finished"
+        live = [member for member in self.members.values() if member.is_live]
+        if not live:
+            return "unowned", "no worker of the application is alive"
+        takers = [member for member in live if not member.draining]
+        if not takers:
+            return "unowned", "every worker of the application is stopping"
+        if all(member.shards_max is not None and member.shard_count >= member.shards_max for member in takers):
+            return "unowned", "every worker holds as many shards as it may (max_shards)"
+        return "unowned", "it is free, and will be taken in a moment"
+
+    def _open_parents(self, row: LeaseRow) -> tuple[str, ...]:
+        """A parent whose row is gone was finished long ago."""
+        key = row.key
+        parents = [self.leases.get(LeaseKey(key.stream_key, key.generation, name)) for name in row.waits_for]
+        return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
+
+
+def _start(start: StartingPosition) -> str:
+    if start.timestamp_seconds is not None:
+        return f"{start.type} {start.timestamp_seconds:.3f}"
+    return start.type if start.sequence_number is None else f"{start.type} {start.sequence_number}"

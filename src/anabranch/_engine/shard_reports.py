@@ -1,0 +1,86 @@
+"""What a member says of its shards with each heartbeat: how far behind, how fast, and why one stands still.
+
+Bounded, since every heartbeat carries it: the shards that stand still come first, then those furthest behind; of the
+rest only the number is known (`load`). Rates are measured over a stretch of time, however often a report is asked for.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from anabranch._engine.session import Session
+from anabranch._model.leases import LeaseKey, ShardStatus
+
+__all__ = ["ShardReports"]
+
+SHARDS_MAX: Final = 64
+REASON_CHARACTERS_MAX: Final = 200
+RATE_OVER_MS: Final = 2_000
+"""Shorter than the default heartbeat interval, so that each heartbeat has a rate of its own."""
+UNFINISHED_MS: Final = 10_000
+"""After this long without a finished record, the one that is waited for is named."""
+
+
+class _Motion(msgspec.Struct):
+    """How one session has moved since it was last measured."""
+
+    session: Session
+    since_ms: int
+    finished_count: int = 0
+    records_per_second: float = 0.0
+    moved_at_ms: int = 0
+
+
+class ShardReports:
+    def __init__(self) -> None:
+        self._motions: dict[LeaseKey, _Motion] = {}
+
+    def report(self, sessions: Iterable[Session], now_ms: int, *, paused: bool = False) -> tuple[ShardStatus, ...]:
+        """`paused` says that this process reads nothing at present."""
+        motions = {session.key: self._measure(session, now_ms) for session in sessions}
+        self._motions = motions
+        found = [_status(motion, now_ms, paused=paused) for motion in motions.values()]
+        found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
+        return tuple(found[:SHARDS_MAX])
+
+    def _measure(self, session: Session, now_ms: int) -> _Motion:
+        motion = self._motions.get(session.key)
+        count = session.lane.finished_count
+        if motion is None or motion.session is not session:
+            return _Motion(session, now_ms, count, moved_at_ms=now_ms)
+        elapsed_ms = now_ms - motion.since_ms
+        if count != motion.finished_count or not session.lane.unfinished_count:
+            motion.moved_at_ms = now_ms
+        if elapsed_ms >= RATE_OVER_MS:
+            motion.records_per_second = round((count - motion.finished_count) * 1000 / elapsed_ms, 1)
+            motion.since_ms, motion.finished_count = now_ms, count
+        return motion
+
+
+def _status(motion: _Motion, now_ms: int, *, paused: bool) -> ShardStatus:
+    session = motion.session
+    reason = _reason(motion, now_ms, paused=paused)
+    return ShardStatus(
+        session.shard_id,
+        None if reason is None else reason[:REASON_CHARACTERS_MAX],
+        session.behind_ms,
+        motion.records_per_second,
+        session.key.stream_key,
+    )
+
+
+def _reason(motion: _Motion, now_ms: int, *, paused: bool) -> str | None:
+    session = motion.session
+    if session.reason is not None:
+        return session.reason
+    if paused:
+        return "its worker was told to pause, by Consumer.pause()"
+    request = session.holding.request
+    if session.drains and request is not None:
+        return f"it is being handed over to {request.requester}"
+    waited_ms = now_ms - motion.moved_at_ms
+    first = session.lane.first_unfinished
+    if first is None or waited_ms < UNFINISHED_MS:
+        return None
+    return f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"

@@ -1,0 +1,76 @@
+"""Which applications there are: in the embedded stores of this machine, or in a store that is named.
+
+For tools that look at applications without being one of their workers: nothing is made here, and an application that
+is not there is answered with those that are.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Final, NamedTuple
+
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.errors import LeaseStoreInvalidError
+from anabranch.stores.sqlite import SqliteLeaseStore
+from anabranch.stores.sqlite.catalogue import applications_in
+from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store
+
+__all__ = ["StoredApplication", "find_store", "stored_applications"]
+
+_NAMES_SHOWN_MAX: Final = 10
+
+
+class StoredApplication(NamedTuple):
+    app: str
+    leases: str
+    """The URL of its store."""
+
+
+async def stored_applications(leases: str | None, environ: Mapping[str, str]) -> list[StoredApplication]:
+    """Those in the store that the URL names; without one, those in the embedded stores."""
+    if leases is not None:
+        store = open_store(leases, "")
+        names = await applications_in(store.path) if isinstance(store, SqliteLeaseStore) else []
+        return [StoredApplication(name, leases) for name in names]
+    found: list[StoredApplication] = []
+    for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}")):
+        found += [StoredApplication(name, f"sqlite://{path}") for name in await applications_in(path)]
+    return found
+
+
+async def find_store(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> LeaseStore:
+    """The store of an application that exists, opened; raises `LeaseStoreInvalidError` where there is none."""
+    store = SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app)
+    try:
+        row = await store.read_app()
+        if row is not None and row.app == app:
+            await store.open(row)
+            return store
+    except BaseException:
+        await _close(store, leases)
+        raise
+    await _close(store, leases)
+    raise LeaseStoreInvalidError(await _advice(app, leases, environ))
+
+
+async def _close(store: LeaseStore, given: object) -> None:
+    if store is not given:
+        await store.close()
+
+
+async def _advice(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> str:
+    others: list[str] = []
+    where, hint = "this store", ""
+    if leases is None:
+        where, hint = str(embedded_folder(environ)), "; if it names a lease store (leases=), name the same one here"
+    elif isinstance(leases, str):
+        where = leases
+    if leases is None or isinstance(leases, str):
+        others = [one.app for one in await stored_applications(leases, environ)]
+    missing = f"there is no application {app!r} in {where}"
+    if not others:
+        return f"{missing}, nor any other{hint}"
+    if similar := get_close_matches(app, others, n=1):
+        return f"{missing}: did you mean {similar[0]!r}?"
+    shown = ", ".join(others[:_NAMES_SHOWN_MAX])
+    more = f" and {len(others) - _NAMES_SHOWN_MAX} more" if len(others) > _NAMES_SHOWN_MAX else ""
+    return f"{missing}; there are: {shown}{more}{hint}"

@@ -1,0 +1,154 @@
+"""What an outsider says of a fleet: who lives, who holds what, why a shard does not move."""
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.leases.fleet_view import FleetRows, Sightings, view_fleet
+from anabranch._model.leases import (
+    AppRow,
+    Checkpoint,
+    Finish,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    ShardStatus,
+    Stopped,
+    StreamRow,
+)
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
+
+KEY = "1:orders:1"
+APP = AppRow(app="billing", app_id="id", created_wall_ms=5_000)
+STREAM = StreamRow(stream_key=KEY, name="orders", arn="arn:orders", created_seconds=1.0, origin=TRIM_HORIZON)
+
+
+def member(name="a", **fields):
+    return MemberRow(**{"member_id": name, "worker_id": f"worker {name}", "expiry_ms": 10_000, **fields})
+
+
+def lease(number=0, key=KEY, generation=0, **fields):
+    return LeaseRow(key=LeaseKey(key, generation, f"shard-{number}"), **fields)
+
+
+def said(number=0, reason=None, behind_ms=0, rate=0.0):
+    return ShardStatus(f"shard-{number}", reason, behind_ms, rate, KEY)
+
+
+def view(leases=(), members=(), dead=(), streams=(STREAM,), watched_ms=0):
+    sightings = Sightings()
+    sightings.observe(members, 1_000)
+    now_ms = 1_000 + watched_ms
+    rows = FleetRows(app=APP, streams=streams, members=members, leases=leases, dead_members=dead)
+    return view_fleet(rows, sightings.observe(members, now_ms), now_ms)
+
+
+def one(*leases, **others):
+    shard = view(leases, **others).shards[-1]
+    return shard.state, shard.reason
+
+
+def test_a_held_shard_moves_as_its_owner_says():
+    row = lease(owner="a", checkpoint=Checkpoint(Position(7, 2)), checkpointed_at_wall_ms=9_000, records_handled=40)
+    status = view([row], [member(status=(said(behind_ms=1_500, rate=12.5),))])
+    shard = status.shards[0]
+    assert (shard.stream, shard.state, shard.reason, shard.worker_id) == ("orders", "moving", None, "worker a")
+    assert (shard.checkpoint, shard.checkpointed_seconds, shard.records_handled) == ("7:2", 9.0, 40)
+    assert (shard.millis_behind_latest, shard.records_per_second) == (1_500, 12.5)
+    assert (status.millis_behind_latest, status.records_per_second, status.unreported_count) == (1_500, 12.5, 0)
+    assert (status.app, status.created_seconds, status.streams) == ("billing", 5.0, ("orders",))
+    assert status.still_shards == ()
+
+
+def test_a_shard_that_no_heartbeat_has_spoken_of_is_counted():
+    status = view([lease(0, owner="a"), lease(1, owner="a")], [member(status=(said(0),))])
+    assert status.unreported_count == 1
+    assert status.shards[1].millis_behind_latest is None
+    assert status.shards[1].state == "moving"
+
+
+def test_what_an_owner_says_of_a_shard_of_another_stream_does_not_count():
+    other = replace(STREAM, stream_key="1:returns:1", name="returns", arn="arn:returns")
+    rows = [lease(owner="a"), lease(owner="a", key="1:returns:1")]
+    status = view(rows, [member(status=(said(reason="slow"),))], streams=(STREAM, other))
+    assert [(shard.stream, shard.reason) for shard in status.shards] == [("orders", "slow"), ("returns", None)]
+
+
+@pytest.mark.parametrize(
+    "row, members, dead, state, reason",
+    [
+        ({"owner": "a"}, [member(status=(said(reason="throttled"),))], (), "still", "throttled"),
+        ({"owner": "a"}, [member()], ("a",), "orphaned", "the process of its worker worker a is gone"),
+        ({"owner": "a", "paused": True}, [member()], (), "paused", "it is paused"),
+        ({}, [], (), "unowned", "no worker of the application is alive"),
+        ({"owner": "a"}, [member(state="left")], (), "unowned", "no worker of the application is alive"),
+        ({"owner": "a"}, [], (), "unowned", "no worker of the application is alive"),
+        ({}, [member(draining=True)], (), "unowned", "every worker of the application is stopping"),
+        ({}, [member(shards_max=0)], (), "unowned", "every worker holds as many shards as it may (max_shards)"),
+        ({}, [member(shards_max=1)], (), "unowned", "it is free, and will be taken in a moment"),
+        ({"owner": "a"}, [member(state="sealed"), member("b")], (), "unowned",
+         "it is free, and will be taken in a moment"),
+        ({"finish": Finish("end", ("shard-1",))}, [], (), "finished", None),
+    ],
+)  # fmt: skip
+def test_why_a_shard_does_not_move(row, members, dead, state, reason):
+    assert one(lease(**row), members=members, dead=dead) == (state, reason)
+
+
+def test_a_heart_that_stands_still_for_its_expiry_is_silent():
+    row = lease(owner="a")
+    assert one(row, members=[member()], watched_ms=9_999) == ("moving", None)
+    orphaned = ("orphaned", "its worker worker a has shown no life for 10 s")
+    assert one(row, members=[member()], watched_ms=10_000) == orphaned
+    assert view([row], [member(status=(said(rate=5.0),))], watched_ms=10_000).records_per_second == 0
+
+
+def test_a_heart_is_seen_to_beat_from_the_second_look_on():
+    sightings = Sightings()
+    assert not sightings.observe([member(counter=4)], 0)["a"].beats
+    assert not sightings.observe([member(counter=4)], 500)["a"].beats
+    assert sightings.observe([member(counter=5)], 900)["a"].beats
+    still = sightings.observe([member(counter=5)], 1_000)["a"]
+    assert (still.beats, still.since_ms) == (True, 900)
+    sightings.observe([], 1_100)
+    assert not sightings.observe([member(counter=5)], 1_200)["a"].beats
+
+
+def test_a_child_waits_for_those_of_its_parents_that_are_not_finished():
+    rows = [lease(0, finish=Finish("end")), lease(1, owner="a"), lease(2, waits_for=("shard-0", "shard-1", "shard-9"))]
+    status = view(rows, [member()])
+    assert [shard.state for shard in status.unfinished_shards] == ["moving", "waiting"]
+    assert status.shards[2].waits_for == ("shard-1",)
+    assert status.shards[2].reason == "it waits for shard-1 to be finished"
+
+
+def test_a_stopped_shard_stays_so_until_a_process_that_joined_later_tries_again():
+    stopped = Stopped("its handler failed 3 times", Position(9), "user-1", "a", 2_000)
+    row = lease(owner="a", stopped=stopped)
+    for members in ([member(joined_wall_ms=1_999)], [member(joined_wall_ms=2_000)], [], [member(state="left")]):
+        assert one(row, members=members) == ("stopped", "its handler failed 3 times")
+    assert one(row, members=[member(joined_wall_ms=2_001)]) == ("moving", None)
+    record = view([row]).shards[0].stopped
+    assert (record.position, record.partition_key, record.stopped_seconds) == ("9", "user-1", 2.0)
+    assert view([lease(stopped=replace(stopped, position=None))]).shards[0].stopped.position is None
+
+
+def test_older_generations_and_a_stream_that_was_made_anew_are_left_out():
+    old = replace(STREAM, stream_key="1:orders:0", created_seconds=0.5)
+    rows = [lease(key="1:orders:0"), lease(key="1:nowhere:1"), lease(generation=0), lease(generation=1)]
+    streams = (old, replace(STREAM, generation=1))
+    assert [shard.fence_token for shard in view(rows, streams=streams).shards] == [1 << 32]
+    assert view(rows, streams=tuple(reversed(streams))).streams == ("orders",)
+
+
+@pytest.mark.parametrize(
+    "start, text",
+    [
+        (TRIM_HORIZON, "TRIM_HORIZON"),
+        (at_timestamp(1.5), "AT_TIMESTAMP 1.500"),
+        (after_sequence_number(7), "AFTER_SEQUENCE_NUMBER 7"),
+    ],
+)
+def test_a_shard_without_a_checkpoint_says_where_it_starts(start, text):
+    shard = view([lease(start=start)]).shards[0]
+    assert (shard.checkpoint, shard.starts_at, shard.checkpointed_seconds) == (None, text, None)

@@ -16,6 +16,7 @@ from anabranch._demo.keyboard import listen
 from anabranch._demo.stage import Stage
 from anabranch._demo.story import KEYS, STORY
 from anabranch._demo.views import River, audit_table, plain_line, what_next
+from anabranch._engine.host import single_cause
 
 __all__ = ["perform"]
 
@@ -40,6 +41,8 @@ async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None)
             await stage.await_readers()
             river = await _play(stage, console, seconds, group)
             stage.end()
+    except BaseExceptionGroup as group_error:
+        raise (single_cause(group_error) or group_error) from None
     finally:
         await stage.close()
     return _conclude(stage, river, console, seed, picture)

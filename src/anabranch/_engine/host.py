@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["Host"]
+__all__ = ["Host", "single_cause"]
 
 
 class Host:
@@ -29,7 +29,7 @@ class Host:
         task = self._task
         if task is None or not task.done() or task.cancelled():
             return None
-        return _single_cause(task.exception())
+        return single_cause(task.exception())
 
     async def wait(self) -> None:
         """Until the work has ended, however it ends; cancelling the waiter does not cancel the work."""
@@ -42,13 +42,13 @@ class Host:
             await asyncio.wait([self._task])
 
 
-def _single_cause(error: BaseException | None) -> BaseException | None:
+def single_cause(error: BaseException | None) -> BaseException | None:
+    """The first error of a group, with the others as its notes: groups are ours, and are not shown to users."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
-        # Several tasks failed at once: the first is the cause, the others are kept as its notes.
         first, *others = error.exceptions
         for other in others:
             first.add_note(f"also: {other!r}")
-        return _single_cause(first)
+        return single_cause(first)
     return error

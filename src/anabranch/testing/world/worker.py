@@ -2,7 +2,9 @@
 
 import asyncio
 import contextvars
+from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any, NamedTuple
 
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
@@ -24,11 +26,18 @@ from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.processes import SimulatedProcess
 
-__all__ = ["SimulatedWorker"]
+__all__ = ["STREAM", "SimulatedHandling", "SimulatedWorker"]
 
 STREAM = "orders"
 
 _WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused", default=False)
+
+
+class SimulatedHandling(NamedTuple):
+    """What a simulated fleet does with its records: nothing that takes longer than the options say, by default."""
+
+    handler: Callable[[Record[bytes]], Awaitable[Any]] | None = None
+    policy: Retry = Retry()
 
 
 class SimulatedWorker:
@@ -42,6 +51,7 @@ class SimulatedWorker:
         *,
         kinesis: Kinesis,
         store: LeaseStore,
+        handling: "SimulatedHandling",
     ) -> None:
         self.process = process
         self.events: list[Event] = []
@@ -51,6 +61,8 @@ class SimulatedWorker:
         self._journal = journal
         self._options = options
         self._random = random
+        self._handler = handling.handler or self._pretend
+        self._policy = handling.policy
         self._budget = Budget()
         outside = Outside(
             kinesis=kinesis,
@@ -77,7 +89,7 @@ class SimulatedWorker:
 
     def _handling(self) -> Handling:
         options = self._options
-        return Handling(order=options.order, concurrency=options.concurrency, decode=None, policy=Retry())
+        return Handling(order=options.order, concurrency=options.concurrency, decode=None, policy=self._policy)
 
     async def _live(self) -> None:
         call = HandlerCall(self._handle, threads=1)
@@ -109,14 +121,17 @@ class SimulatedWorker:
         _WAS_PAUSED.set(False)
         self._journal.started(self._call(record, context, was_paused=was_paused))
         self._measure()
-        seconds = self._random.uniform(0, self._options.handler_seconds_max)
         try:
-            await self.process.clock.sleep_until_ms(self.process.clock.now_ms() + int(seconds * 1000))
-        except asyncio.CancelledError:
+            await self._handler(record)
+        except BaseException:
             self._journal.abandoned(self._call(record, context, was_paused=was_paused))
             raise
         self._journal.finished(self._call(record, context, was_paused=was_paused))
         self._measure()
+
+    async def _pretend(self, _: Record[bytes]) -> None:
+        seconds = self._random.uniform(0, self._options.handler_seconds_max)
+        await self.process.clock.sleep_until_ms(self.process.clock.now_ms() + int(seconds * 1000))
 
     def _call(self, record: Record[bytes], context: Context, *, was_paused: bool) -> Call:
         return Call(

@@ -1,6 +1,7 @@
 """One simulated fleet from its start to its verdict: faults for a while, then calm, then everything must be handled."""
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseSto
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions, fleet_options_for
 from anabranch.testing.world.processes import Processes, SimulatedProcess
-from anabranch.testing.world.worker import STREAM, SimulatedWorker
+from anabranch.testing.world.worker import STREAM, SimulatedHandling, SimulatedWorker
 
 __all__ = ["Fleet", "FleetVerdict", "run_fleet"]
 
@@ -33,12 +34,21 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Virtual ones."""
     starts: int
+    finishes: int
     commits: int
     zombies: int
 
 
 class Fleet:
-    def __init__(self, seed: int, options: FleetOptions, loop: SimulationLoop) -> None:
+    def __init__(
+        self,
+        seed: int,
+        options: FleetOptions,
+        loop: SimulationLoop,
+        *,
+        handling: SimulatedHandling | None = None,
+        records: Sequence[tuple[str, bytes]] | None = None,
+    ) -> None:
         self.options = options
         self.loop = loop
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
@@ -48,6 +58,9 @@ class Fleet:
         self.rows = ForgetfulRows(self.journal, self.now_ms, keeps_history=bool(options.roll_back_seconds))
         self.processes = Processes(loop, lambda coroutine: coroutine.__qualname__ == "Heartbeat.run")
         self.workers: list[SimulatedWorker] = []
+        self.records = self._drawn_records() if records is None else records
+        """What is written, as (partition key, data), over the time of the faults."""
+        self._handling = handling or SimulatedHandling()
         self.steps = 0
         self._started = 0
         self._known_shards: dict[str, None] = {}
@@ -74,9 +87,14 @@ class Fleet:
                 self.journal.opened(ShardOpened(shard["ShardId"], tuple(name for name in parents if name)))
         return shards
 
-    def write(self, number: int) -> None:
-        partition_key = f"key-{self.random.randrange(self.options.key_count)}"
-        answer = self._kinesis("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=str(number).encode())
+    def _drawn_records(self) -> list[tuple[str, bytes]]:
+        keys = self.options.key_count
+        return [
+            (f"key-{self.random.randrange(keys)}", str(number).encode()) for number in range(self.options.record_count)
+        ]
+
+    def write(self, partition_key: str, data: bytes) -> None:
+        answer = self._kinesis("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
         self.journal.written(Written(answer["ShardId"], Position(int(answer["SequenceNumber"])), partition_key))
 
     def reshard(self) -> None:
@@ -127,6 +145,7 @@ class Fleet:
             random,
             kinesis=SimulatedKinesis(self.state, self.network, process, options, random),
             store=SimulatedLeaseStore(self.rows, self.network, process),
+            handling=self._handling,
         )
 
     # the run
@@ -137,9 +156,9 @@ class Fleet:
         self._note_shards()
         self.workers = [self.start_worker(index) for index in range(options.worker_count)]
         faults = Faults(self)
-        for number in range(options.record_count):
-            self.write(number)
-            await asyncio.sleep(self.random.expovariate(options.record_count / options.faulty_seconds))
+        for partition_key, data in self.records:
+            self.write(partition_key, data)
+            await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
         faults.end()
         self.network.is_calm = True
         await self._settle()
@@ -161,10 +180,16 @@ class Fleet:
             await asyncio.sleep(_LOOK_EACH_SECONDS)
 
 
-def run_fleet(seed: int, options: FleetOptions | None = None) -> FleetVerdict:
+def run_fleet(
+    seed: int,
+    options: FleetOptions | None = None,
+    *,
+    handling: SimulatedHandling | None = None,
+    records: Sequence[tuple[str, bytes]] | None = None,
+) -> FleetVerdict:
     options = options or fleet_options_for(seed)
     loop = SimulationLoop(seed, order=options.loop_order)
-    fleet = Fleet(seed, options, loop)
+    fleet = Fleet(seed, options, loop, handling=handling, records=records)
     run(fleet.live, loop=loop)
     journal = fleet.journal
     return FleetVerdict(
@@ -174,6 +199,7 @@ def run_fleet(seed: int, options: FleetOptions | None = None) -> FleetVerdict:
         steps=fleet.steps,
         seconds=loop.time(),
         starts=journal.starts,
+        finishes=journal.finishes,
         commits=journal.commits,
         zombies=journal.zombies,
     )

@@ -1,0 +1,83 @@
+import asyncio
+
+import pytest
+
+from anabranch import testing
+from anabranch.testing import ManualClock, make_record, simulate
+
+ORDERS = [(f"user-{number % 7}", str(number).encode()) for number in range(120)]
+
+
+def test_a_handler_sees_every_record_once_where_nothing_goes_wrong():
+    seen = []
+
+    async def handle(record):
+        await asyncio.sleep(0.05)
+        seen.append(int(record.data))
+
+    report = simulate(handle, ORDERS)
+    report.check()
+    assert sorted(seen) == list(range(120))
+    assert (report.record_count, report.finished_count, report.repeated_count) == (120, 120, 0)
+
+
+def test_a_handler_sees_every_record_of_a_key_in_order_whatever_goes_wrong():
+    balances = {}
+
+    async def handle(record):
+        last = balances.get(record.partition_key, -1)
+        number = int(record.data)
+        assert number <= last or number == (last + 7 if last >= 0 else number % 7)
+        balances[record.partition_key] = max(last, number)
+
+    faults = ["crash", "cut_off", "lost_messages", "pause", "reshard", "stop", "throttle"]
+    report = simulate(handle, ORDERS, seed=3, workers=3, order="key", faults=faults)
+    report.check()
+    assert set(balances.values()) == set(range(113, 120))
+
+
+def test_the_same_seed_is_the_same_run():
+    async def handle(record):
+        await asyncio.sleep(0.1)
+
+    runs = [simulate(handle, ORDERS, seed=5, faults=["crash", "reshard"]) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_a_handler_that_never_ends_is_reported_with_the_seed():
+    async def handle(record):
+        if record.data == b"60":
+            await asyncio.get_running_loop().create_future()
+
+    report = simulate(handle, ORDERS, seed=9)
+    with pytest.raises(AssertionError, match=r"never finished.*seed=9"):
+        report.check()
+
+
+def test_a_handler_that_fails_for_good_is_reported():
+    async def handle(record):
+        if record.data == b"60":
+            raise RuntimeError("poison")
+
+    assert "never finished" in simulate(handle, ORDERS).violations[0]
+
+
+def test_an_unknown_fault_names_the_known_ones():
+    async def handle(record): ...
+
+    with pytest.raises(ValueError, match="crash, cut_off, lost_messages"):
+        simulate(handle, ORDERS, faults=["crashes"])
+
+
+def test_a_record_for_a_unit_test_has_all_that_a_handler_looks_at():
+    record = make_record(b"{}", "user-1", value={"amount": 3})
+    assert (record.data, record.partition_key, record.value) == (b"{}", "user-1", {"amount": 3})
+    assert make_record(b"x").value == b"x"
+    assert record.position.sequence_number > 0
+
+
+def test_the_public_names_are_there_and_others_are_not():
+    assert testing.ManualClock is ManualClock
+    assert all(getattr(testing, name) is not None for name in testing.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        testing.nothing  # noqa: B018 -- the look-up is the test

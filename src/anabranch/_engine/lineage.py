@@ -132,7 +132,7 @@ class Lineage:
         """The shard's last record is finished: children first, then its own end, then the children that may run."""
         outside = self._outside
         while session.phase == "ended":
-            end = await self._plan_end(session)
+            end = await self._try_to_plan_end(session)
             if end is not None and await self._write_end(session, end, checkpointer):
                 outside.emit(
                     ShardFinished(
@@ -145,6 +145,16 @@ class Lineage:
                 await self._adopt(session.key, end)
                 return
             await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
+
+    async def _try_to_plan_end(self, session: Session) -> ShardEnd | None:
+        """None while the children are unknown, or nobody can be asked about them: it is tried again."""
+        try:
+            return await self._plan_end(session)
+        except AnabranchError as error:
+            if not error.retryable:
+                raise
+            session.reason = str(error)
+            return None
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]

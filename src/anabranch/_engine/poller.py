@@ -105,7 +105,7 @@ class Poller:
         except StreamNotFoundError as error:
             session.iterator = None
             session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
-            await self._on_gone(session, error)
+            await self._ask_what_is_gone(session, error)
         except (ServiceError, TransportError) as error:
             self._on_failure(session, error)
         except AnabranchError:
@@ -116,6 +116,12 @@ class Poller:
             self._budget.release(reserved)
             session.in_read = False
         self.poke(session)
+
+    async def _ask_what_is_gone(self, session: Session, error: StreamNotFoundError) -> None:
+        try:
+            await self._on_gone(session, error)
+        except (ServiceError, TransportError) as unanswered:
+            self._on_failure(session, unanswered)  # the next read asks again
 
     async def _call(self, session: Session) -> GetRecordsResponse:
         kinesis = self._outside.kinesis

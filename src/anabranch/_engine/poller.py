@@ -27,6 +27,7 @@ from anabranch.events import ReadFailed, TaskRestarted
 __all__ = ["Poller"]
 
 RESTARTS_MAX = 3
+UNHEALTHY_AFTER_MS = 60_000
 WINDOW_BYTES_MAX = 20 << 20
 
 
@@ -48,20 +49,27 @@ class Poller:
         self._on_records = on_records
         self._on_gone = on_gone
         self._waiting: deque[Session] = deque()
-        self._sessions = 0
+        self._sessions: dict[Session, None] = {}
         self._restarts: dict[str, int] = {}
         self.paused = False
-        self.healthy = True
-        """Whether the last read of any shard succeeded, or failed only for throttling."""
+        self._failing_since_ms: int | None = None
 
     def add(self, session: Session) -> None:
-        self._sessions += 1
+        self._sessions[session] = None
         session.on_settled = lambda: self.poke(session)
         self.poke(session)
 
     def remove(self, session: Session) -> None:
-        self._sessions -= 1
+        self._sessions.pop(session, None)
         session.on_settled = lambda: None
+
+    @property
+    def healthy(self) -> bool:
+        """False when no read of any shard has succeeded for a minute, and not for throttling: then a member that can
+        read should have these shards (rule U7).
+        """
+        since_ms = self._failing_since_ms
+        return since_ms is None or self._outside.clock.now_ms() - since_ms < UNHEALTHY_AFTER_MS
 
     def poke(self, session: Session) -> None:
         """Something changed that may allow a read: room in the window, a resumed shard."""
@@ -70,7 +78,7 @@ class Poller:
             self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
 
     def _has_room(self, session: Session) -> bool:
-        share = self._budget.limit_bytes // (2 * max(1, self._sessions))
+        share = self._budget.limit_bytes // (2 * max(1, len(self._sessions)))
         return session.window.waiting_bytes < max(1, min(WINDOW_BYTES_MAX, share))
 
     def _due(self, session: Session) -> None:
@@ -144,7 +152,7 @@ class Poller:
             record_count=len(response.records),
             behind_ms=response.millis_behind_latest or 0,
         )
-        self.healthy = True
+        self._failing_since_ms = None
         self._restarts.pop(session.shard_id, None)
         if not response.records:
             session.note_idle(response.server_seconds)
@@ -157,7 +165,8 @@ class Poller:
         now_ms = self._outside.clock.now_ms()
         if isinstance(error, ServiceError) and not error.retryable:
             session.iterator = None
-            self.healthy = False
+        if not isinstance(error, ThrottledError):
+            self._failing_since_ms = self._failing_since_ms or now_ms
         session.pace.on_failure(now_ms, self._outside.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)

@@ -17,9 +17,11 @@ from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Se
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
-__all__ = ["ASK_AGAIN_MS", "MEMBER_KEPT_MS", "plan_round"]
+__all__ = ["ASK_AGAIN_MS", "MEMBER_KEPT_MS", "SETTLING_MS", "plan_round"]
 
 ASK_AGAIN_MS: Final = 10_000
+SETTLING_MS: Final = 10_000
+"""How long a fleet takes to share anew after a change of its membership."""
 MEMBER_KEPT_MS: Final = 3_600_000
 """How long the row of a sealed or left member stays, for people to look at."""
 
@@ -84,9 +86,12 @@ def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: i
     owner = row.owner if row.owner in alive else None
     moved_ms, previous = book.moved.get(row.key, (None, None))
     # A lease that was taken over from a dead member has not been moved: fairness after a crash need not wait. Nor need
-    # a member that came after the move: workers that start one after another all get their share at once.
+    # members that come and go: what moves because of them, for a while after each, does not cool down.
     cooling = (
-        moved_ms is not None and previous in alive and moved_ms > changed_ms and now_ms - moved_ms < MOVE_COOL_DOWN_MS
+        moved_ms is not None
+        and previous in alive
+        and moved_ms - changed_ms > SETTLING_MS
+        and now_ms - moved_ms < MOVE_COOL_DOWN_MS
     )
     return Claim(row.key, owner, 0 if book.waits(row) else weight(row), not cooling)
 

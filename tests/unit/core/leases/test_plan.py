@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from anabranch._core.leases.book import MOVE_COOL_DOWN_MS, Book
-from anabranch._core.leases.plan import ASK_AGAIN_MS, MEMBER_KEPT_MS, plan_round
+from anabranch._core.leases.plan import ASK_AGAIN_MS, MEMBER_KEPT_MS, SETTLING_MS, plan_round
 from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Take, Write
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._core.leases.timing import lease_timing
@@ -157,22 +157,21 @@ def test_a_request_that_was_refused_and_is_made_again_is_looked_at_again():
 def test_a_lease_that_was_just_given_stays_for_a_while():
     third = replace(DONOR, member_id="third#1")
     member = Member([ME, DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1")])
-    member.book.moved[KEYS[0]] = (1, "third#1")
-    member.book.moved[KEYS[1]] = (1, "third#1")
-    assert member.plan(1) == []
-    member.hear(MOVE_COOL_DOWN_MS + 1)
-    assert member.plan(MOVE_COOL_DOWN_MS + 1) == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
+    moved_ms = SETTLING_MS + 1
+    member.book.moved[KEYS[0]] = member.book.moved[KEYS[1]] = (moved_ms, "third#1")
+    member.hear(moved_ms)
+    assert member.plan(moved_ms) == []
+    member.hear(moved_ms + MOVE_COOL_DOWN_MS)
+    assert member.plan(moved_ms + MOVE_COOL_DOWN_MS) == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
 
 
-def test_a_member_that_came_after_a_lease_was_given_does_not_wait_for_it():
-    donor = Member([DONOR], [lease(0, "donor#1"), lease(1, "donor#1")], "donor#1")
-    donor.book.moved[KEYS[1]] = (1_000, "donor#0")
-    earlier = replace(DONOR, member_id="donor#0")
+def test_a_lease_that_was_given_to_a_joiner_may_go_on_to_the_next_one():
+    third = replace(DONOR, member_id="third#1")
+    donor = Member([DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1"), lease(2, "third#1")], "donor#1")
+    donor.book.moved[KEYS[0]] = donor.book.moved[KEYS[1]] = (SETTLING_MS + 1, "third#1")
     request = HandOffRequest(KEYS[1], "me#1")
-    donor.stopwatches.observe([replace(DONOR, counter=1), earlier], 900)
-    donor.stopwatches.observe([replace(DONOR, counter=2), replace(earlier, draining=True), ME], 2_000)
-    donor.stopwatches.observe_row(replace(DONOR, counter=3, wanted=(request,)), 2_001)
-    assert donor.plan(2_001) == [Drain(request)]
+    donor.stopwatches.observe([ME, third, replace(DONOR, wanted=(request,))], SETTLING_MS)
+    assert donor.plan(SETTLING_MS + 2) == [Drain(request)]
 
 
 def test_a_lease_that_was_taken_from_the_dead_may_move_at_once():

@@ -141,6 +141,7 @@ class LeaseLoop:
                 apply_seal(book, self.stopwatches, row, clock.now_ms())
                 if row is not None and row.state == "sealed":
                     self._outside.emit(MemberSealed(member_id=step.member_id))
+                    self.hasten()  # its leases can be taken from now on
             case Take():
                 await self.take(step)
             case RequestHandOff():

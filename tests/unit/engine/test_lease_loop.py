@@ -1,0 +1,57 @@
+"""The lease loop: what follows at once, and what waits for the next look at the store."""
+
+import asyncio
+import random
+
+from anabranch._core.leases.timing import lease_timing
+from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.member import Member, MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.testing.clock import ManualClock
+
+from stream_world import run, until
+
+APP = AppRow(app="billing", app_id="1", created_wall_ms=1)
+DEAD = MemberRow(member_id="dead#1", worker_id="dead", expiry_ms=10_000)
+KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
+
+
+class StoreThatKnowsTheDead(MemoryLeaseStore):
+    """As one whose processes run on one machine, where the kernel tells."""
+
+    async def dead_members(self):
+        return (DEAD.member_id,)
+
+
+def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
+    async def main():
+        store, clock, held = StoreThatKnowsTheDead(), ManualClock(), []
+        await store.open(APP)
+        await store.register_member(DEAD)
+        await store.create_lease(LeaseRow(key=KEY))
+        await store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0)
+        outside = Outside(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=lambda event: None)
+        async with asyncio.TaskGroup() as group:
+            member = Member(
+                outside, lease_timing(), MemberProfile(worker_id="w", fingerprint=""), group, stall_limit_ms=120_000
+            )
+            await member.join()
+            loop = LeaseLoop(
+                outside,
+                member,
+                APP,
+                on_held=held.append,
+                on_dropped=lambda key, reason: None,
+                on_drain=lambda request: None,
+                is_healthy=lambda: True,
+                status=tuple,
+            )
+            task = group.create_task(loop.run())
+            await until(lambda: bool(held), "the lease, while no time passes", 5)
+            task.cancel()
+            member.close()
+        assert [holding.row.key for holding in held] == [KEY]
+
+    run(main)

@@ -10,15 +10,18 @@ from anabranch.testing.checkers.journal import Call, Checker, Written
 __all__ = ["OrderPerKey"]
 
 
+Holding = tuple[str, str, int]
+"""Process, shard, fence token: after a store went back in time, another shard of the line may have the same token."""
+
+
 class _Key:
     def __init__(self) -> None:
         self.written: list[Position] = []
         self.finished: dict[Position, None] = {}
         self.done_count = 0
         """The first so many of the written ones are finished."""
-        self.running: dict[tuple[str, int], Position] = {}
-        """By process and fence token."""
-        self.last_started: dict[tuple[str, int], Position] = {}
+        self.running: dict[Holding, Position] = {}
+        self.last_started: dict[Holding, Position] = {}
 
     def finish(self, position: Position) -> None:
         self.finished[position] = None
@@ -40,21 +43,21 @@ class OrderPerKey(Checker):
         insort(self._key(record.partition_key).written, record.position)
 
     def started(self, call: Call) -> None:
-        key, tenure = self._key(call.partition_key), (call.process, call.fence_token)
+        key, holding = self._key(call.partition_key), (call.process, call.shard_id, call.fence_token)
         index = bisect_left(key.written, call.position)
         if index > key.done_count:
             self.complain(call.at_ms, f"{call} starts, but {key.written[key.done_count]} of its key was not finished")
-        if (running := key.running.get(tenure)) is not None:
+        if (running := key.running.get(holding)) is not None:
             self.complain(call.at_ms, f"{call} starts beside {running} of its key")
-        if (before := key.last_started.get(tenure)) is not None and call.position < before:
+        if (before := key.last_started.get(holding)) is not None and call.position < before:
             self.complain(call.at_ms, f"{call} starts after {before} in the same holding")
-        key.running[tenure] = key.last_started[tenure] = call.position
+        key.running[holding] = key.last_started[holding] = call.position
 
     def finished(self, call: Call) -> None:
         self.abandoned(call)
         self._key(call.partition_key).finish(call.position)
 
     def abandoned(self, call: Call) -> None:
-        running, tenure = self._key(call.partition_key).running, (call.process, call.fence_token)
-        if running.get(tenure) == call.position:
-            del running[tenure]
+        running, holding = self._key(call.partition_key).running, (call.process, call.shard_id, call.fence_token)
+        if running.get(holding) == call.position:
+            del running[holding]

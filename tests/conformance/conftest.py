@@ -58,6 +58,21 @@ class KinesisThread:
         self._thread.join(20)
 
 
+async def _goodbyes():
+    transports = asyncio.get_running_loop()._transports
+    while any(transport._sock is not None for transport in list(transports.values())):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def goodbyes():
+    """Waits until every connection of the running loop is closed.
+
+    aiohttp leaves TLS connections to say goodbye on their own: a loop that ends before leaks them into a later test.
+    """
+    return _goodbyes
+
+
 @pytest.fixture(scope="session")
 def plain_server():
     server = KinesisThread()

@@ -66,11 +66,12 @@ def runner():
 
 
 @pytest.fixture(scope="module")
-def clients(runner):
+def clients(runner, goodbyes):
     made = {}
     yield made
     for client in made.values():
         client.close()
+    runner.run(goodbyes())
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp's advice to aiobotocore

@@ -37,7 +37,7 @@ def headers_of(operation, content_type="application/x-amz-json-1.1"):
 # aiobotocore
 
 
-def test_aiobotocore_writes_polls_and_subscribes(kinesis):
+def test_aiobotocore_writes_polls_and_subscribes(kinesis, goodbyes):
     async def main():
         session = aiobotocore.session.get_session()
         async with session.create_client(
@@ -76,6 +76,7 @@ def test_aiobotocore_writes_polls_and_subscribes(kinesis):
                 await client.put_record(StreamName="orders", Data=b"two", PartitionKey="key")
             assert payloads == [b"one", b"two"]
             subscription["EventStream"].close()
+        await goodbyes()
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from unittest import mock
 
+import botocore.auth
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -42,7 +43,11 @@ def botocore_headers(
         region,
     )
     now = datetime.fromtimestamp(now_ms // 1000, UTC).replace(tzinfo=None)
-    with mock.patch("botocore.auth.get_current_datetime", return_value=now):
+    if hasattr(botocore.auth, "get_current_datetime"):
+        clock = mock.patch("botocore.auth.get_current_datetime", return_value=now)
+    else:  # botocore before 1.40
+        clock = mock.patch("botocore.auth.datetime.datetime", mock.Mock(utcnow=lambda: now))
+    with clock:
         auth.add_auth(request)
     return dict(request.headers.items())
 

@@ -58,7 +58,7 @@ class AnswerDecoder(Generic[W]):
             if is_cbor(content_type):
                 return msgspec.convert(_with_seconds(cbor.decode(body)), self._shape)
             return self._decode_json(body)
-        except (ValueError, RecursionError) as error:  # msgspec's errors, bad UTF-8 and cbor's are all ValueErrors
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 and cbor's are ValueErrors
             raise CodecError(
                 f"{self._operation} was answered with {len(body)} bytes of something else: {error}"
             ) from None

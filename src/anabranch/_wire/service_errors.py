@@ -52,7 +52,7 @@ def decode_aws_error(body: Buffer, error_type: str | None = None) -> AwsError:
 def _members(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body) if body.startswith(b"{") else cbor.decode(body)
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

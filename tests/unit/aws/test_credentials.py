@@ -213,10 +213,12 @@ def test_refreshable_credentials_are_refreshed_by_botocore():
     assert account_credentials(Aws(credentials=given)).access_key_id == "new"
 
 
-def test_an_unknown_profile_and_an_asynchronous_session_are_refused_with_advice():
-    from aiobotocore.session import get_session
-
+def test_an_unknown_profile_is_refused_by_name():
     with pytest.raises(CredentialsError, match=r"profile.*nobody"):
         account_credentials(Aws(profile="nobody"))
+
+
+def test_an_asynchronous_session_is_refused_with_advice():
+    aiobotocore_session = pytest.importorskip("aiobotocore.session")
     with pytest.raises(ConfigurationError, match="boto3's or botocore's"):
-        account_credentials(Aws(session=get_session()))
+        account_credentials(Aws(session=aiobotocore_session.get_session()))

@@ -39,7 +39,7 @@ def test_a_read_that_took_longer_than_the_interval_is_followed_at_once():
     assert read(make_pace(), took=900) == 900
 
 
-@pytest.mark.parametrize("size, pause_ms", [(2 * MIB // 5 - 1, 200), (MIB, 510), (10 * MIB, 5010)])
+@pytest.mark.parametrize("size, pause_ms", [(2 * MIB // 5 - 1, 200), (MIB, 510), (MIB + 1, 511), (10 * MIB, 5010)])
 def test_a_large_read_is_followed_by_the_pause_that_pays_for_it(size, pause_ms):
     assert read(make_pace(), size=size) == pause_ms
 

@@ -30,6 +30,11 @@ def compare(candidates: Mapping[str, Callable[[], object]], units: int, *, refer
     for _ in range(ROUNDS):
         for name, call in candidates.items():
             rounds[name].append(_seconds(call, repeats[name]) / repeats[name] / units * 1e6)
+    return figures_of(rounds, reference=reference)
+
+
+def figures_of(rounds: Mapping[str, list[float]], *, reference: str) -> dict[str, Figure]:
+    """From each candidate's microseconds per unit, one of each round."""
     figures = {}
     for name, times in rounds.items():
         ratios = [mine / theirs for mine, theirs in zip(times, rounds[reference], strict=True)]

@@ -2,8 +2,8 @@
 
 Run as a process of its own, on a core of its own: `canned_kinesis.py CERTIFICATE KEY CORE`. It prints its port and
 lives until its standard input closes. What GetRecords returns is named in the iterator (`1000x1024`), as is what a
-subscription pushes, in the shard's name (`20x1000x1024`: 20 events of 1000 records of 1 KiB). HTTP/1.1, and HTTP/2
-for subscriptions where ALPN asks for it.
+subscription pushes, in the shard's name (`20x1000x1024`: 20 events of 1000 records of 1 KiB). Whole streams, for
+consumers, are named as `canned_stream.py` says. HTTP/1.1, and HTTP/2 for subscriptions where ALPN asks for it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import ssl
 import sys
 from functools import cache
 
+import canned_stream
 import h2.config
 import h2.connection
 import h2.events
@@ -111,7 +112,10 @@ class Http1(asyncio.Protocol):
             self.wanted = 0
 
     def answer(self, operation, body):
-        if operation == b"PutRecords":
+        of_stream = canned_stream.answer(operation, body)
+        if of_stream is not None:
+            self.transport.write(b"".join((HEAD, b"Content-Length: %d\r\n\r\n" % len(of_stream), of_stream)))
+        elif operation == b"PutRecords":
             self.transport.write(put_records(body.count(b'"PartitionKey"')))
         elif operation == b"SubscribeToShard":
             head = HEAD.replace(b"x-amz-json-1.1", b"vnd.amazon.eventstream") + b"Transfer-Encoding: chunked\r\n\r\n"

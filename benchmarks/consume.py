@@ -1,0 +1,368 @@
+"""What one record costs a consumer in CPU, from the socket to the handler, with checkpoints on, beside its peers.
+
+A stream of prepared bytes, served over TLS from another core, is read from its beginning to its tip. Ours is the whole
+consumer: leases and checkpoints in a SQLite file, every record acknowledged; only the pace is raised, because five
+reads a second of a shard would make it wait. Bare aiobotocore reads page after page and keeps no account of anything;
+async-kinesis keeps its checkpoints in memory, its rate limit raised out of the way. CPU time is counted from the start
+of the consumer to the last record; opening the clients is not counted. Every round runs each of them once.
+
+The second part is the cost of a poll of a shard that has nothing new.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import kinesis
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from aws_kinesis_agg.deaggregator import iter_deaggregate_records
+from kinesis.aggregators import KPLAggregator, SimpleAggregator
+from kinesis.processors import Processor
+
+import measure
+from anabranch._aws.account import AwsAccount
+from anabranch._aws.kinesis_client import open_kinesis
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.leases.timing import lease_timing
+from anabranch._core.reading.pace import PaceLimits
+from anabranch._engine.calls import HandlerCall
+from anabranch._engine.consuming import Consuming, Handling
+from anabranch._engine.member import MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.worker import WorkerPlan
+from anabranch._model.leases import AppRow
+from anabranch._model.streams import parse_stream
+from anabranch.budget import Budget
+from anabranch.config import Aws
+from anabranch.policies import Retry
+from anabranch.stores.urls import open_store
+from client import canned_server
+
+ROUNDS = 5
+SHARDS = 8
+NO_PACE = PaceLimits(share=1000)
+IDLE_SHARDS = 500
+IDLE_SECONDS = 3.0
+IDLE_PACE = PaceLimits(idle_interval_ms=200)
+
+Work = Callable[[], Awaitable[float]]
+"""Consumes one stream; returns microseconds of CPU per record."""
+
+
+class Shape(NamedTuple):
+    title: str
+    page: str
+    records_a_page: int
+    pages: int
+    peer_pages: int
+    bars: dict[str, int]
+    """Times less CPU than each peer."""
+
+    def stream(self, pages: int) -> str:
+        return f"{'aggregated' if self.page.count('x') == 2 else 'plain'}-{SHARDS}s-{pages}p-{self.page}"
+
+    def count(self, pages: int) -> int:
+        return SHARDS * pages * self.records_a_page
+
+
+SHAPES = (
+    Shape("records of 1 KB", "1000x1024", 1000, 16, 2, {"aiobotocore": 5, "async-kinesis": 12}),
+    Shape("records of 100 B", "10000x100", 10_000, 4, 1, {}),
+    Shape("aggregated records of 1 KB", "25x40x1024", 1000, 16, 2, {}),
+    Shape("aggregated records of 100 B", "100x100x100", 10_000, 4, 1, {}),
+)
+
+
+class Meter:
+    """CPU time of this process from its making to the last of `count` records."""
+
+    def __init__(self, count: int) -> None:
+        gc.collect()
+        self.count = self.left = count
+        self._start = time.process_time()
+        self.taken = 0.0
+
+    def note(self, count: int = 1) -> bool:
+        """True with the last record."""
+        self.left -= count
+        if self.left > 0:
+            return False
+        assert not self.left, "more records than there are"
+        self.taken = (time.process_time() - self._start) / self.count * 1e6
+        return True
+
+
+# ours
+
+
+def consuming(client, folder: str, stream: str, order="shard", pace: PaceLimits = NO_PACE) -> tuple[Consuming, Outside]:
+    token = secrets.token_hex(8)
+    outside = Outside(
+        kinesis=client,
+        store=open_store(f"sqlite://{folder}/{token}.db", "bench"),
+        clock=SystemClock(),
+        entropy=random.SystemRandom(),
+        emit=lambda _: None,
+        heart_on_thread=True,
+    )
+    plan = WorkerPlan(
+        app=AppRow(app="bench", app_id=token, created_wall_ms=outside.clock.wall_ms()),
+        streams=(parse_stream(stream),),
+        start="trim_horizon",
+        profile=MemberProfile(worker_id="bench", fingerprint=stream),
+        timing=lease_timing(10_000),
+        pace=pace,
+    )
+    handling = Handling(order=order, concurrency=32, decode=None, policy=Retry())
+    return Consuming(outside, plan, handling, Budget()), outside
+
+
+def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
+    stream, count = shape.stream(shape.pages), shape.count(shape.pages)
+
+    async def async_for():
+        run, outside = consuming(client, folder, stream)
+        meter = Meter(count)
+        async for record in run.records():
+            record.data, record.partition_key  # noqa: B018 -- what a reader does at least
+            if meter.note():
+                await run.stop(5)
+        await outside.store.close()
+        return meter.taken
+
+    async def batches():
+        run, outside = consuming(client, folder, stream)
+        meter = Meter(count)
+        async for batch in run.batches(BatchLimits(500, 1 << 20, 10)):
+            for record in batch:
+                record.data, record.partition_key  # noqa: B018
+            if meter.note(len(batch)):
+                await run.stop(5)
+        await outside.store.close()
+        return meter.taken
+
+    def run_in(order: str) -> Work:
+        async def work():
+            run, outside = consuming(client, folder, stream, order)
+            meter, over = Meter(count), asyncio.Event()
+
+            async def handle(record):
+                record.data, record.partition_key  # noqa: B018
+                if meter.note():
+                    over.set()
+
+            await run.start(run.handle_records(HandlerCall(handle, threads=1)))
+            await over.wait()
+            await run.stop(5)
+            await outside.store.close()
+            return meter.taken
+
+        return work
+
+    return {
+        "async for": async_for,
+        "batches": batches,
+        'run, order="shard"': run_in("shard"),
+        'run, order="key"': run_in("key"),
+    }
+
+
+# peers
+
+
+class Bytes(Processor, SimpleAggregator):
+    def deserialize(self, data):
+        return data
+
+
+class KplBytes(Processor, KPLAggregator):
+    def deserialize(self, data):
+        return data
+
+
+def bare(client, shape: Shape) -> Work:
+    stream, count = shape.stream(shape.peer_pages), shape.count(shape.peer_pages)
+    aggregated = stream.startswith("aggregated")
+
+    async def work():
+        meter = Meter(count)
+        for number in range(SHARDS):
+            answer = await client.get_shard_iterator(
+                StreamName=stream, ShardId=f"shardId-{number:012}", ShardIteratorType="TRIM_HORIZON"
+            )
+            iterator = answer["ShardIterator"]
+            for _ in range(shape.peer_pages):
+                answer = await client.get_records(ShardIterator=iterator, Limit=10_000)
+                iterator, records = answer["NextShardIterator"], answer["Records"]
+                if aggregated:
+                    for record in iter_deaggregate_records(records, data_format="Boto3"):
+                        record["kinesis"]["data"], record["kinesis"]["partitionKey"]
+                        meter.note()
+                else:
+                    for record in records:
+                        record["Data"], record["PartitionKey"]
+                        meter.note()
+        return meter.taken
+
+    return work
+
+
+def async_kinesis(url: str, shape: Shape) -> Work:
+    stream, count = shape.stream(shape.peer_pages), shape.count(shape.peer_pages)
+
+    async def work():
+        consumer = kinesis.Consumer(
+            stream,
+            endpoint_url=url,
+            region_name="us-east-1",
+            use_list_shards=True,
+            shard_fetch_rate=1000,
+            sleep_time_no_records=0.01,
+            idle_timeout=30,
+            processor=KplBytes() if stream.startswith("aggregated") else Bytes(),
+        )
+        async with consumer:
+            meter = Meter(count)
+            async for _ in consumer:
+                if meter.note():
+                    return meter.taken
+        raise AssertionError(f"{meter.left} records did not come")
+
+    return work
+
+
+# polls of shards that have nothing new
+
+
+class Counted:
+    """Our client, with its reads counted."""
+
+    def __init__(self, client) -> None:
+        self._client = client
+        self.reads = 0
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def get_records(self, stream, iterator):
+        self.reads += 1
+        return await self._client.get_records(stream, iterator)
+
+
+def idle(client, folder: str) -> Work:
+    async def work():
+        counted = Counted(client)
+        run, outside = consuming(counted, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
+        await run.start(run.walk(BatchLimits()))
+        while counted.reads < 3 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
+            await asyncio.sleep(0.1)
+        gc.collect()
+        start, reads = time.process_time(), counted.reads
+        await asyncio.sleep(IDLE_SECONDS)
+        taken, reads = time.process_time() - start, counted.reads - reads
+        await run.stop(5)
+        await outside.store.close()
+        return taken / reads * 1e6
+
+    return work
+
+
+def bare_idle(client) -> Work:
+    async def work():
+        reads = 0
+        stream = f"plain-{IDLE_SHARDS}s-0p-0x0"
+
+        async def poll(number: int):
+            nonlocal reads
+            iterator = f"{stream}/{number}/0/" + "A" * 180
+            while True:
+                answer = await client.get_records(ShardIterator=iterator, Limit=10_000)
+                iterator = answer["NextShardIterator"]
+                reads += 1
+                await asyncio.sleep(IDLE_PACE.idle_interval_ms / 1000)
+
+        tasks = [asyncio.create_task(poll(number)) for number in range(IDLE_SHARDS)]
+        while reads < IDLE_SHARDS:  # noqa: ASYNC110 -- as above
+            await asyncio.sleep(0.1)
+        gc.collect()
+        start, before = time.process_time(), reads
+        await asyncio.sleep(IDLE_SECONDS)
+        taken, count = time.process_time() - start, reads - before
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return taken / count * 1e6
+
+    return work
+
+
+# all together
+
+
+def compare(runner: asyncio.Runner, works: dict[str, Work], rounds: int) -> dict[str, measure.Figure]:
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            taken[name].append(runner.run(once(work)))
+    return measure.figures_of(taken, reference="aiobotocore")
+
+
+async def once(work: Work) -> float:
+    return await work()
+
+
+def verdicts(shape: Shape, figures: dict[str, measure.Figure]) -> list[str]:
+    lines = []
+    peers = ("aiobotocore", "async-kinesis")
+    for name, figure in figures.items():
+        for peer in () if name in peers else peers:
+            times, bar = figures[peer].microseconds / figure.microseconds, shape.bars.get(peer)
+            verdict = "" if bar is None else f", bar {bar:>2}: {'holds' if times >= bar else 'FALLS SHORT'}"
+            lines.append(f"  {shape.title + ', ' + name:50}{times:6.1f} times less than {peer}{verdict}")
+    return lines
+
+
+def main() -> None:
+    os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = "AKIDEXAMPLE", "secret"
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    lines = []
+    with canned_server() as (url, certificate), tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        os.environ["AWS_CA_BUNDLE"] = certificate
+        stack = AsyncExitStack()
+        client, peer = runner.run(open_both(stack, url, certificate))
+        for shape in SHAPES:
+            works = ours(client, folder, shape) | {
+                "aiobotocore": bare(peer, shape),
+                "async-kinesis": async_kinesis(url, shape),
+            }
+            figures = compare(runner, works, ROUNDS)
+            measure.print_table(shape.title, figures, unit="record", reference="aiobotocore")
+            lines += verdicts(shape, figures)
+        figures = compare(runner, {"anabranch": idle(client, folder), "aiobotocore": bare_idle(peer)}, 3)
+        measure.print_table(f"{IDLE_SHARDS} idle shards", figures, unit="poll", reference="aiobotocore")
+        runner.run(stack.aclose())
+    print("\nTimes less CPU\n" + "\n".join(lines))
+
+
+async def open_both(stack: AsyncExitStack, url: str, certificate: str):
+    account = AwsAccount(Aws(endpoint_url=url))
+    stack.callback(account.close)
+    client = await stack.enter_async_context(await open_kinesis(account))
+    config = AioConfig(max_pool_connections=64, retries={"total_max_attempts": 1})
+    peer = await stack.enter_async_context(
+        get_session().create_client("kinesis", endpoint_url=url, verify=certificate, config=config)
+    )
+    return client, peer
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,7 @@ from anabranch.testing.world import fleet_options_for, run_fleet
 __all__ = ["main"]
 
 _CHUNK = 20
+_PROGRESS_EACH = 10_000
 _COUNTS = {
     "protocol": ("events", "starts", "tenures", "takes", "seals", "zombies", "stale_dispatches"),
     "fleet": ("steps", "starts", "commits", "zombies"),
@@ -82,6 +83,8 @@ def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> 
                 counts, failures = chunk.result()
                 totals.update(counts)
                 broken.extend(failures)
+                if totals["worlds"] // _PROGRESS_EACH > (totals["worlds"] - counts["worlds"]) // _PROGRESS_EACH:
+                    _say(f"{totals['worlds']} worlds so far, {len(broken)} broken")
                 running |= {pool.submit(_run_chunk, next_one) for next_one in islice(chunks, 1)}
     counted = ", ".join(f"{totals[name]} {name.replace('_', ' ')}" for name in _COUNTS[kind])
     _say(f"{totals['worlds']} worlds in {time.monotonic() - began:.0f} s on {cores} cores: {counted}")

@@ -16,11 +16,13 @@ class Agenda:
         self._noted = 0
 
     def at(self, time_ms: int, action: Callable[..., Any], *arguments: Any) -> None:
+        """At a time that has not passed yet."""
         self._noted += 1
-        heappush(self._events, (max(time_ms, self.now_ms), self._noted, action, arguments))
+        heappush(self._events, (time_ms, self._noted, action, arguments))
 
     def after(self, delay_ms: int, action: Callable[..., Any], *arguments: Any) -> None:
-        self.at(self.now_ms + delay_ms, action, *arguments)
+        self._noted += 1
+        heappush(self._events, (self.now_ms + delay_ms, self._noted, action, arguments))
 
     def run_until(self, end_ms: int) -> int:
         """How many events ran."""

@@ -97,7 +97,7 @@ class Link:
 
     def _return(self, call: _Call, answer: Any) -> None:
         if self._agenda.now_ms >= self.cut_until_ms:
-            self._process.deliver(call.lane, self._answer, call, answer)
+            self._process.receive(call.lane, self._answer, call, answer)
 
     def _answer(self, call: _Call, answer: Any) -> None:
         if not call.answered:

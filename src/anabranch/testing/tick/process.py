@@ -44,8 +44,12 @@ class Process:
         self._agenda.after(delay_ms, self._due, due_ms, lane, action, arguments)
 
     def deliver(self, lane: Lane, action: Callable[..., Any], *arguments: Any) -> None:
-        """Runs the action as soon as the process runs: an answer has come in."""
+        """Runs the action as soon as the process runs and has done what it does now."""
         self._agenda.after(0, self._due, None, lane, action, arguments)
+
+    def receive(self, lane: Lane, action: Callable[..., Any], *arguments: Any) -> None:
+        """Runs the action now, or as soon as the process runs: something has come in from outside."""
+        self._due(None, lane, action, arguments)
 
     def pause(self, duration_ms: int) -> None:
         until_ms = self._agenda.now_ms + duration_ms

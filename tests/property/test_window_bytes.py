@@ -4,6 +4,7 @@ import random
 
 from hypothesis import given, strategies as st
 
+from anabranch._core.reading.pages import Portion
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._core.reading.window import Window
 from anabranch._model.sequence_numbers import Position
@@ -39,12 +40,21 @@ class Account:
         if pulled is not None:
             self.out.append(pulled)
 
+    def pull_some(self):
+        portion = self.window.pull_some(self.draw.randint(1, 5), self.draw.randint(0, 40))
+        if portion is not None:
+            self.out.append(portion)
+
     def finish(self):
         if self.out:
-            self.window.finish(*self.out.pop(self.draw.randrange(len(self.out))))
+            out = self.out.pop(self.draw.randrange(len(self.out)))
+            if isinstance(out, Portion):
+                self.window.finish_some(out)
+            else:
+                self.window.finish(*out)
 
     def step(self):
-        self.draw.choice((self.accept, self.pull, self.pull, self.finish))()
+        self.draw.choice((self.accept, self.pull, self.pull_some, self.finish))()
         self.settle()
 
     def settle(self):

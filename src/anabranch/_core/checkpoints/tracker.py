@@ -113,6 +113,11 @@ class Tracker:
             self._frontier = entry.mark
         self.finished_count += 1
 
+    @property
+    def inherits(self) -> bool:
+        """Whether the owner before may have finished some of what comes next."""
+        return self._inherited_frontier is not None
+
     def skips(self, record: Record[bytes]) -> bool:
         """For who handles one stretch after another: whether the owner before had finished this record."""
         frontier = self._inherited_frontier

@@ -5,10 +5,12 @@ shard has no more; the next one only after this one is finished. This is also ho
 then a stretch that is walked record by record.
 """
 
+from collections import deque
+
 import msgspec
 
 from anabranch._core.checkpoints.tracker import Tracker
-from anabranch._core.reading.pages import Page
+from anabranch._core.reading.pages import Portion
 from anabranch._core.reading.window import Window
 from anabranch._model.leases import Checkpoint
 from anabranch.records import Record
@@ -29,7 +31,8 @@ class BatchLane:
         self._window = window
         self._limits = limits
         self._filling: list[Record[bytes]] = []
-        self._pages: list[Page] = []
+        self._portions: deque[tuple[int, Portion]] = deque()
+        """What the batch is made of, each with the count of records up to its end: its bytes become free together."""
         self._passed_over: Record[bytes] | None = None
         """The last record after this batch's last one that the owner before had finished."""
         self._filling_bytes = 0
@@ -55,44 +58,44 @@ class BatchLane:
 
     def _fill(self, now_ms: int) -> bool:
         """Pulls what fits; True if the batch can grow no more."""
-        limits, window = self._limits, self._window
-        while len(self._filling) < limits.max_records and self._filling_bytes < limits.max_bytes:
+        limits, window, tracker = self._limits, self._window, self._tracker
+        while (room := limits.max_records - len(self._filling)) > 0 and self._filling_bytes < limits.max_bytes:
             upcoming = window.peek()
             if upcoming is None:
                 return False
             if self._filling and self._filling_bytes + len(upcoming.data) > limits.max_bytes:
                 return True
-            pulled = window.pull()
-            assert pulled is not None
-            record, page = pulled
-            if self._tracker.skips(record):
-                window.finish(record, page)
+            # As long as the owner before may have finished some, each is looked at by itself.
+            portion = window.pull_some(1 if tracker.inherits else room, limits.max_bytes - self._filling_bytes)
+            assert portion is not None
+            if tracker.skips(upcoming):
+                window.finish_some(portion)
                 if self._filling:
-                    self._passed_over = record
+                    self._passed_over = upcoming
                 else:
-                    self._tracker.finish_through(record, 0)
+                    tracker.finish_through(upcoming, 0)
                 continue
             if not self._filling:
                 self._filling_since_ms = now_ms
             self._passed_over = None
-            self._filling.append(record)
-            self._pages.append(page)
-            self._filling_bytes += len(record.data)
+            self._filling += portion.records
+            self._portions.append((len(self._filling), portion))
+            self._filling_bytes += portion.data_bytes
         return True
 
     def finish_through(self, count: int) -> None:
         """The first `count` records of the batch that is out are finished; with all of them, the batch is."""
-        out = self._out
+        out, portions = self._out, self._portions
         assert out is not None
         if count > self._finished_here:
             self._tracker.finish_through(out[count - 1], count - self._finished_here)
-            for index in range(self._finished_here, count):
-                self._window.finish(out[index], self._pages[index])
             self._finished_here = count
+        while portions and portions[0][0] <= count:
+            self._window.finish_some(portions.popleft()[1])
         if count == len(out):
             if self._passed_over is not None:
                 self._tracker.finish_through(self._passed_over, 0)
-            self._out, self._pages, self._passed_over = None, [], None
+            self._out, self._passed_over = None, None
 
     def stop(self) -> None:
         """No batch is handed out any more; the one that is out may still finish."""
@@ -100,7 +103,8 @@ class BatchLane:
 
     def forget(self) -> None:
         """Lets go of every record, since the shard stands still for good; what is safe to commit stays as it is."""
-        self._filling, self._pages, self._out, self._passed_over = [], [], None, None
+        self._filling, self._out, self._passed_over = [], None, None
+        self._portions.clear()
         self._stopped = True
 
     @property

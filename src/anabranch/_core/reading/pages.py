@@ -7,16 +7,20 @@ one slow record does not hold the room of its thousand neighbours.
 
 from collections.abc import Sequence
 
+import msgspec
+
 from anabranch._model.sequence_numbers import Position
 from anabranch._wire.messages import KinesisRecord
+from anabranch.records import Record
 
-__all__ = ["RECORD_OVERHEAD_BYTES", "Page", "page_cost"]
+__all__ = ["RECORD_OVERHEAD_BYTES", "Page", "Portion", "cost_of"]
 
 RECORD_OVERHEAD_BYTES = 256
 
 
-def page_cost(records: Sequence[KinesisRecord]) -> int:
-    return sum(len(record.data) + len(record.partition_key) for record in records) + (
+def cost_of(records: Sequence[KinesisRecord] | Sequence[Record[bytes]]) -> int:
+    # Lists, not generators: this is done for every record, and a list costs half of it.
+    return sum([len(record.data) + len(record.partition_key) for record in records]) + (
         RECORD_OVERHEAD_BYTES * len(records)
     )
 
@@ -28,16 +32,16 @@ class Page:
         self.after = after
         """The read resumed from here, and may begin with records up to here."""
         self.records: Sequence[KinesisRecord] = records
-        self.charged_bytes = page_cost(records)
+        self.charged_bytes = cost_of(records)
         self._unfinished_bytes = 0
         self._drained = False
 
     def take(self, cost: int) -> None:
-        """A record of this page was handed out."""
+        """Records of this page are handed out from now on."""
         self._unfinished_bytes += cost
 
     def finish(self, cost: int) -> int:
-        """A record of this page was finished; returns the bytes that are free again."""
+        """Records of this page were finished; returns the bytes that are free again."""
         self._unfinished_bytes -= cost
         return self._settle()
 
@@ -53,3 +57,12 @@ class Page:
         still = min(self.charged_bytes, self._unfinished_bytes)
         freed, self.charged_bytes = self.charged_bytes - still, still
         return freed
+
+
+class Portion(msgspec.Struct, frozen=True, gc=False):
+    """Records of one page that were handed out together, and whose end is reported together."""
+
+    records: list[Record[bytes]]
+    data_bytes: int
+    page: Page
+    cost: int

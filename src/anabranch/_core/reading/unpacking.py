@@ -5,7 +5,7 @@ The rules:
   dropped (rule M2). Within a shard records come in order, so after the first that passes the rest need no look;
 - a sub-record whose hash key lies outside its shard is delivered and marked, because other writers never send it again;
   an aggregate of our own producer is skipped whole instead, because it does (rule F6);
-- aggregates are opened a stretch at a time, when the lane asks.
+- records are made, and aggregates opened, a stretch at a time, when the lane asks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,46 +56,62 @@ class Unpacker:
 
     def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[list[Record[bytes]]]:
         """Stretches of the records that lie after the given position, in order; an empty stretch is never returned."""
-        stream, shard_id = self._stream, self._shard_id
-        plain: list[Record[bytes]] = []
-        until = self._until_seconds
-        for record in records:
-            data = record.data
-            if until is not None and (self.reached_until or record.arrival_seconds >= until):
-                self.reached_until = True
-                break
-            first = 0
-            if after is not None:
-                if (sequence_number := int(record.sequence_number)) < after.sequence_number:
-                    continue
-                if sequence_number == after.sequence_number:
-                    first = after.sub_sequence_number + 1
-            if data[:4] == MAGIC and (aggregate := open_aggregate(data)) is not None:
-                if plain:
-                    yield plain
-                    plain = []
-                yield from self._unpack_aggregate(record, aggregate, first)
-                continue
-            if after is not None:
-                if Position(sequence_number) <= after:
-                    continue
-                after = None
-            plain.append(
-                Record(
-                    stream=stream,
-                    shard_id=shard_id,
-                    sequence_number=record.sequence_number,
-                    partition_key=record.partition_key,
-                    arrival_seconds=record.arrival_seconds,
-                    data=data,
-                    value=data,
-                )
+        if self._until_seconds is not None:
+            records = self._before(self._until_seconds, records)
+        start = 0
+        if after is not None:
+            start = next(
+                (n for n, record in enumerate(records) if _number(record) >= after.sequence_number), len(records)
             )
-            if len(plain) >= STRETCH:
-                yield plain
-                plain = []
-        if plain:
-            yield plain
+            if start < len(records) and _number(records[start]) == after.sequence_number:
+                yield from self._open(records[start : start + 1], after.sub_sequence_number + 1)
+                start += 1
+        for at in range(start, len(records), STRETCH):
+            stretch = records[at : at + STRETCH]
+            if any([record.data.startswith(MAGIC) for record in stretch]):  # noqa: C419 -- a list costs half of it
+                yield from self._open(stretch)
+            else:
+                yield self._plain(stretch)
+
+    def _before(self, until_seconds: float, records: Sequence[KinesisRecord]) -> Sequence[KinesisRecord]:
+        for index, record in enumerate(records):
+            if self.reached_until or record.arrival_seconds >= until_seconds:
+                self.reached_until = True
+                return records[:index]
+        return records
+
+    def _plain(self, records: Sequence[KinesisRecord]) -> list[Record[bytes]]:
+        stream, shard_id = self._stream, self._shard_id
+        return [
+            Record(
+                stream=stream,
+                shard_id=shard_id,
+                sequence_number=record.sequence_number,
+                partition_key=record.partition_key,
+                arrival_seconds=record.arrival_seconds,
+                data=(data := record.data),
+                value=data,
+            )
+            for record in records
+        ]
+
+    def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[list[Record[bytes]]]:
+        """Any records. With `first`, they were read before: of aggregates what lies from that place on is new, of plain
+        records nothing.
+        """
+        made: list[Record[bytes]] = []
+        for record in records:
+            aggregate = open_aggregate(record.data)
+            if aggregate is not None:
+                for some in self._unpack_aggregate(record, aggregate, first or 0):
+                    made += some
+                    if len(made) >= STRETCH:
+                        yield made
+                        made = []
+            elif first is None:
+                made += self._plain((record,))
+        if made:
+            yield made
 
     def _unpack_aggregate(
         self, record: KinesisRecord, aggregate: Aggregate, first: int
@@ -128,3 +144,7 @@ class Unpacker:
                     aggregate.sub_records(start, start + STRETCH), start
                 )
             ]
+
+
+def _number(record: KinesisRecord) -> int:
+    return int(record.sequence_number)

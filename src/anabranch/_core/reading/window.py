@@ -1,24 +1,22 @@
 """The records of one shard that were read and not yet handed out: a bounded stretch of the stream.
 
-Pages go in as reads arrive and come out as single records, in order, made when they are asked for. The window counts
-what it holds, so that reading stops when it is full (back-pressure) and the byte budget is never overdrawn; it drops
-nothing until it is cleared.
+Pages go in as reads arrive, and records come out in order, made when they are asked for: one by one, or as many
+together as somebody has use for. The window counts what it holds, so that reading stops when it is full (back-pressure)
+and the byte budget is never overdrawn; it drops nothing until it is cleared.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page
+from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, Portion, cost_of
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._model.sequence_numbers import Position
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record
 
-__all__ = ["Window", "record_cost"]
-
-
-def record_cost(record: Record[bytes]) -> int:
-    return len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES
+__all__ = ["Window"]
 
 
 class Window:
@@ -29,6 +27,8 @@ class Window:
         self._stretches: Iterator[list[Record[bytes]]] = iter(())
         self._stretch: list[Record[bytes]] = []
         self._index = 0
+        self._data_ends: list[int] = []
+        """Where the payload of each record of the stretch would end, put one after another; made when it is needed."""
         self._held_bytes = 0
         """Charged and not yet free."""
         self._freed_bytes = 0
@@ -48,42 +48,64 @@ class Window:
 
     def pull(self) -> tuple[Record[bytes], Page] | None:
         """The next record in stream order and the page to report its end to; None if nothing is left."""
-        while self._index >= len(self._stretch):
-            if not self._advance():
-                return None
+        if self.is_empty:
+            return None
         record = self._stretch[self._index]
         self._index += 1
-        page = self._page
+        assert self._page is not None
+        return record, self._page
+
+    def pull_some(self, count_max: int, data_bytes_max: int) -> Portion | None:
+        """The next records in stream order, all of one page: no more than that, but at least one if there is one."""
+        if self.is_empty:
+            return None
+        page, start = self._page, self._index
         assert page is not None
-        page.take(record_cost(record))
-        return record, page
+        ends = self._data_ends
+        if not ends:
+            ends = self._data_ends = [0, *accumulate([len(record.data) for record in self._stretch])]
+        fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
+        stop = min(max(fitting, start + 1), start + count_max)
+        self._index = stop = min(stop, len(self._stretch))
+        records = self._stretch[start:stop]
+        return Portion(records, ends[stop] - ends[start], page, cost_of(records))
 
     def peek(self) -> Record[bytes] | None:
         """The record that `pull` would return."""
-        while self._index >= len(self._stretch):
-            if not self._advance():
-                return None
-        return self._stretch[self._index]
+        return None if self.is_empty else self._stretch[self._index]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._index >= len(self._stretch) and not self._advance()
 
     def _advance(self) -> bool:
         while True:
             stretch = next(self._stretches, None)
             if stretch is not None:
-                self._stretch, self._index = stretch, 0
+                self._show(stretch)
+                assert self._page is not None
+                self._page.take(cost_of(stretch))
                 return True
             if self._page is not None:
                 self._free(self._page.drain())
                 self._page = None
-                self._stretch, self._index = [], 0
+                self._show([])
             if not self._pages:
                 return False
             self._page = self._pages.popleft()
             self.waiting_bytes -= self._page.charged_bytes
             self._stretches = self._unpacker.unpack(self._page.records, self._page.after)
 
+    def _show(self, stretch: list[Record[bytes]]) -> None:
+        self._stretch, self._index, self._data_ends = stretch, 0, []
+
     def finish(self, record: Record[bytes], page: Page) -> None:
         if not self._cleared:
-            self._free(page.finish(record_cost(record)))
+            self._free(page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES))
+
+    def finish_some(self, portion: Portion) -> None:
+        if not self._cleared:
+            self._free(portion.page.finish(portion.cost))
 
     def _free(self, freed_bytes: int) -> None:
         self._held_bytes -= freed_bytes
@@ -103,9 +125,6 @@ class Window:
         self._free(self._held_bytes)
         self._pages.clear()
         self._page = None
-        self._stretches, self._stretch, self._index = iter(()), [], 0
+        self._stretches = iter(())
+        self._show([])
         self.waiting_bytes = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return self.peek() is None

@@ -64,7 +64,13 @@ def test_aggregates_and_plain_records_are_made_a_stretch_at_a_time():
     read = [plain(1), aggregated(2, *[("a", b"")] * (STRETCH + 1))]
     read += [plain(number) for number in range(3, 4 + 2 * STRETCH)]
     stretches = list(Unpacker(STREAM, SHARD, None).unpack(read, None))
-    assert [len(stretch) for stretch in stretches] == [1, STRETCH, 1, STRETCH, STRETCH, 1]
+    assert sum(len(stretch) for stretch in stretches) == len(read) + STRETCH
+    assert all(len(stretch) < 2 * STRETCH for stretch in stretches)
+
+
+def test_small_aggregates_share_a_stretch():
+    read = [aggregated(number, ("a", b""), ("b", b"")) for number in range(STRETCH)]
+    assert [len(stretch) for stretch in Unpacker(STREAM, SHARD, None).unpack(read, None)] == [STRETCH, STRETCH]
 
 
 def test_a_full_last_stretch_is_not_followed_by_an_empty_one():

@@ -1,7 +1,6 @@
 """The records that were read and not yet handed out, and what they weigh."""
 
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, page_cost
-from anabranch._core.reading.window import record_cost
+from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, cost_of
 from anabranch._model.sequence_numbers import Position
 from shard_records import aggregated, make_window, places, plain, pull_all
 
@@ -9,10 +8,10 @@ COST = 7 + 1 + RECORD_OVERHEAD_BYTES  # b"payload" under a key of one letter
 
 
 def test_a_record_costs_its_bytes_and_an_overhead():
-    assert page_cost([plain(1), plain(2)]) == 2 * COST
-    assert page_cost([]) == 0
+    assert cost_of([plain(1), plain(2)]) == 2 * COST
+    assert cost_of([]) == 0
     ((record, _),) = pull_all(make_window(plain(1)))
-    assert record_cost(record) == COST
+    assert cost_of([record]) == COST
 
 
 def test_a_page_is_charged_whole_while_records_are_to_come_out_of_it():
@@ -39,7 +38,7 @@ def test_an_aggregate_whose_records_weigh_more_than_it_is_charged_no_more_than_i
     window = make_window(aggregated(1, *[("k", b"")] * 100))
     charged = window._held_bytes
     pulled = pull_all(window)
-    assert sum(record_cost(record) for record, _ in pulled) > charged
+    assert cost_of([record for record, _ in pulled]) > charged
     assert window.collect_freed() == 0
     for record, page in pulled:
         window.finish(record, page)
@@ -54,6 +53,48 @@ def test_records_come_out_in_stream_order_over_pages():
     assert places(record for record, _ in pull_all(window)) == [(1, -1), (2, -1), (3, 0), (3, 1), (4, -1)]
     assert window.peek() is None
     assert window.is_empty
+
+
+def test_records_come_out_together_as_far_as_count_and_bytes_allow():
+    window = make_window(*(plain(number, data=bytes(10)) for number in range(1, 8)), plain(8, data=bytes(500)))
+    portions = [window.pull_some(count, size) for count, size in ((3, 1000), (9, 25), (9, 20), (9, 100), (9, 100))]
+    assert [places(portion.records) for portion in portions[:4]] == [
+        [(1, -1), (2, -1), (3, -1)],
+        [(4, -1), (5, -1)],
+        [(6, -1), (7, -1)],
+        [(8, -1)],
+    ]
+    assert [portion.data_bytes for portion in portions[:4]] == [30, 20, 20, 500]
+    assert portions[4] is None
+
+
+def test_one_by_one_and_together_may_be_mixed():
+    window = make_window(*(plain(number) for number in range(1, 5)))
+    one, page = window.pull()
+    rest = window.pull_some(9, 1000)
+    assert places([one, *rest.records]) == [(1, -1), (2, -1), (3, -1), (4, -1)]
+    window.finish_some(rest)
+    assert window.is_empty
+    assert window.collect_freed() == 3 * COST
+    window.finish(one, page)
+    assert window.collect_freed() == COST
+
+
+def test_records_that_come_out_together_are_of_one_page():
+    window = make_window(plain(1), plain(2))
+    window.accept([plain(3)], None)
+    first, second = window.pull_some(9, 1000), window.pull_some(9, 1000)
+    assert (places(first.records), places(second.records)) == ([(1, -1), (2, -1)], [(3, -1)])
+    assert first.page is not second.page
+
+
+def test_the_end_of_a_portion_counts_for_nothing_after_the_clearing():
+    window = make_window(plain(1))
+    portion = window.pull_some(9, 1000)
+    window.clear()
+    assert window.collect_freed() == COST
+    window.finish_some(portion)
+    assert window.collect_freed() == 0
 
 
 def test_a_read_resumes_after_the_position_that_it_is_given():

@@ -243,6 +243,18 @@ class Consumer(Generic[T]):
 
         return decorate
 
+    @property
+    def has_handler(self) -> bool:
+        """Whether `run` needs to be given none."""
+        return self._handler is not None or self._batch_handler is not None
+
+    @property
+    def shares_leases(self) -> bool:
+        """Whether other processes can be of the same fleet: its leases are kept outside this one."""
+        if isinstance(self._leases, str):
+            return not self._leases.lower().startswith("memory:")
+        return self._app is not None if self._leases is None else not isinstance(self._leases, MemoryLeaseStore)
+
     async def run(
         self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool = True
     ) -> StopReport:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol, cast
 
+from anabranch._cli.moments import join_spans
 from anabranch._cli.outcomes import FAILED, INTERRUPTED, UNUSABLE
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
@@ -20,13 +21,18 @@ from anabranch.errors import AnabranchError, ConfigurationError
 __all__ = ["COMMANDS", "Command", "main"]
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "apps": ("anabranch._cli.apps", "list, show and delete applications: their workers and positions"),
     "demo": ("anabranch._cli.demo", "see it work on this machine, without an AWS account"),
     "doctor": ("anabranch._cli.doctor", "check credentials, permissions, clock, limits and lease store"),
+    "explain": ("anabranch._cli.explain", "say in words why a shard does or does not move"),
     "put": ("anabranch._cli.put", "write records: one, or one for each line of standard input"),
     "reshard": ("anabranch._cli.reshard", "change a stream's shards: to a number, split one, merge two"),
+    "run": ("anabranch._cli.run", "run a consumer of yours, also as several processes"),
     "serve": ("anabranch._cli.serve", "run a local Kinesis that AWS SDKs can use"),
     "shards": ("anabranch._cli.shards", "show a stream's shards: their lineage and hash ranges"),
     "streams": ("anabranch._cli.streams", "list, create, describe and delete streams"),
+    "tail": ("anabranch._cli.tail", "show the records of a stream as they come"),
+    "top": ("anabranch._cli.top", "watch an application live: workers, shards, lag, rate"),
     "which-shard": ("anabranch._cli.which_shard", "say which shard a partition key goes to"),
 }
 """Name of a command to its module and its line in the help."""
@@ -92,7 +98,7 @@ def _run(given: list[str]) -> int:
             command.add_arguments(subparser)
             if getattr(command, "TAKES_PROGRAM", False):
                 given, program = _split_program(given)
-    arguments = parser.parse_args(given, argparse.Namespace(program=program))
+    arguments = parser.parse_args(join_spans(given), argparse.Namespace(program=program))
     if command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE

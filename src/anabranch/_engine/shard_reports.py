@@ -64,7 +64,7 @@ def _status(motion: _Motion, now_ms: int, *, paused: bool) -> ShardStatus:
     return ShardStatus(
         session.shard_id,
         None if reason is None else reason[:REASON_CHARACTERS_MAX],
-        session.behind_ms,
+        session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
         motion.records_per_second,
         session.key.stream_key,
     )

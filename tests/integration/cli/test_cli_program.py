@@ -15,7 +15,11 @@ from anabranch import __version__
 from anabranch._cli.command_line import COMMANDS
 
 PROGRAM = (sys.executable, "-m", "anabranch")
-ACTIONS = [(name,) for name in COMMANDS] + [("streams", action) for action in ("ls", "create", "describe", "delete")]
+ACTIONS = [
+    *((name,) for name in COMMANDS),
+    *(("streams", action) for action in ("ls", "create", "describe", "delete")),
+    *(("apps", action) for action in ("ls", "show", "delete")),
+]
 
 
 @contextmanager

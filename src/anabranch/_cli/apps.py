@@ -1,0 +1,168 @@
+"""`anabranch apps ls | show | delete`: the applications of this machine, or of a lease store that is named."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from anabranch._cli.aws_options import add_json_option
+from anabranch._cli.fleet_options import add_application_argument, add_leases_option
+from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch._cli.moments import lag, timestamp
+from anabranch._cli.output import confirm, counted, make_console, print_json, print_table, say, styled
+
+if TYPE_CHECKING:
+    from anabranch.reports import FleetStatus
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch apps ls
+  anabranch apps show billing
+  anabranch apps show billing --leases sqlite:///var/lib/billing.db --json
+  anabranch apps delete billing
+
+`anabranch top APP` watches an application, `anabranch explain APP` tells why a
+shard does not move.
+"""
+_Work = Callable[[argparse.Namespace], int]
+
+
+class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """An application as `ls --json` prints it."""
+
+    app: str
+    leases: str
+    streams: tuple[str, ...]
+    live_member_count: int
+    unfinished_shard_count: int
+    still_shard_count: int
+    millis_behind_latest: int | None
+    records_per_second: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def add(name: str, work: _Work, summary: str, example: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  anabranch apps {name}{example}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        action.set_defaults(work=work)
+        return action
+
+    ls = add("ls", _ls, "list the applications of a store, or of this machine", "")
+    add_leases_option(ls)
+    show = add("show", _show, "show an application's workers and shards", " billing")
+    add_application_argument(show)
+    delete = add("delete", _delete, "forget an application: its leases and positions", " billing --yes")
+    add_application_argument(delete)
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    for action in (ls, show):
+        add_json_option(action)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    work: _Work = arguments.work
+    return work(arguments)
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    found = asyncio.run(_list(arguments.leases))
+    if arguments.json:
+        print_json(found)
+    elif found:
+        rows = [
+            (
+                one.app,
+                ", ".join(one.streams),
+                str(one.live_member_count),
+                str(one.unfinished_shard_count),
+                styled(str(one.still_shard_count), "red" if one.still_shard_count else ""),
+                lag(one.millis_behind_latest),
+                one.leases,
+            )
+            for one in found
+        ]
+        headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STILL", "BEHIND", "LEASES")
+        print_table(headings, rows, right=("WORKERS", "SHARDS", "STILL", "BEHIND"))
+    else:
+        say(f"no applications in {arguments.leases or 'the stores of this machine'}: Consumer(..., app=NAME) makes one")
+    return 0
+
+
+async def _list(leases: str | None) -> list[ListedDocument]:
+    from anabranch.application import Application
+    from anabranch.stores.catalogue import stored_applications
+
+    found: list[ListedDocument] = []
+    for one in await stored_applications(leases, os.environ):
+        async with Application(one.app, leases=one.leases) as application:
+            status = await application.status()
+        found.append(
+            ListedDocument(
+                app=one.app,
+                leases=one.leases,
+                streams=status.streams,
+                live_member_count=len(status.live_members),
+                unfinished_shard_count=len(status.unfinished_shards),
+                still_shard_count=len(status.still_shards),
+                millis_behind_latest=status.millis_behind_latest,
+                records_per_second=status.records_per_second,
+            )
+        )
+    return found
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    status = asyncio.run(_status(arguments))
+    if arguments.json:
+        print_json(status)
+        return 0
+    print(f"{status.app}: {headline(status)}")
+    print()
+    console = make_console()
+    for line in fleet_lines(status):
+        console.print(line)
+    return 0
+
+
+async def _status(arguments: argparse.Namespace) -> "FleetStatus":
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        return await application.status()
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    status = asyncio.run(_status(arguments))
+    confirm(
+        f"Delete application {status.app!r} of {timestamp(status.created_seconds)}, with the positions of "
+        f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",
+        yes=arguments.yes,
+    )
+    if live := status.live_members:
+        say(
+            f"looking whether {', '.join(member.worker_id for member in live)} still beat: "
+            f"{max(member.expiry for member in live):.0f} s at most"
+        )
+    asyncio.run(_forget(arguments))
+    print(f"{status.app}: deleted")
+    return 0
+
+
+async def _forget(arguments: argparse.Namespace) -> None:
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        await application.delete()

@@ -1,0 +1,90 @@
+"""`anabranch explain APP [SHARD]`: in sentences, why a shard does or does not move, and what to do about it."""
+
+import argparse
+import asyncio
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+from anabranch._cli.aws_options import add_json_option, shard_id_argument
+from anabranch._cli.explanation import Explanation, explain_fleet, explain_shard
+from anabranch._cli.fleet_options import add_application_argument
+from anabranch._cli.outcomes import DONE, CommandFailed
+from anabranch._cli.output import make_console, print_json
+
+if TYPE_CHECKING:
+    from anabranch.reports import FleetStatus
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch explain billing
+  anabranch explain billing 3
+  anabranch explain billing shardId-000000000003 --json
+
+Without SHARD: the application, and every shard that does not move. It looks
+for some seconds, until it has seen the workers' hearts beat.
+"""
+_COLUMNS_MAX: Final = 100
+_INDENT: Final = "  "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_application_argument(parser)
+    parser.add_argument("shard", nargs="?", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
+    add_json_option(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    status = asyncio.run(_look(arguments))
+    shards = status.still_shards
+    if arguments.shard is not None:
+        shards = tuple(shard for shard in status.shards if shard.shard_id == arguments.shard)
+        if not shards:
+            known = ", ".join(shard.shard_id for shard in status.unfinished_shards) or "none"
+            raise CommandFailed(f"application {status.app!r} knows no {arguments.shard}; it reads: {known}")
+    explanations = [explain_shard(shard, status) for shard in shards]
+    if arguments.json:
+        print_json(explanations)
+        return DONE
+    if arguments.shard is None:
+        _print(explain_fleet(status))
+    for number, explanation in enumerate(explanations):
+        if number or arguments.shard is None:
+            print()
+        _print_explanation(explanation)
+    return DONE
+
+
+async def _look(arguments: argparse.Namespace) -> "FleetStatus":
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        return await application.status(watch=True)
+
+
+def _print_explanation(explanation: Explanation) -> None:
+    first, *others = explanation.situation
+    _print([first])
+    _print(others, indent=_INDENT)
+    if explanation.remedy is not None:
+        _print([f"-> {explanation.remedy}"], indent=_INDENT)
+
+
+def _print(sentences: list[str], *, indent: str = "") -> None:
+    console = make_console()
+    columns = min(_COLUMNS_MAX, console.width)
+    for sentence in sentences:
+        print(
+            textwrap.fill(
+                sentence,
+                columns,
+                initial_indent=indent,
+                subsequent_indent=indent + ("   " if sentence.startswith("->") else ""),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            if console.is_terminal
+            else f"{indent}{sentence}"
+        )

@@ -1,0 +1,146 @@
+"""A fleet as lines of text: what `apps show` prints, and `top` draws again and again.
+
+Every line fits the width, and what does not fit the height is counted. What does not move comes first, each with its
+reason under it. Where no width or height is given, nothing is cut.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from anabranch._cli.moments import ago, lag, rate
+from anabranch._cli.output import counted, styled
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from anabranch.reports import FleetMember, FleetShard, FleetStatus
+
+__all__ = ["fleet_lines", "headline"]
+
+_PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
+_MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "sealed": "dim", "left": "dim"}
+_SHARD_STYLES: Final = {
+    "stopped": "bold red",
+    "orphaned": "red",
+    "unowned": "red",
+    "still": "yellow",
+    "paused": "yellow",
+    "waiting": "yellow",
+    "moving": "green",
+}
+"""In the order in which they need to be looked at."""
+_NAME_COLUMNS_MAX: Final = 30
+_MEMBERS_SHOWN_MAX: Final = 8
+"""Where lines are scarce."""
+
+Cells = tuple[tuple[str, str], ...]
+"""Text and style of each."""
+
+
+def headline(status: "FleetStatus") -> str:
+    """`3 workers live, 4 shards: 3 move, 1 stands still; 1.2 s behind, 250 records/s`."""
+    shards, still = status.unfinished_shards, status.still_shards
+    moving = len(shards) - len(still)
+    parts = [f"{counted(len(status.live_members), 'worker')} live", counted(len(shards), "shard")]
+    if shards:
+        parts[1] += f": {moving} {'moves' if moving == 1 else 'move'}"
+    if still:
+        parts.append(f"{len(still)} {'stands' if len(still) == 1 else 'stand'} still")
+    behind = "" if status.millis_behind_latest is None else f"; {lag(status.millis_behind_latest)} behind"
+    return f"{', '.join(parts)}{behind}, {rate(status.records_per_second)} records/s"
+
+
+def fleet_lines(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
+    """Members, then shards. With a height, no more lines than that."""
+    styles = _owner_styles(status)
+    members = sorted(status.members, key=lambda member: (not member.is_live, member.worker_id, member.member_id))
+    shown = members if height is None else members[:_MEMBERS_SHOWN_MAX]
+    lines = _aligned(
+        ("WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"),
+        [_member_cells(member, styles[member.member_id]) for member in shown],
+        right=(2, 3, 4),
+    )
+    if len(shown) < len(members):
+        lines.append(styled(f"and {counted(len(members) - len(shown), 'worker')} more", "dim"))
+    lines.append(styled(""))
+    left = None if height is None else max(3, height - len(lines))
+    return lines + _shard_lines(status, styles, left)
+
+
+def _shard_lines(status: "FleetStatus", styles: dict[str, str], height: int | None) -> list["Text"]:
+    shards = _in_order_of_need(status)
+    finished_count = len(status.shards) - len(shards)
+    with_stream = len(status.streams) > 1
+    rows = _aligned(
+        ("SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED"),
+        [_shard_cells(shard, styles, with_stream=with_stream) for shard in shards],
+        right=(3, 4, 5),
+    )
+    lines, shown = rows[:1], 0
+    for shard, row in zip(shards, rows[1:], strict=True):
+        added = [row] if shard.reason is None else [row, styled(f"    {' '.join(shard.reason.split())}", "dim")]
+        if height is not None and len(lines) + len(added) > height - 1:
+            break
+        lines += added
+        shown += 1
+    rest = [f"{counted(len(shards) - shown, 'shard')} more"] if shown < len(shards) else []
+    rest += [f"{counted(finished_count, 'shard')} read to the end"] if finished_count else []
+    if rest:
+        lines.append(styled(f"and {', '.join(rest)}", "dim"))
+    return lines
+
+
+def _in_order_of_need(status: "FleetStatus") -> list["FleetShard"]:
+    need = list(_SHARD_STYLES)
+    return sorted(
+        status.unfinished_shards,
+        key=lambda shard: (need.index(shard.state), -(shard.millis_behind_latest or 0), shard.stream, shard.shard_id),
+    )
+
+
+def _owner_styles(status: "FleetStatus") -> dict[str, str]:
+    """A colour for each member, the same from look to look as long as the members are the same."""
+    names = sorted(member.member_id for member in status.members)
+    return {member_id: _PALETTE[index % len(_PALETTE)] for index, member_id in enumerate(names)}
+
+
+def _member_cells(member: "FleetMember", style: str) -> Cells:
+    state = "stopping" if member.is_live and member.draining else member.state
+    return (
+        (member.worker_id, style if member.is_live else "dim"),
+        (state, _MEMBER_STYLES[member.state]),
+        (ago(member.heartbeat_age) if member.beats and member.state in {"live", "silent"} else "-", ""),
+        (str(member.shard_count), ""),
+        (rate(member.records_per_second) if member.is_live else "-", ""),
+    )
+
+
+def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bool) -> Cells:
+    written = shard.checkpointed_seconds
+    return (
+        (f"{shard.stream} {shard.shard_id}" if with_stream else shard.shard_id, ""),
+        (shard.state, _SHARD_STYLES[shard.state]),
+        (shard.worker_id or "-", styles.get(shard.owner or "", "")),
+        (lag(shard.millis_behind_latest), ""),
+        ("-" if shard.records_per_second is None else rate(shard.records_per_second), ""),
+        ("never" if written is None else f"{ago(max(0.0, time.time() - written))} ago", ""),
+    )
+
+
+def _aligned(headings: Sequence[str], rows: Sequence[Cells], *, right: Sequence[int]) -> list["Text"]:
+    table: list[Cells] = [tuple((heading, "bold") for heading in headings), *rows]
+    widths = [min(_NAME_COLUMNS_MAX, max(len(cells[column][0]) for cells in table)) for column in range(len(headings))]
+    lines: list[Text] = []
+    for cells in table:
+        line = styled("")
+        for column, (text, style) in enumerate(cells):
+            width = widths[column]
+            cut = text if len(text) <= width else f"{text[: width - 1]}…"
+            last = column == len(cells) - 1
+            cell = cut.rjust(width) if column in right else cut if last else cut.ljust(width)
+            line.append(cell, style)
+            if not last:
+                line.append("  ")
+        lines.append(line)
+    return lines

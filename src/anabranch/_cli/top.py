@@ -1,0 +1,122 @@
+"""`anabranch top APP`: an application live, once a second; plain frames where there is no terminal."""
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from anabranch._cli.fleet_options import add_application_argument
+from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch._cli.outcomes import DONE
+from anabranch._cli.output import make_console, styled
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from anabranch.application import Application
+    from anabranch.reports import FleetStatus
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch top billing
+  anabranch top billing --leases sqlite:///var/lib/billing.db
+  anabranch top billing --once
+  anabranch top billing --json --interval 10 >> billing.jsonl
+
+What does not move comes first, with the reason. q or Ctrl-C ends it. BEAT is
+the time since a worker's heart was seen to beat, COMMITTED since a checkpoint.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    add_application_argument(parser)
+    parser.add_argument("--once", action="store_true", help="one look, and end")
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a look, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    asyncio.run(_watch(arguments))
+    return DONE
+
+
+async def _watch(arguments: argparse.Namespace) -> None:
+    from anabranch.application import Application
+
+    console = make_console()
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        if arguments.json or arguments.once or not console.is_terminal:
+            await _print(application, arguments, console)
+        else:
+            await _draw(application, arguments.interval, console)
+
+
+async def _print(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
+    import msgspec
+
+    while True:
+        status = await application.status()
+        if arguments.json:
+            print(msgspec.json.encode(status).decode())
+        else:
+            for line in _frame(status):
+                console.print(line)
+        sys.stdout.flush()
+        if arguments.once:
+            return
+        await asyncio.sleep(arguments.interval)
+        if not arguments.json:
+            print()
+
+
+async def _draw(application: "Application", interval: float, console: "Console") -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    from anabranch._demo.keyboard import listen
+    from anabranch.errors import LeaseStoreError
+
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    shown: list[Text] = []
+    with (
+        listen(loop.add_reader, lambda key: over.set() if key in {"q", "Q"} else None) as has_keys,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while not over.is_set():
+            try:
+                shown = _frame(await application.status(), height=console.height)
+            except LeaseStoreError as error:  # it may answer the next time
+                shown = [*shown[: console.height - 1], styled(" ".join(str(error).split()), "red")]
+            live.update(Group(*shown), refresh=True)
+            try:
+                async with asyncio.timeout(interval):
+                    await over.wait()
+            except TimeoutError:
+                continue
+        if has_keys:
+            loop.remove_reader(sys.stdin.fileno())
+
+
+def _frame(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
+    title = styled(status.app, "bold").append(f"  {', '.join(status.streams)}  ", "dim")
+    title.append(time.strftime("%H:%M:%S"), "dim")
+    head = [title, styled(headline(status)), styled("")]
+    return head + fleet_lines(status, height=None if height is None else height - len(head))
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3_600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return seconds

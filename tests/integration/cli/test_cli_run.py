@@ -1,0 +1,162 @@
+"""`anabranch run`: a consumer of the user's, alone and as a fleet of processes, and every way to name it wrongly."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+PROGRAM = (sys.executable, "-m", "anabranch")
+MODULE = """
+import os, sys
+import anabranch
+from anabranch import ConsumerSettings, LeaseSettings, PollingSettings
+
+SETTINGS = ConsumerSettings(
+    leases=LeaseSettings(expiry=3.0), polling=PollingSettings(idle_interval=0.2, listing_interval=1.0)
+)
+consumer = anabranch.Consumer("orders", app="billing", settings=SETTINGS)
+once = anabranch.Consumer("orders", app="once", until="tip", settings=SETTINGS)
+batches = anabranch.Consumer("orders", app="batches", until="tip", settings=SETTINGS)
+without = anabranch.Consumer("orders", app="without")
+alone = anabranch.Consumer("orders")
+in_memory = anabranch.Consumer("orders", app="x", leases="memory://")
+missing = anabranch.Consumer("nowhere", app="missing", settings=ConsumerSettings(start_timeout=0))
+
+@consumer.handler
+@once.handler
+@alone.handler
+@in_memory.handler
+@missing.handler
+async def handle(record):
+    if record.data == b"crash":
+        os._exit(7)
+    print(os.getpid(), record.partition_key, record.data.decode(), flush=True)
+
+@batches.batch_handler(max_wait=0.1)
+def handle_all(batch):
+    print("batch of", len(batch), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "app.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("import anabranch\nanabranch.Consumer('or ders')\n")
+    (tmp_path / "failing.py").write_text("def load():\n    raise KeyError('settings')\nload()\n")
+    (tmp_path / "needy.py").write_text("import not_installed_here\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def running(*arguments):
+    process = subprocess.Popen(
+        [*PROGRAM, "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def put(server, *texts, key="a"):
+    for text in texts:
+        server.call("PutRecord", StreamName="orders", PartitionKey=key, Data=text.encode())
+
+
+def test_a_consumer_runs_until_its_end_and_says_what_it_does(server, folder, program):
+    put(server, "one", "two")
+    ended = program("run", "app:once")
+    assert ended.code == 0
+    assert [line.split()[1:] for line in ended.out.splitlines()] == [["a", "one"], ["a", "two"]]
+    assert "INFO application 'once' started as member" in ended.err
+    quiet = program("run", "app:batches", "--log", "warning")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "batch of 2\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_in_order(server, folder, number):
+    put(server, "one")
+    with running("app:consumer", "--log", "error") as process:
+        assert process.stdout.readline().split()[1:] == ["a", "one"]
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""
+    put(server, "two")
+    with running("app:consumer", "--log", "error") as process:
+        assert process.stdout.readline().split()[1:] == ["a", "two"]  # the first one was committed
+        process.send_signal(number)
+        assert process.wait(timeout=20) == 0
+
+
+def test_several_workers_share_the_shards_and_end_together(server, folder):
+    with running("app:consumer", "--workers", "2", "--log", "error") as process:
+        assert process.stderr.readline().startswith("2 workers: processes ")
+        workers = set()
+        deadline = time.monotonic() + 20
+        while len(workers) < 2:
+            assert time.monotonic() < deadline, "one worker has got everything"
+            for text, hash_key in (("low", "0"), ("high", str((1 << 128) - 1))):
+                server.call("PutRecord", StreamName="orders", PartitionKey=text, ExplicitHashKey=hash_key, Data=b"x")
+            for _ in range(2):
+                workers.add(process.stdout.readline().split()[0])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        for worker in workers:
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(worker), 0)
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_exit_code(server, folder):
+    with running("app:consumer", "--workers", "2", "--log", "error") as process:
+        assert process.stderr.readline().startswith("2 workers")
+        put(server, "crash")
+        assert process.wait(timeout=30) == 7
+        assert "ended with exit code 7: the others are stopped" in process.stderr.read()
+
+
+def test_a_failure_is_one_line_of_advice(server, folder, program):
+    ended = program("run", "app:missing", "--log", "error")
+    assert (ended.code, ended.out) == (1, "")
+    assert "nowhere" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "words, code, advice",
+    [
+        (("app",), 2, "'app' names no consumer: write MODULE:NAME, such as app:consumer"),
+        (("app.py:consumer",), 2, "'app.py' is a file: name it as a module, app:consumer"),
+        (("nowhere:consumer",), 2, "there is no module 'nowhere': it is looked for in "),
+        (("app:nothing",), 2, "module 'app' has no 'nothing'; consumers there: alone, batches, consumer,"),
+        (("app:handle",), 2, "app:handle is a function, and no Consumer; consumers there: alone"),
+        (("app:SETTINGS",), 2, "app:SETTINGS is a ConsumerSettings, and no Consumer"),
+        (("app:without",), 2, "app:without has no handler: mark a function by @without.handler"),
+        (("needy:consumer",), 1, "module 'needy' cannot be imported: No module named 'not_installed_here'"),
+        (("failing:consumer",), 1, "module 'failing' cannot be imported: KeyError: 'settings'"),
+        (("broken:consumer",), 2, "or ders"),
+        (("app:alone", "--workers", "2"), 2, "shares no leases, so that each worker would handle every record"),
+        (("app:in_memory", "--workers", "2"), 2, "shares no leases"),
+        (("app:consumer", "--workers", "0"), 2, "is not a whole number above 0"),
+    ],
+)
+def test_mistakes_are_answered_with_what_would_be_right(folder, cli, monkeypatch, words, code, advice):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("app", "broken", "failing", "needy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    ended = cli("run", *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert advice in ended.err
+
+
+def test_an_error_in_the_module_is_shown_from_its_own_line_on(folder, cli, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ended = cli("run", "failing:consumer")
+    assert 'failing.py", line 3' in ended.err
+    assert "importlib" not in ended.err

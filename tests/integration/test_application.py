@@ -1,0 +1,134 @@
+"""`Application` on a fleet that runs: what it sees, and that it deletes only what is dead."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from anabranch import Application, Retry
+from anabranch.errors import LeaseStoreInvalidError, UsageError
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.sqlite import SqliteLeaseStore
+
+from stream_world import run, stream_world
+
+MEMBER_THAT_HANGS = """
+import asyncio, sys, time
+from anabranch._model.leases import AppRow, MemberRow
+from anabranch.stores.sqlite import SqliteLeaseStore
+async def main():
+    store = SqliteLeaseStore(sys.argv[1], "billing")
+    await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
+    await store.register_member(MemberRow(member_id="a#1", worker_id="a", expiry_ms=int(sys.argv[2])))
+    print("ready", flush=True)
+    time.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def ready(application, condition, what):
+    async with asyncio.timeout(15):
+        while not condition(status := await application.status()):  # noqa: ASYNC110 -- rows of another task
+            await asyncio.sleep(0.05)
+    assert status is not None, what
+    return status
+
+
+def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
+    async def main():
+        async with stream_world(2) as world:
+            store = MemoryLeaseStore()
+            consumer = world.consumer(app="billing", leases=store)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(consumer.run(lambda record: None, handle_signals=False))
+                application = Application("billing", leases=store)
+                world.put([f"user-{n}" for n in range(200)])
+                while await store.read_app() is None:  # noqa: ASYNC110 -- made by the other task
+                    await asyncio.sleep(0.01)
+                status = await ready(application, lambda one: one.records_per_second > 0, "a rate")
+                assert [shard.state for shard in status.shards] == ["moving", "moving"]
+                assert status.millis_behind_latest is not None
+                status = await application.status(watch=True)
+                assert [(member.state, member.beats, member.shard_count) for member in status.members] == [
+                    ("live", True, 2)
+                ]
+                with pytest.raises(UsageError, match="has live workers"):
+                    await application.delete()
+                await consumer.stop()
+                await task
+                status = await application.status()
+                assert [member.state for member in status.members] == ["left"]
+                assert {shard.reason for shard in status.shards} == {"no worker of the application is alive"}
+                assert sum(shard.records_handled for shard in status.shards) == 200
+                await application.delete()
+                with pytest.raises(LeaseStoreInvalidError, match="'billing' was deleted meanwhile"):
+                    await application.status()
+
+    run(main)
+
+
+def test_a_shard_that_stopped_is_seen_with_its_record():
+    async def main():
+        async with stream_world(1) as world:
+            store = MemoryLeaseStore()
+            consumer = world.consumer(app="billing", leases=store, on_failure=Retry(attempts=1))
+
+            async def fail(record):
+                raise ValueError("no such customer")
+
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(consumer.run(fail, handle_signals=False))
+                world.put(["user-1"])
+                stopped = []
+                while not stopped:
+                    await asyncio.sleep(0.02)
+                    rows = await store.read_leases()
+                    stopped = [row for row in rows if row.stopped is not None]
+                async with Application("billing", leases=store) as application:
+                    (shard,) = (await application.status()).still_shards
+                assert shard.state == "stopped"
+                assert shard.stopped.partition_key == "user-1"
+                assert "ValueError: no such customer" in shard.reason
+                await consumer.stop()
+                await task
+
+    run(main)
+
+
+def test_a_fleet_that_was_killed_can_be_deleted_and_one_that_hangs_is_watched_first(tmp_path):
+    """The first is proved dead by its lock; of the second only its expiry tells."""
+    path = tmp_path / "leases.db"
+
+    async def main():
+        process = subprocess.Popen(  # noqa: ASYNC220 -- it is listened to below
+            [sys.executable, "-c", MEMBER_THAT_HANGS, str(path), "1000"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            async with Application("billing", leases=f"sqlite://{path}") as application:
+                assert [member.state for member in (await application.status()).members] == ["live"]
+                os.kill(process.pid, signal.SIGKILL)
+                await asyncio.to_thread(process.wait)
+                assert [member.state for member in (await application.status()).members] == ["dead"]
+                await application.delete()
+        finally:
+            process.kill()
+            process.communicate()
+        store = SqliteLeaseStore(path, "billing")
+        assert await store.read_app() is None
+        await store.close()
+        process = subprocess.Popen(  # noqa: ASYNC220 -- as above
+            [sys.executable, "-c", MEMBER_THAT_HANGS, str(path), "1000"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            async with Application("billing", leases=f"sqlite://{path}") as application:
+                await application.delete()
+        finally:
+            process.kill()
+            process.communicate()
+
+    run(main)

@@ -2,7 +2,8 @@
 
 The set is closed. Every event names the stream and shard it is about, reads as one sentence (`str(event)`), and has a
 level for the log. A handler given as `on_event` is called on the event loop, right when it happens: it must not block,
-and an error in it is logged and changes nothing.
+and an error in it is logged and changes nothing. `LoopBlocked` and `LoopStalled` come from another thread, since the
+loop cannot tell of itself that it stands still.
 """
 
 import logging
@@ -26,6 +27,7 @@ __all__ = [
     "LeaseReleased",
     "LeaseTaken",
     "LoopBlocked",
+    "LoopStalled",
     "MemberEnded",
     "MemberSealed",
     "Misrouted",
@@ -275,6 +277,20 @@ class LoopBlocked(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"the event loop has been blocked for {self.blocked_ms} ms at:\n{self.stack}"
+
+
+class LoopStalled(Event, frozen=True, kw_only=True):
+    """The event loop has stood still for longer than `stall_limit`: this worker gives its shards up."""
+
+    level = logging.ERROR
+    blocked_ms: int
+    stack: str
+
+    def sentence(self) -> str:
+        return (
+            f"the event loop has stood still for {self.blocked_ms} ms, longer than stall_limit: no lease is renewed "
+            f"until it turns again, and other workers take the shards. It is blocked at:\n{self.stack}"
+        )
 
 
 class TaskRestarted(Event, frozen=True, kw_only=True):

@@ -9,12 +9,13 @@ the interpreter's lock starves this thread too; then the fence holds, since it i
 import asyncio
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._ports.clock import Clock
-from anabranch.events import Event, LoopBlocked
+from anabranch.events import Event, LoopBlocked, LoopStalled
 
 __all__ = ["HeartThread"]
 
@@ -74,16 +75,30 @@ class HeartThread:
                 task.cancel()
 
     async def _watch(self) -> None:
-        """Names what blocks the main loop: once after two seconds, and again each time that has doubled."""
-        said_ms = BLOCKED_AFTER_MS // 2
+        """Names what blocks the main loop: after two seconds, each time that has doubled, and at the stall limit."""
+        said_ms, said_stalled = BLOCKED_AFTER_MS // 2, False
         while True:
-            await self._clock.sleep_until_ms(self._clock.now_ms() + LOOK_EVERY_MS)
+            if await self._was_paused():
+                continue  # nothing blocks the loop: the next look will find it turning
             blocked_ms = self._clock.now_ms() - self._ticked_at_ms
             if blocked_ms < BLOCKED_AFTER_MS:
-                said_ms = BLOCKED_AFTER_MS // 2
+                said_ms, said_stalled = BLOCKED_AFTER_MS // 2, False
+            elif self.is_stalled and not said_stalled:
+                said_ms, said_stalled = blocked_ms, True
+                self._emit(LoopStalled(blocked_ms=blocked_ms, stack=self._stack()))
             elif blocked_ms >= 2 * said_ms:
                 said_ms = blocked_ms
                 self._emit(LoopBlocked(blocked_ms=blocked_ms, stack=self._stack()))
+
+    async def _was_paused(self) -> bool:
+        """Waits until the next look; True if the whole process stood still meanwhile (stopped, or the machine was
+        suspended). A thread that was only starved of the interpreter's lock is late too, but then the processor was
+        used.
+        """
+        due_ms, used_ns = self._clock.now_ms() + LOOK_EVERY_MS, time.process_time_ns()
+        await self._clock.sleep_until_ms(due_ms)
+        late_ms = self._clock.now_ms() - due_ms
+        return late_ms > LOOK_EVERY_MS and (time.process_time_ns() - used_ns) // 1_000_000 < late_ms // 2
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._watched_thread)  # noqa: SLF001 -- the documented way to another thread

@@ -21,7 +21,7 @@ from anabranch._model.streams import parse_stream
 from anabranch._ports.clock import Clock
 from anabranch._ports.kinesis_writing import KinesisWriting
 from anabranch.config import Aws, ProducerSettings
-from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, UsageError
+from anabranch.errors import ConfigurationError, DeliveryFailed, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
 from anabranch.records import PutResult
@@ -78,6 +78,8 @@ class Producer(Generic[T]):
         _check(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
         self._stream = stream
         self._encode = encode_with(encode)
+        self._as_is = bytes if encode is bytes else None
+        """The type of values that need no encoding."""
         self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
         self._on_event = on_event
@@ -107,7 +109,7 @@ class Producer(Generic[T]):
     @property
     def buffered_bytes(self) -> int:
         """What the records on their way weigh, out of `buffer_bytes`."""
-        return 0 if self._writer is None else self._writer.used_bytes
+        return 0 if self._writer is None else self._writer.intake.used_bytes
 
     # putting
 
@@ -121,8 +123,7 @@ class Producer(Generic[T]):
         timeout: float | None = None,  # noqa: ASYNC109 -- how long to wait for buffer space; cancelling is another thing
     ) -> Delivery:
         """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
-        writer = self._running()
-        return await writer.put(
+        return await self._running().intake.put(
             stream or self._default_stream(), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
@@ -133,8 +134,9 @@ class Producer(Generic[T]):
         writer = self._writer
         if writer is None or asyncio.get_running_loop() is not self._loop:
             writer = self._running()
-        return writer.put_nowait(
-            stream or self._stream or self._default_stream(), self._encode(value), partition_key, explicit_hash_key
+        data: Any = value if type(value) is self._as_is else self._encode(value)
+        return writer.intake.put_nowait(
+            stream or self._stream or self._default_stream(), data, partition_key, explicit_hash_key
         )
 
     async def put_and_wait(
@@ -150,14 +152,12 @@ class Producer(Generic[T]):
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
         """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
-        writer, name, encode = self._running(), stream or self._default_stream(), self._encode
+        intake, name = self._running().intake, stream or self._default_stream()
         deliveries: list[Delivery] = []
-        for partition_key, value in items:
-            data = encode(value)
-            try:
-                deliveries.append(writer.put_nowait(name, data, partition_key, None))
-            except BufferFull:
-                deliveries.append(await writer.put(name, data, partition_key, None, None))
+        rest = iter(items)
+        while (without_room := intake.put_some(name, rest, self._as_is, self._encode, deliveries)) is not None:
+            partition_key, data = without_room
+            deliveries.append(await intake.put(name, data, partition_key, None, None))
         return deliveries
 
     # ends
@@ -213,7 +213,7 @@ class Producer(Generic[T]):
         if self._is_closed:
             raise UsageError("this producer is closed")
         if self._writer is not None and self._loop is not loop:
-            if not (self._loop is not None and self._loop.is_closed() and self._writer.is_empty):
+            if not (self._loop is not None and self._loop.is_closed() and self._writer.intake.is_empty):
                 raise UsageError("this producer works on another event loop: make one producer for each loop")
             self._writer = None  # that loop has ended and nothing was left in it, as between two calls of a function
         if self._writer is None:

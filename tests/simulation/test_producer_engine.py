@@ -402,8 +402,8 @@ async def test_handles_are_freed_when_nobody_holds_them():
             await producer.put_many([(f"k{n}", b"x" * 100) for n in range(100)])
         await producer.flush()
         gc.collect()
-        assert producer._writer.used_bytes == 0
-        stream = producer._writer._streams["orders"]
+        assert producer._writer.intake.used_bytes == 0
+        stream = producer._writer.intake.streams["orders"]
         assert all(lane.is_empty for lane in stream.pipeline._routing.lanes())
 
 

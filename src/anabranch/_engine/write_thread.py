@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from anabranch._core.writing.aggregation import cost_of
 from anabranch._engine.delivery import Delivery
+from anabranch._engine.intake import failure_of
 from anabranch.errors import BufferFull, DeliveryFailed, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
@@ -281,11 +282,3 @@ class WriteThread:
         self.refused.clear()
         if failed:
             raise failure_of(failed)
-
-
-def failure_of(results: list[PutResult]) -> DeliveryFailed:
-    first = results[0]
-    more = f", and {len(results) - 1} more" if len(results) > 1 else ""
-    return DeliveryFailed(
-        f"a record with partition key {first.partition_key!r} was not delivered ({first.error}){more}", results=results
-    )

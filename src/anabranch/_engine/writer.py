@@ -1,34 +1,29 @@
-"""The producer at work: pipelines of any number of streams, one buffer over all of them, one task that performs.
+"""The producer at work: one task that performs what the pipelines of its streams decide.
 
-observe, plan, perform, apply: the host task asks each pipeline for its steps, starts the calls in its task group and
-sleeps until the next deadline, the next put that may go, or the next answer. It is the producer's only timer, and there
-is none while nothing is on its way.
-
-Order of calls is order of queueing: while puts wait for room, `put_nowait` is refused, and room is given to who came
-first, on this side, before anybody else can take it. Failures that nobody has seen keep their room; when nothing else
-is left in a full buffer, the next put raises them.
+observe, plan, perform, apply: a step asks each pipeline for its calls, starts them in the host's task group and settles
+what has ended. The host takes a step when something was put and when a time has come; every answer takes one by itself,
+so that who awaits it waits no longer than it takes. There is one timer, and none while nothing is on its way.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
-from anabranch._core.writing.aggregation import RECORD_COST_BYTES, Bundle, cost_of
+from anabranch._core.writing.aggregation import Bundle, cost_of
 from anabranch._core.writing.collection import Call
 from anabranch._core.writing.failures import Failures
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.delivery import Delivery
 from anabranch._engine.host import Host
+from anabranch._engine.intake import Intake, WrittenStream, failure_of
 from anabranch._engine.sender import list_stream, send
 from anabranch._model.entropy import Entropy
-from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports.clock import Clock
 from anabranch._ports.kinesis_writing import KinesisWriting
-from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
+from anabranch.errors import AnabranchError, ProducerError, UsageError
 from anabranch.events import Event, HookFailed, WriterFailed
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport
@@ -36,24 +31,8 @@ from anabranch.reports import FlushReport
 __all__ = ["Writer"]
 
 
-class _Stream(msgspec.Struct, frozen=True):
-    name: StreamName
-    pipeline: Pipeline[Delivery]
-
-
-class _QueuedPut(msgspec.Struct, frozen=True):
-    """A put that waits for room."""
-
-    stream: str
-    data: bytes
-    partition_key: str
-    explicit_hash_key: str | None
-    cost_bytes: int
-    future: asyncio.Future[Delivery]
-
-
 class _Wait(msgspec.Struct, frozen=True):
-    """Somebody waits for a state of the writer; the host looks after each of its steps."""
+    """Somebody waits for a state of the writer, which is looked at after each step."""
 
     is_over: Callable[[], bool]
     deadline_ms: int | None
@@ -72,40 +51,29 @@ class Writer:
         on_undelivered: Callable[[PutResult], Any] | None,
         emit: Callable[[Event], None],
     ) -> None:
-        self.used_bytes = 0
-        """What the records on their way weigh, and the failures that nobody has seen."""
+        def make_pipeline(stream: str) -> Pipeline[Delivery]:
+            return Pipeline(stream, rules, Delivery, entropy=entropy, notify=emit)
+
+        self.intake = Intake(clock, make_pipeline, buffer_bytes=buffer_bytes, wake=self._wake)
         self._kinesis = kinesis
         self._clock = clock
-        self._entropy = entropy
-        self._rules = rules
-        self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
         self._emit = emit
-        self._streams: dict[str, _Stream] = {}
-        self._queue: deque[_QueuedPut] = deque()
         self._waits: list[_Wait] = []
-        self._calls: dict[int, tuple[_Stream, Call]] = {}
+        self._calls: dict[int, tuple[WrittenStream, Call]] = {}
         self._alarm = Alarm(clock)
-        self._is_awake = False
+        self._armed_ms: int | None = None
         self._host = Host()
         self._tasks: asyncio.TaskGroup | None = None
-        self._refusal: ProducerError | UsageError | None = UsageError("this producer has not been started")
 
     # life
 
     def start(self) -> None:
-        self._refusal = None
         self._host.start(self._run(), "anabranch-producer")
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing on its way, and no failure unseen."""
-        return not self.used_bytes and not self._queue
 
     async def close(self, deadline_ms: int | None) -> FlushReport:
         """Delivers everything, or fails what could not be delivered in time. Raises the failures nobody has seen."""
-        if self._refusal is None:
-            self._refusal = UsageError("this producer is closed")
+        self.intake.stop(UsageError("this producer is closed"))
         try:
             await self._flush(deadline_ms)
         finally:
@@ -118,136 +86,51 @@ class Writer:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 while True:
-                    await self._alarm.wait(self._step())
+                    self._armed_ms = self._step()
+                    await self._alarm.wait(self._armed_ms)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 -- supervisor: whatever broke, every record gets its outcome
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             self._emit(WriterFailed(error=repr(cause)))
-            self._refusal = ProducerError(f"this producer has failed: {cause!r}")
-            self._refusal.__cause__ = cause
+            failure = ProducerError(f"this producer has failed: {cause!r}")
+            failure.__cause__ = cause
+            self.intake.stop(failure)
         finally:
             self._abandon()
 
     def _abandon(self) -> None:
         """The host ends: what is left gets its outcome, and whoever waits is woken."""
         now_ms = self._clock.now_ms()
-        self._refusal = self._refusal or UsageError("the event loop of this producer has ended")
         calls, self._calls = list(self._calls.values()), {}
-        for stream in self._streams.values():
+        for stream in self.intake.streams.values():
             stream.pipeline.abandon([call for owner, call in calls if owner is stream], now_ms)
             self._settle(stream)
-        for queued in self._queue:
-            if not queued.future.done():
-                queued.future.set_exception(self._refusal)
-        self._queue.clear()
+        self.intake.stop(UsageError("the event loop of this producer has ended"))
+        self.intake.turn_away()
         for wait in self._waits:
             if not wait.future.done():
                 wait.future.set_result(wait.is_over())
         self._waits.clear()
 
-    # putting
-
-    def put_nowait(self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None) -> Delivery:
-        if self._refusal is not None:
-            raise self._refusal
-        found = self._streams.get(stream)
-        if found is None:
-            found = self._open(stream)
-        cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
-        if self._queue or self.used_bytes + cost_bytes > self._buffer_bytes:
-            raise self._why_full(cost_bytes)
-        pipeline = found.pipeline
-        delivery = pipeline.put(data, partition_key, explicit_hash_key, cost_bytes, self._clock.now_ms())
-        self.used_bytes += cost_bytes
-        if pipeline.wants_tick and not self._is_awake:
-            self._wake()
-        return delivery
-
-    async def put(
-        self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
-    ) -> Delivery:
-        """Waits for room only, behind all who wait already."""
-        cost_bytes = cost_of(data, partition_key)
-        if self._refusal is not None or (not self._queue and self.used_bytes + cost_bytes <= self._buffer_bytes):
-            return self.put_nowait(stream, data, partition_key, explicit_hash_key)
-        if cost_bytes > self._buffer_bytes:
-            raise self._why_full(cost_bytes)
-        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-        self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future))
-        self._wake()
-        try:
-            async with asyncio.timeout(wait_seconds):
-                return await future
-        except TimeoutError:
-            if future.done() and not future.cancelled():
-                return future.result()  # room came at the last moment: the record is on its way
-            raise BufferFull(
-                f"there was no room in the buffer of {self._buffer_bytes} bytes for {wait_seconds} s"
-            ) from None
-
-    def _open(self, stream: str) -> _Stream:
-        name = parse_stream(stream)
-        pipeline = Pipeline(stream, self._rules, Delivery, entropy=self._entropy, notify=self._emit)
-        pipeline.failures.on_seen = self._wake
-        self._streams[stream] = opened = _Stream(name, pipeline)
-        return opened
-
-    def _why_full(self, cost_bytes: int) -> Exception:
-        if cost_bytes > self._buffer_bytes:
-            return ValueError(
-                f"this record needs {cost_bytes} bytes and the buffer has {self._buffer_bytes} in all: raise it"
-            )
-        if self._holds_failures_only() and (failed := self._take_unseen()):
-            return _failed(failed)
-        return BufferFull(f"the buffer of {self._buffer_bytes} bytes is full: await put(), or try again later")
-
-    def _holds_failures_only(self) -> bool:
-        return all(stream.pipeline.is_idle for stream in self._streams.values())
-
-    def _admit(self) -> None:
-        """Gives room to those who wait for it, in the order in which they came."""
-        while self._queue:
-            queued = self._queue[0]
-            if not queued.future.done():
-                if self.used_bytes + queued.cost_bytes <= self._buffer_bytes:
-                    self._put_queued(queued)
-                elif self._holds_failures_only() and (failed := self._take_unseen()):
-                    queued.future.set_exception(_failed(failed))
-                else:
-                    return
-            self._queue.popleft()
-
-    def _put_queued(self, queued: _QueuedPut) -> None:
-        try:
-            stream = self._streams.get(queued.stream) or self._open(queued.stream)
-            delivery = stream.pipeline.put(
-                queued.data, queued.partition_key, queued.explicit_hash_key, queued.cost_bytes, self._clock.now_ms()
-            )
-        except ValueError as error:
-            queued.future.set_exception(error)
-        else:
-            self.used_bytes += queued.cost_bytes
-            queued.future.set_result(delivery)
-
     # flushing
 
     async def flush(self, deadline_ms: int | None) -> FlushReport:
         """A barrier: everything put before is settled when it returns, unless the deadline came first."""
-        if self._refusal is not None:
-            raise self._refusal
+        if self.intake.refusal is not None:
+            raise self.intake.refusal
         is_complete = await self._flush(deadline_ms)
         self._raise_unseen()
-        if not self._host.is_running and self._refusal is not None:
-            raise self._refusal
+        if not self._host.is_running and self.intake.refusal is not None:
+            raise self.intake.refusal
         return FlushReport(is_complete, 0 if is_complete else self._count_pending())
 
     async def _flush(self, deadline_ms: int | None) -> bool:
-        last = self._queue[-1] if self._queue else None
-        if last is not None and not await self._until(last.future.done, deadline_ms):
+        last = self.intake.last_in_queue
+        if last is not None and not await self._until(last.done, deadline_ms):
             return False
         now_ms = self._clock.now_ms()
-        marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self._streams.values()]
+        marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.intake.streams.values()]
         return await self._until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
 
     async def _until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
@@ -260,29 +143,26 @@ class Writer:
 
     def _count_pending(self) -> int:
         in_flight = sum(len(bundle.records) for _, call in self._calls.values() for bundle in call.bundles)
-        return in_flight + sum(stream.pipeline.count_waiting() for stream in self._streams.values())
-
-    def _take_unseen(self) -> list[PutResult]:
-        return [record.put_result for stream in self._streams.values() for record in stream.pipeline.failures.see_all()]
+        return in_flight + sum(stream.pipeline.count_waiting() for stream in self.intake.streams.values())
 
     def _raise_unseen(self) -> None:
-        if failed := self._take_unseen():
-            self._free()
-            raise _failed(failed)
+        if failed := self.intake.take_unseen():
+            raise failure_of(failed)
 
-    # the host's step
+    # steps
 
     def _wake(self) -> None:
-        self._is_awake = True
+        self.intake.is_awake = True
         self._alarm.ring()
 
     def _step(self) -> int | None:
         """Everything that can be done now. Returns when there is more to do by time alone."""
-        self._is_awake = True  # what happens during the step is seen by it
+        intake = self.intake
+        intake.is_awake = True  # what is put during the step is seen by it
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
-        self._free()
-        self._admit()
-        for stream in self._in_turn():
+        intake.free()
+        intake.admit()
+        for stream in intake.in_turn():
             pipeline = stream.pipeline
             deadline_ms = pipeline.next_deadline_ms
             while pipeline.wants_tick or (deadline_ms is not None and deadline_ms <= now_ms):
@@ -293,21 +173,19 @@ class Writer:
                 if steps.refresh:
                     self._spawn(self._refresh(stream))
                 self._settle(stream)
-                self._admit()
-        self._is_awake = False
+                intake.admit()
+        intake.is_awake = False
         return self._look_at_waits(now_ms)
 
-    def _in_turn(self) -> Iterator[_Stream]:
-        """Each stream is first once: none is always served last."""
-        streams = list(self._streams.items())
-        if len(streams) > 1:
-            first, stream = streams[0]
-            del self._streams[first]
-            self._streams[first] = stream
-        return (stream for _, stream in streams)
+    def _step_after_answer(self) -> None:
+        """What the answer changed is done at once; the host hears of it only if it has to get up earlier, or never."""
+        deadline_ms, armed_ms = self._step(), self._armed_ms
+        is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
+        if not is_right:
+            self._wake()
 
     def _look_at_waits(self, now_ms: int) -> int | None:
-        deadlines = [stream.pipeline.next_deadline_ms for stream in self._streams.values()]
+        deadlines = [stream.pipeline.next_deadline_ms for stream in self.intake.streams.values()]
         waits, self._waits = self._waits, []
         for wait in waits:
             if wait.future.done():
@@ -321,39 +199,39 @@ class Writer:
                 deadlines.append(wait.deadline_ms)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None
         self._tasks.create_task(work)
 
-    async def _send(self, stream: _Stream, call: Call) -> None:
+    async def _send(self, stream: WrittenStream, call: Call) -> None:
         answer = await send(self._kinesis, stream.name, call)
         del self._calls[id(call)]
         stream.pipeline.on_answer(call, answer, self._clock.now_ms())
-        self._wake()
+        self._step_after_answer()
 
-    async def _refresh(self, stream: _Stream) -> None:
+    async def _refresh(self, stream: WrittenStream) -> None:
         listed = await list_stream(self._kinesis, stream.name, with_summary=stream.pipeline.wants_summary)
         now_ms = self._clock.now_ms()
         if isinstance(listed, AnabranchError):
             stream.pipeline.on_listing_failed(listed, now_ms)
         else:
             stream.pipeline.on_listing(*listed, now_ms)
-        self._wake()
+        self._step_after_answer()
 
     # outcomes
 
-    def _settle(self, stream: _Stream) -> None:
+    def _settle(self, stream: WrittenStream) -> None:
         for bundle in stream.pipeline.take_settled():
             if bundle.is_settled:
                 if bundle.sequence_number is not None:
-                    self.used_bytes -= bundle.cost_bytes
+                    self.intake.used_bytes -= bundle.cost_bytes
                 else:
                     self._offer(bundle)
             waiters, bundle.waiters = bundle.waiters, None
             bundle.release()
             for _, wake in waiters or ():
                 wake()
-        self._free()
+        self.intake.free()
 
     def _offer(self, bundle: Bundle) -> None:
         """A failure is seen by who awaits it; else the hook may take it; else it waits to be raised."""
@@ -371,18 +249,4 @@ class Writer:
         except Exception as error:  # noqa: BLE001 -- supervisor: what the hook did not take is raised by the next flush
             self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])
-            self.used_bytes += cost_of(record.data, record.partition_key)
-
-    def _free(self) -> None:
-        for stream in self._streams.values():
-            self.used_bytes -= stream.pipeline.failures.take_freed_bytes()
-
-
-def _failed(results: list[PutResult]) -> DeliveryFailed:
-    first = results[0]
-    others = f", and {len(results) - 1} more" if len(results) > 1 else ""
-    return DeliveryFailed(
-        f"a record for stream {first.stream} with partition key {first.partition_key!r} was not delivered "
-        f"({first.error}){others}",
-        results=results,
-    )
+            self.intake.used_bytes += cost_of(record.data, record.partition_key)

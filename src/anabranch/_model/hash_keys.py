@@ -11,13 +11,32 @@ from typing import NamedTuple
 
 from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
 
-__all__ = ["HashKeyRange", "check_partition_key", "even_ranges", "hash_key", "md5_hash_key", "parse_hash_key"]
+try:  # the interpreter's own takes a third of OpenSSL's time for something as short as a key; not every build has it
+    from _md5 import md5 as _md5  # type: ignore[import-not-found]
+except ImportError:  # pragma: no cover -- depends on how Python was built
+    _md5 = hashlib.md5
+
+__all__ = [
+    "HashKeyRange",
+    "check_partition_key",
+    "even_ranges",
+    "hash_key",
+    "md5_digest",
+    "md5_hash_key",
+    "parse_hash_key",
+]
 
 _HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
 
 
+def md5_digest(partition_key: str) -> bytes:
+    """The hash key as 16 bytes, big-endian: they compare as the numbers do."""
+    digest: bytes = _md5(partition_key.encode(), usedforsecurity=False).digest()
+    return digest
+
+
 def md5_hash_key(partition_key: str) -> int:
-    return int.from_bytes(hashlib.md5(partition_key.encode(), usedforsecurity=False).digest())
+    return int.from_bytes(md5_digest(partition_key))
 
 
 def parse_hash_key(text: str) -> int:

@@ -14,13 +14,13 @@ A record is also its own delivery handle (the engine's `Delivery` extends it): o
 its bundle, so whatever becomes of the bundle is known to the handle without a look-up.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from anabranch._core.writing.shard_map import HASH_KEY_BYTES, MappedShard
+from anabranch._model.hash_keys import md5_digest
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder
 from anabranch._wire.messages import PutRecordsEntry
@@ -60,7 +60,7 @@ class OutgoingRecord(msgspec.Struct, gc=False, eq=False):
         """The hash key that decides the shard."""
         if self.explicit_hash_key is not None:
             return int(self.explicit_hash_key).to_bytes(HASH_KEY_BYTES)
-        return hashlib.md5(self.partition_key.encode(), usedforsecurity=False).digest()
+        return md5_digest(self.partition_key)
 
     @property
     def put_result(self) -> PutResult:

@@ -61,8 +61,8 @@ class Steps(NamedTuple):
 
 class Pipeline(Generic[R]):
     __slots__ = (
-        "_calls_in_flight", "_check_expiry_ms", "_lane_of_key", "_lingering", "_notify", "_placement",
-        "_record_bytes_max", "_record_type", "_routing", "_rules", "_settlement", "_shard_map", "_small_enough_bytes",
+        "_calls_in_flight", "_check_expiry_ms", "_failed_keys", "_lane_of_key", "_lingering", "_notify", "_placement",
+        "_record_bytes_max", "_record_type", "_routing", "_rules", "_settlement", "_shard_map", "_small_cost_bytes",
         "failures", "is_auto", "next_deadline_ms", "stream", "wants_summary", "wants_tick",
     )  # fmt: skip
 
@@ -100,6 +100,7 @@ class Pipeline(Generic[R]):
             linger_ms=rules.linger_ms,
         )
         self._settlement = Settlement(stream, self._placement, entropy, notify)
+        self._failed_keys = self.failures.keys
         self._lane_of_key = self._routing.lane_of_key
         self._lingering = self._placement.lingering
         self._calls_in_flight = 0
@@ -110,9 +111,16 @@ class Pipeline(Generic[R]):
 
     def put(self, data: bytes, partition_key: str, explicit_hash_key: str | None, cost_bytes: int, now_ms: int) -> R:
         """The record's handle. ValueError for a key or a size that the service would not accept."""
+        if cost_bytes > self._small_cost_bytes:
+            self._check_size(data, partition_key)
         lane = self._lane_of_key.get(partition_key) if explicit_hash_key is None else None
-        if lane is None or len(data) > self._small_enough_bytes or self.failures.keys:
-            return self._put_carefully(data, partition_key, explicit_hash_key, now_ms)
+        if lane is None:
+            digest = check_keys(partition_key, explicit_hash_key)
+            if partition_key in self._failed_keys:
+                return self._refuse(data, partition_key, explicit_hash_key, now_ms)
+            lane = self._routing.lane_for(partition_key, explicit_hash_key, digest, now_ms)
+        elif partition_key in self._failed_keys:
+            return self._refuse(data, partition_key, explicit_hash_key, now_ms)
         bundle = lane.open
         if bundle is not None:
             builder = bundle.builder
@@ -127,16 +135,11 @@ class Pipeline(Generic[R]):
         self._add(lane, record, now_ms)
         return record
 
-    def _put_carefully(self, data: bytes, partition_key: str, explicit_hash_key: str | None, now_ms: int) -> R:
-        digest = check_keys(partition_key, explicit_hash_key)
-        if len(data) > self._small_enough_bytes:
-            self._check_size(data, partition_key)
+    def _refuse(self, data: bytes, partition_key: str, explicit_hash_key: str | None, now_ms: int) -> R:
+        """An earlier record of the key failed, and nobody has seen that yet."""
         record = self._record_type(None, 0, partition_key, explicit_hash_key, data, now_ms)
-        if partition_key in self.failures.keys:
-            self._placement.refuse(record, self._settlement.own_attempt(OURS.ORDER, ORDER_MESSAGE, now_ms))
-            self.wants_tick = True
-        else:
-            self._add(self._routing.lane_for(partition_key, explicit_hash_key, digest, now_ms), record, now_ms)
+        self._placement.refuse(record, self._settlement.own_attempt(OURS.ORDER, ORDER_MESSAGE, now_ms))
+        self.wants_tick = True
         return record
 
     def _add(self, lane: Lane, record: R, now_ms: int) -> None:
@@ -161,7 +164,7 @@ class Pipeline(Generic[R]):
 
     def _set_record_bytes_max(self, limit_bytes: int) -> None:
         self._record_bytes_max = limit_bytes
-        self._small_enough_bytes = limit_bytes - _KEY_BYTES_MAX - _WRAPPING_BYTES
+        self._small_cost_bytes = limit_bytes - _KEY_BYTES_MAX - _WRAPPING_BYTES
 
     # time
 

@@ -11,7 +11,6 @@ Rules that hold here:
 Where no shard is predicted, each key has a lane of its own and its records go alone, until a listing tells better.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
@@ -20,7 +19,7 @@ from anabranch._core.writing.aggregation import Bundle, OutgoingRecord
 from anabranch._core.writing.lanes import Lane, LaneId, ShardQueue
 from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.shard_map import MappedShard, ShardMap, digest_of_hash_key
-from anabranch._model.hash_keys import check_partition_key, parse_hash_key
+from anabranch._model.hash_keys import check_partition_key, md5_digest, parse_hash_key
 
 __all__ = ["Routing", "check_keys"]
 
@@ -31,7 +30,7 @@ def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
     """The digest that decides the shard. ValueError for keys that the service would not accept."""
     check_partition_key(partition_key)
     if explicit_hash_key is None:
-        return hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+        return md5_digest(partition_key)
     return digest_of_hash_key(parse_hash_key(explicit_hash_key))
 
 
@@ -57,7 +56,7 @@ class Routing:
         self._generation = shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self._paces: dict[str, ShardPace] = {}
-        self._shard_lanes: dict[MappedShard | None, Lane] = {}
+        self._shard_lanes: dict[str | None, Lane] = {}
         self._key_lanes: dict[LaneId, Lane] = {}
         self._draining_shards: list[Lane] = []
         self._draining_keys: dict[LaneId, Lane] = {}
@@ -71,11 +70,12 @@ class Routing:
         shard = self.shard_map.predict(digest) if self.predicts else None
         if self.aggregate == "key" or (self.is_ordered and (self.aggregate is None or shard is None)):
             return self._key_lane(partition_key, explicit_hash_key, digest, shard, now_ms)
-        lane = self._shard_lanes.get(shard)
+        name = None if shard is None else shard.shard_id
+        lane = self._shard_lanes.get(name)
         if lane is None:
             queue = self._queue_of(shard, now_ms)
             lane = Lane(shard, None, queue, grows=shard is not None and self.aggregate is not None)
-            self._shard_lanes[shard] = lane
+            self._shard_lanes[name] = lane
             if self.is_ordered:
                 lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
                 lane.waits += sum(_range(lane).holds(_digest(old)) for old in self._draining_keys.values())
@@ -115,10 +115,14 @@ class Routing:
             key, hash_key = record.partition_key, record.explicit_hash_key
             lane = self._key_lanes.get(key if hash_key is None else (key, hash_key))
             if lane is None:
-                lane = self._shard_lanes.get(self.shard_map.predict(record.digest) if self.predicts else None)
+                lane = self._shard_lane_of(record.digest)
             if lane is not None:
                 found[id(lane)] = lane
         return list(found.values())
+
+    def _shard_lane_of(self, digest: bytes) -> Lane | None:
+        shard = self.shard_map.predict(digest) if self.predicts else None
+        return self._shard_lanes.get(None if shard is None else shard.shard_id)
 
     def discard_empty(self) -> None:
         """Key lanes that were emptied without a landing."""
@@ -165,7 +169,7 @@ class Routing:
         if old.digest is None:
             followers = [lane for lane in self.lanes() if _shares_keys(old, lane)]
         else:
-            heirs = (self._key_lanes.get(old.lane_id), self._shard_lanes.get(self.shard_map.predict(old.digest)))
+            heirs = (self._key_lanes.get(old.lane_id), self._shard_lane_of(old.digest))
             followers = [lane for lane in heirs if lane is not None]
         for lane in followers:
             lane.waits -= 1
@@ -189,14 +193,15 @@ class Routing:
         current = {shard.shard_id for shard in self.shard_map.shards}
         self._paces = {name: pace for name, pace in self._paces.items() if name in current}
         homeless: list[Bundle] = []
-        lanes, self._shard_lanes, old_key_lanes = list(self._shard_lanes.items()), {}, list(self._key_lanes.values())
-        for shard, lane in lanes:
+        shard_lanes, self._shard_lanes = self._shard_lanes, {}
+        for name, lane in shard_lanes.items():
+            shard = lane.queue.shard
             if shard is not None and self.shard_map.is_current(shard) and lane.grows == (self.aggregate == "shard"):
-                self._shard_lanes[shard] = lane
+                self._shard_lanes[name] = lane
                 self._list_anew(lane, shard, now_ms)
             else:
                 homeless += self._retire(lane)
-        for lane in old_key_lanes:
+        for lane in list(self._key_lanes.values()):
             shard = self.shard_map.predict(_digest(lane))
             if self._keeps(lane, shard):
                 self._list_anew(lane, shard, now_ms)

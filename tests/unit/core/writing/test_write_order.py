@@ -276,6 +276,8 @@ def test_only_the_later_records_of_the_failed_key_fail_in_a_shared_lane():
     later = [desk.put(b"2", "k"), desk.put(b"a", "l"), desk.put(b"3", "k"), desk.put(b"b", "l")]
     desk.fail(INVALID)
     assert [delivery.bundle.is_settled for delivery in later] == [True, False, True, False]
+    assert desk.put(b"4", "k").bundle.is_settled
+    assert desk.put(b"5", "k", "7").bundle.is_settled
     desk.tick()
     assert [record.data for record in desk.calls[0].bundles[0].records] == [b"a", b"b"]
 

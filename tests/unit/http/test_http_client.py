@@ -299,10 +299,10 @@ def test_silence_and_slow_dripping_end_at_their_deadlines():
         async with client_of(silent, timeouts=ClientTimeouts(read=0.2)) as (_, client):
             with pytest.raises(TransportError, match=r"silent for 0\.2 s"):
                 await post(client, b"x")
-        async with client_of(dripping, timeouts=ClientTimeouts(total=0.3)) as (_, client):
+        async with client_of(dripping, timeouts=ClientTimeouts(total=0.6)) as (_, client):
             with pytest.raises(TransportError, match="no complete answer in time"):
                 await post(client, b"x")
-        async with client_of(silent, connections_max=1, timeouts=ClientTimeouts(total=0.3)) as (_, client):
+        async with client_of(silent, connections_max=1, timeouts=ClientTimeouts(total=0.6)) as (_, client):
             results = await asyncio.gather(post(client, b"1"), post(client, b"2"), return_exceptions=True)
             assert "no complete answer" in str(results[0])
             assert "busy until the deadline" in str(results[1])

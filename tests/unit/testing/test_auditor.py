@@ -114,6 +114,16 @@ def test_effects_of_a_call_that_outlived_its_lease_count_apart_and_finish_nothin
     assert (report.zombie_count, report.started_count, report.lost_count) == (2, 2, 1)
 
 
+def test_what_is_outstanding_can_be_waited_for_whichever_is_told_first(auditor):
+    for number in (1, 1, 2):
+        auditor.wrote(make_record(number))
+    assert auditor.outstanding_count == 2
+    handle(auditor, 1, 2, 3)
+    handle(auditor, 1, token=2)
+    auditor.wrote(make_record(3))
+    assert auditor.outstanding_count == 0
+
+
 def test_of_many_findings_all_are_counted_and_a_few_are_named(auditor):
     for number in range(100):
         auditor.wrote(make_record(number))

@@ -15,7 +15,7 @@ pydantic is recognised by its method, never imported. Errors are left as they ar
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_origin
 
 import msgspec
 
@@ -86,8 +86,8 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
 
 
 def _is_type(given: Any) -> bool:
-    """Types, also generic ones as list[int], but no functions."""
-    return inspect.isclass(given) or hasattr(given, "__origin__") or given is Any or hasattr(given, "__supertype__")
+    """Types, also generic ones as list[int] and unions as Order | Refund, but no functions."""
+    return inspect.isclass(given) or get_origin(given) is not None or given is Any or hasattr(given, "__supertype__")
 
 
 def _encode_bytes(value: Any) -> bytes:

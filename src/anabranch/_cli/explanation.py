@@ -153,13 +153,10 @@ def _why_stopped(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str
 def _why_waiting(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
     parents = [other for other in status.shards if other.stream == shard.stream and other.shard_id in shard.waits_for]
     said = [f"{parent.shard_id} {_SAID[parent.state]}{_behind(parent)}" for parent in parents]
-    moving = all(parent.state == "moving" for parent in parents)
-    remedy = "it begins by itself when they are finished" + (
-        "" if moving else f"; see why {' and '.join(p.shard_id for p in parents if p.state != 'moving')} does not move"
-    )
-    return [
-        f"Records of a key are in order only if its parents are finished first: {', '.join(said)}.",
-    ], remedy
+    remedy = f"it begins by itself when {_agree(len(parents), 'it is', 'they are')} finished"
+    if stuck := [parent.shard_id for parent in parents if parent.state != "moving"]:
+        remedy += f"; see why {' and '.join(stuck)} {_agree(len(stuck), 'does', 'do')} not move"
+    return [f"Records of a key are in order only if its parents are finished first: {', '.join(said)}."], remedy
 
 
 def _behind(shard: FleetShard) -> str:

@@ -28,8 +28,9 @@ examples:
 
 The consumer needs a handler, by @consumer.handler or @consumer.batch_handler().
 Ctrl-C and SIGTERM stop it in order: what runs may end, checkpoints are written,
-leases are freed; a second one does not wait for handlers. Exit code 0 then, 1
-if something was left or a worker failed: a failed worker ends the whole run.
+leases are freed; a second one does not wait for handlers. The exit code is 0
+then, and 1 if something was left. A worker that fails is not started again: the
+others take over its shards, and its exit code is the run's in the end.
 """
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 

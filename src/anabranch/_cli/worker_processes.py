@@ -1,8 +1,8 @@
 """Several worker processes as one program: started together, stopped together, never started again in silence.
 
-They share an application's leases, and balance its shards among them. A worker that fails ends the run: the others are
-stopped in order, and its exit code is the program's, so that whoever started it decides what comes next. Signals go to
-the workers through here alone: the first stops them in order, the second hurries them, the third kills them.
+They share an application's leases, and balance its shards among them. A worker that fails is named; the others take
+over its shards and go on, and when all have ended the exit code is that of the first failure. Signals go to the workers
+through here alone: the first stops them in order, the second hurries them, the third kills them.
 """
 
 import asyncio
@@ -36,6 +36,10 @@ async def run_workers(command: Sequence[str], count: int) -> int:
             loop.remove_signal_handler(number)
         await workers.kill()
     return workers.code
+
+
+def _the_others(count: int) -> str:
+    return "the other one" if count == 1 else f"the other {count}"
 
 
 class _Workers:
@@ -72,11 +76,9 @@ class _Workers:
         exit_code = code if code > 0 else 128 - code  # as a shell reports what a signal ended
         self.code = self.code or exit_code
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        if self._stopping:
-            say(f"worker process {process.pid} ended with {how}")
-            return
-        say(f"worker process {process.pid} ended with {how}: the others are stopped")
-        self._stop(signal.SIGTERM)
+        left = sum(other.returncode is None for other in self._processes)
+        rest = f": its shards go to {_the_others(left)}" if left and not self._stopping else ""
+        say(f"worker process {process.pid} ended with {how}{rest}")
 
     def on_signal(self) -> None:
         self._signal_count += 1

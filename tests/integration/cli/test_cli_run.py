@@ -113,12 +113,30 @@ def test_several_workers_share_the_shards_and_end_together(server, folder):
                 os.kill(int(worker), 0)
 
 
-def test_a_worker_that_fails_ends_the_run_with_its_exit_code(server, folder):
+def test_the_others_go_on_after_a_worker_was_killed_and_its_end_is_the_exit_code(server, folder):
     with running("app:consumer", "--workers", "2", "--log", "error") as process:
-        assert process.stderr.readline().startswith("2 workers")
-        put(server, "crash")
+        workers = [int(word.strip(",")) for word in process.stderr.readline().split()[3:]]
+        put(server, "one")
+        victim = int(process.stdout.readline().split()[0])
+        os.kill(victim, signal.SIGKILL)
+        assert process.stderr.readline() == (
+            f"worker process {victim} ended with SIGKILL: its shards go to the other one\n"
+        )
+        put(server, "two")
+        texts = []
+        while texts[-1:] != ["two"]:  # the first comes again if its commit was not written
+            process_id, _, text = process.stdout.readline().split()
+            assert int(process_id) in set(workers) - {victim}
+            texts.append(text)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGKILL
+
+
+def test_a_fleet_whose_workers_all_fail_ends_with_their_exit_code(server, folder):
+    put(server, "crash")
+    with running("app:consumer", "--workers", "2", "--log", "error") as process:
         assert process.wait(timeout=30) == 7
-        assert "ended with exit code 7: the others are stopped" in process.stderr.read()
+        assert process.stderr.read().count("ended with exit code 7") == 2
 
 
 def test_a_failure_is_one_line_of_advice(server, folder, program):

@@ -1,0 +1,193 @@
+"""A shard's situation in words: every state has its sentences, and something to do."""
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._cli.explanation import explain_fleet, explain_shard
+from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
+
+MEMBER = FleetMember(
+    member_id="a#1",
+    worker_id="a",
+    state="live",
+    beats=True,
+    heartbeat_age=0.4,
+    expiry=10.0,
+    joined_seconds=0.0,
+    shard_count=1,
+    shards_max=None,
+    records_per_second=12.0,
+    reads_healthy=True,
+    draining=False,
+)
+SHARD = FleetShard(
+    stream="orders",
+    shard_id="shardId-000000000001",
+    state="moving",
+    reason=None,
+    owner="a#1",
+    worker_id="a",
+    checkpoint="49:3",
+    starts_at="TRIM_HORIZON",
+    checkpointed_seconds=None,
+    millis_behind_latest=1_500,
+    records_per_second=12.0,
+    records_handled=40,
+    waits_for=(),
+    children=(),
+    stopped=None,
+    takes_without_progress=0,
+    fence_token=1,
+)
+STOPPED = StoppedRecord(
+    reason="its handler failed 3 times", position="50", partition_key="user-1", member_id="a#1", stopped_seconds=1.5
+)
+
+
+def fleet(*shards, members=(MEMBER,)):
+    return FleetStatus(
+        app="billing", created_seconds=0.0, streams=("orders",), members=members, shards=shards, unreported_count=0
+    )
+
+
+def explain(shard, *others, members=(MEMBER,)):
+    explanation = explain_shard(shard, fleet(shard, *others, members=members))
+    return " ".join(explanation.situation), explanation.remedy
+
+
+def test_a_shard_that_moves_needs_nothing():
+    assert explain(SHARD) == (
+        (
+            "shardId-000000000001 of orders moves. a holds it, whose heart beat 0.4 s ago. "
+            "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records a second."
+        ),
+        None,
+    )
+    fresh = replace(SHARD, checkpoint=None, millis_behind_latest=0, records_per_second=None, takes_without_progress=3)
+    situation, remedy = explain(fresh)
+    assert "Nothing of it is committed yet: it begins at TRIM_HORIZON; it is at the tip, at 0 records" in situation
+    assert "3 holders in a row have made no progress on it." in situation
+    assert remedy is None
+
+
+def test_a_stopped_shard_names_its_record_and_how_it_is_tried_again():
+    stopped = replace(SHARD, state="stopped", reason=STOPPED.reason, stopped=STOPPED, checkpointed_seconds=1.0)
+    situation, remedy = explain(stopped)
+    assert (
+        "It stopped at 1970-01-01T00:00:01.500Z at record 50 of key 'user-1': its handler failed 3 times." in situation
+    )
+    assert "nothing is skipped" in situation
+    assert remedy.startswith("let the handler take that record, and restart a worker: each worker that is started")
+    assert "and start a worker" in explain(stopped, members=())[1]
+    without = replace(
+        stopped, stopped=replace(STOPPED, position=None, reason="6 owners in a row made no progress here")
+    )
+    situation, remedy = explain(without)
+    assert "6 owners in a row made no progress here." in situation
+    assert remedy.startswith("find out what ends its workers there")
+
+
+def test_a_child_that_waits_names_its_parents_and_what_they_do():
+    slow = replace(SHARD, shard_id="shardId-000000000002", millis_behind_latest=90_000)
+    stuck = replace(SHARD, shard_id="shardId-000000000003", state="stopped", stopped=STOPPED, millis_behind_latest=None)
+    child = replace(SHARD, state="waiting", owner=None, waits_for=(slow.shard_id, stuck.shard_id))
+    situation, remedy = explain(child, slow, stuck)
+    assert "shardId-000000000002 moves (1.5 min behind), shardId-000000000003 has stopped." in situation
+    assert remedy == "it begins by itself when they are finished; see why shardId-000000000003 does not move"
+    only = replace(child, waits_for=(slow.shard_id,))
+    assert explain(only, slow)[1] == "it begins by itself when it is finished"
+
+
+@pytest.mark.parametrize(
+    "member, others, sentence, remedy",
+    [
+        ({"state": "dead"}, (), "The process of a is gone; it did not say goodbye.", "start a worker"),
+        ({"state": "dead"}, (replace(MEMBER, member_id="b"),), "is gone", "nothing to do: one of 1 live worker"),
+        ({"state": "silent", "heartbeat_age": 12.0}, (), "a has shown no life for 12 s", "start a worker"),
+        ({"state": "silent"}, (), "It starts nothing more by itself until the lease store answers", "start a worker"),
+    ],
+)
+def test_a_shard_whose_worker_shows_no_life(member, others, sentence, remedy):
+    situation, todo = explain(replace(SHARD, state="orphaned"), members=(replace(MEMBER, **member), *others))
+    assert sentence in situation
+    assert todo.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "reason, members, remedy",
+    [
+        ("no worker of the application is alive", (), "start a worker, for example by `anabranch run"),
+        ("every worker of the application is stopping", (replace(MEMBER, draining=True),), "start a worker: those"),
+        ("every worker holds as many shards as it may (max_shards)", (MEMBER,), "start another worker, or raise"),
+        ("it is free, and will be taken in a moment", (MEMBER,), "nothing to do: one of 1 live worker takes it"),
+    ],
+)
+def test_a_shard_that_nobody_holds(reason, members, remedy):
+    shard = replace(SHARD, state="unowned", reason=reason, owner=None, worker_id=None)
+    situation, todo = explain(shard, members=members)
+    assert reason[1:] in situation
+    assert todo.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "owner, said",
+    [
+        ("gone#1", "Its last holder, gone#1, is no longer known."),
+        ("left", "Its last holder, a, has stopped in order."),
+        ("sealed", "Its last holder, a, was given up by the others."),
+    ],
+)
+def test_the_last_holder_is_named(owner, said):
+    members = (replace(MEMBER, member_id=owner, state=owner),) if owner in {"left", "sealed"} else ()
+    shard = replace(SHARD, state="unowned", reason="no worker of the application is alive", owner=owner)
+    assert said in explain(shard, members=members)[0]
+
+
+@pytest.mark.parametrize(
+    "reason, member, remedy",
+    [
+        ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "look at that record's handler"),
+        ("it is being handed over to b", MEMBER, "nothing to do"),
+        ("its worker was told to pause, by Consumer.pause()", MEMBER, "its program goes on by Consumer.resume()"),
+        ("AccessDenied", replace(MEMBER, reads_healthy=False), "put right what the error names"),
+        ("throttled", MEMBER, "it is tried again by itself"),
+    ],
+)
+def test_a_shard_that_stands_still_says_why(reason, member, remedy):
+    situation, todo = explain(replace(SHARD, state="still", reason=reason), members=(member,))
+    assert f"Its worker says: {reason}." in situation
+    assert todo.startswith(remedy)
+
+
+def test_paused_and_finished_shards():
+    situation, remedy = explain(replace(SHARD, state="paused", owner=None))
+    assert "Nobody holds it." in situation
+    assert remedy == "it goes on when it is resumed"
+    ended = replace(SHARD, state="finished", children=("shardId-000000000004", "shardId-000000000005"))
+    assert explain(ended) == (
+        (
+            "shardId-000000000001 of orders was read to its end. "
+            "Its records go on in shardId-000000000004 and shardId-000000000005."
+        ),
+        None,
+    )
+    assert explain(replace(ended, children=()))[0].endswith("It has no children: nothing follows it.")
+
+
+def test_the_application_as_a_whole():
+    still = replace(SHARD, state="still", reason="throttled")
+    assert explain_fleet(fleet(SHARD, SHARD)) == [
+        "Application billing reads orders.",
+        "1 worker of it lives: a.",
+        "All of its 2 shards move.",
+    ]
+    assert explain_fleet(fleet(SHARD, still))[-1] == "1 of its 2 shards does not move."
+    dead = replace(MEMBER, state="dead")
+    lines = explain_fleet(fleet(still, still, members=(dead,)))
+    assert lines[1:] == [
+        "No worker of it is alive: nothing is read until one is started.",
+        "The process of a is gone; it did not say goodbye.",
+        "2 of its 2 shards do not move.",
+    ]
+    empty = FleetStatus(app="x", created_seconds=0.0, streams=(), members=(), shards=(), unreported_count=0)
+    assert explain_fleet(empty)[0] == "Application x reads no stream yet."

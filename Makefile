@@ -46,7 +46,7 @@ test: .venv/dev.stamp  ## everything that needs PyPI alone (under 4 minutes)
 	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long"
 
 test-all: .venv/dev.stamp  ## adds real servers, processes, long simulation, examples
-	@$(BIN)/python tests/run.py tests/integration tests/conformance tests/chaos tests/simulation -m "long or services"
+	@$(BIN)/python tests/run.py tests/property tests/conformance tests/integration tests/chaos tests/simulation -m "long or services"
 
 services:  ## the servers that test-all needs, from Debian's packages
 	@.ci/services

@@ -121,11 +121,11 @@ class Settlement:
             self._routing.discard_empty()
 
     def _on_whole_call(self, call: Call, outcome: Outcome, attempt: Attempt, now_ms: int) -> None:
-        if RULINGS[outcome].pause is Pause.STREAM:
+        # Calls that fail together, or were sent before the last pause, count once.
+        if RULINGS[outcome].pause is Pause.STREAM and now_ms >= self.paused_until_ms:
             ceiling_ms = min(STREAM_PAUSE_MAX_MS, STREAM_PAUSE_MIN_MS << min(self._failures_in_a_row, 10))
             self._failures_in_a_row += 1
-            pause_ms = ceiling_ms // 2 + 1 + int(ceiling_ms / 2 * self._entropy.random())
-            self.paused_until_ms = max(self.paused_until_ms, now_ms + pause_ms)
+            self.paused_until_ms = now_ms + ceiling_ms // 2 + 1 + int(ceiling_ms / 2 * self._entropy.random())
         is_alone = len(call.entries) == 1
         for lane, bundle in zip(call.lanes, call.bundles, strict=True):
             self._judge(lane, bundle, outcome, _NOTHING, attempt, now_ms, is_alone=is_alone)

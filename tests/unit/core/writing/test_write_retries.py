@@ -340,3 +340,15 @@ def test_shard_ids_in_throttle_messages_teach_the_map():
     desk.tick()
     assert desk.refreshes == 1
     assert not desk.pipeline._shard_map.shards
+
+
+def test_calls_that_fail_together_count_once():
+    desk = Desk(listing(8), aggregate=None)
+    for number in range(8):
+        desk.put(b"%d" % number, f"key-{number}")
+        desk.tick()
+    assert len(desk.calls) == 8
+    for _ in range(8):
+        desk.fail(TransportError("cut"))
+    desk.tick()
+    assert desk.pipeline.next_deadline_ms - desk.now_ms <= 51

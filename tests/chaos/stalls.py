@@ -1,0 +1,46 @@
+"""Handlers that block the event loop: for a while, which costs latency and no lease; for too long, which costs both."""
+
+import time
+
+from recovery import keys_of, measured_fleet, recovered_at, settle
+
+from anabranch.testing import AuditReport
+
+
+async def run_block(folder: str, *, seconds: float) -> tuple[list[dict], AuditReport]:
+    """Default settings: one handler blocks the loop of its worker. The events of both workers, and the audit."""
+    async with measured_fleet(folder, shards=4) as (measured, writing):
+        fleet, traffic = measured.fleet, measured.traffic
+        await fleet.join(2)
+        await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == 2, "both at work")
+        before = len(fleet.events())
+        await traffic.command(traffic.keys[0], f"block {seconds}")
+        key, at_ns = {traffic.keys[0]}, time.monotonic_ns()
+        blocked_until_ns = at_ns + int(seconds * 1e9)
+        await fleet.until(
+            lambda: bool(recovered_at(fleet.effects, key, blocked_until_ns, not_by=0)), "the loop turning again", 90
+        )
+        events = fleet.events()[before:]
+        return events, await settle(fleet, writing)
+
+
+async def run_stall(folder: str, *, stall_limit: float, seconds: float) -> tuple[dict, float, AuditReport]:
+    """A loop that stands still for longer than the limit: what was said of it, the seconds until others had its shards,
+    and the audit. When it wakes, the worker comes back as a new member.
+    """
+    async with measured_fleet(folder, shards=4, expiry=3.0, stall_limit=stall_limit) as (measured, writing):
+        fleet, traffic = measured.fleet, measured.traffic
+        await fleet.join(2)
+        await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == 2, "both at work")
+        fleet.look()
+        victim = fleet.workers[0]
+        at_ns = time.monotonic_ns()
+        keys = keys_of(fleet.effects, victim.id, at_ns)
+        await traffic.command(min(keys), f"block {seconds}")
+        await fleet.until(
+            lambda: recovered_at(fleet.effects, keys, at_ns, victim.id).keys() == keys, "its shards read elsewhere", 60
+        )
+        taken_over = (max(recovered_at(fleet.effects, keys, at_ns, victim.id).values()) - at_ns) / 1e9
+        (said,) = fleet.events("LoopStalled", victim)
+        await fleet.event("MemberEnded", victim, 60)
+        return said, taken_over, await settle(fleet, writing)

@@ -51,6 +51,7 @@ class BatchRunners:
                 await self._feed.shelf.wait()
             else:
                 await self._handle(*taken)
+                await asyncio.sleep(0)  # a handler that never waits still lets the loop turn
 
     async def _handle(self, session: Session, records: list[Record[bytes]]) -> None:
         """All attempts at one batch; the shard waits meanwhile."""
@@ -69,19 +70,23 @@ class BatchRunners:
                 await self._pause(task, pause_ms)
         finally:
             del self._running[task]
+            self._take_back_cancellation(task)
 
     async def _pause(self, task: asyncio.Task[Any], pause_ms: int) -> None:
         try:
             await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + pause_ms)
         except asyncio.CancelledError:
             self._take_back_cancellation(task)
+            if task.cancelling():
+                raise
 
-    def _take_back_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """A revoked call ends, its runner goes on; any other cancellation is the runner's own."""
-        if task not in self._revoked:
-            raise asyncio.CancelledError
-        del self._revoked[task]
-        task.uncancel()
+    def _take_back_cancellation(self, task: asyncio.Task[Any]) -> bool:
+        """The runner goes on after a call that was revoked, also after one that took no notice of it."""
+        was_revoked = task in self._revoked
+        if was_revoked:
+            del self._revoked[task]
+            task.uncancel()
+        return was_revoked
 
     async def _attempt(
         self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]
@@ -99,9 +104,12 @@ class BatchRunners:
             )
             async with asyncio.timeout(self._policy.timeout):
                 await self._call(batch, self._context(session), self._member.may_start)
-        except asyncio.CancelledError:
-            self._take_back_cancellation(task)
-            return NotStarted()
+        except asyncio.CancelledError as error:
+            was_revoked = self._take_back_cancellation(task)
+            if task.cancelling():
+                raise
+            # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
+            return NotStarted() if was_revoked else error
         except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its batch
             return error
         return None

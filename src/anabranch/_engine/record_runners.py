@@ -110,16 +110,17 @@ class RecordRunners:
             else:
                 async with asyncio.timeout(self._policy.timeout):
                     await self._start(session, entry)
-        except asyncio.CancelledError:
-            if not runner.revoked:
+        except asyncio.CancelledError as error:
+            was_revoked = self._take_back_cancellation(runner)
+            if runner.task.cancelling():
                 raise
-            runner.revoked = False
-            runner.task.uncancel()
-            failure = NotStarted()
+            # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
+            failure = NotStarted() if was_revoked else error
         except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its record
             failure = error
         finally:
             runner.session = runner.entry = None
+            self._take_back_cancellation(runner)
         if failure is None and session.is_live:
             lane = session.lane
             assert isinstance(lane, Lane)
@@ -199,6 +200,14 @@ class RecordRunners:
         if not runner.revoked:
             runner.revoked = True
             runner.task.cancel()
+
+    @staticmethod
+    def _take_back_cancellation(runner: _Runner) -> bool:
+        """The runner goes on after a call that was revoked, also after one that took no notice of it."""
+        was_revoked, runner.revoked = runner.revoked, False
+        if was_revoked:
+            runner.task.uncancel()
+        return was_revoked
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return [

@@ -33,12 +33,16 @@ class Heartbeat:
         self._report = report
         self._on_pulse = on_pulse
         self._alarm = Alarm(clock)
+        self._storage: str | None = None
+        self._is_sure = True
+        """No call has failed since the storage was last seen to be the one that the member was registered in."""
 
     async def register(self, row: MemberRow) -> None:
         """Writes the member's row; repeated until the store has answered or the caller gives up."""
         heart, clock = self._heart, self._clock
         heart.begin_registration(clock.now_ms(), clock.wall_ms())
         async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
+            self._storage = await self._store.incarnation()
             heart.answered(await self._store.register_member(row))
         self._on_pulse(heart.pulse)
 
@@ -61,9 +65,22 @@ class Heartbeat:
             beat = heart.begin(clock.now_ms(), clock.wall_ms(), report)
             try:
                 async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
+                    if not await self._is_same_storage():
+                        heart.end("rolled_back")
+                        self._on_pulse(heart.pulse)
+                        return
                     row = await self._store.heartbeat(beat)
             except (LeaseStoreError, TimeoutError):
+                self._is_sure = False
                 heart.failed(clock.now_ms())
             else:
                 heart.answered(row)
                 self._on_pulse(heart.pulse)
+
+    async def _is_same_storage(self) -> bool:
+        """After a failed call there may be another storage behind the next one, and its `live` would mean nothing: it
+        may have forgotten that this member was sealed (rule L13).
+        """
+        if not self._is_sure:
+            self._is_sure = await self._store.incarnation() == self._storage
+        return self._is_sure

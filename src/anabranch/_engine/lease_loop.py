@@ -77,9 +77,12 @@ class LeaseLoop:
 
     async def round(self) -> None:
         """One look at the store and one plan; everything that is lost or won shows in the sessions afterwards."""
-        if self._member.pulse.fence.ending is not None:
+        if self._member.pulse.fence.ending == "rolled_back":
+            await self._roll_back()
+        elif self._member.pulse.fence.ending is not None:
             await self._start_anew(self._member.pulse.fence.ending)
         if not await self._observe():
+            await self._roll_back_if_needed()
             return
         dead = await self.call(self._outside.store.dead_members()) or ()
         now_ms = self._outside.clock.now_ms()
@@ -87,19 +90,20 @@ class LeaseLoop:
             await self._perform(step)
         self.synchronise()
         self._report()
-        if self.book.rolled_back:
-            await self._roll_back()
+        await self._roll_back_if_needed()
 
     # observe
 
     async def _observe(self) -> bool:
         outside, book = self._outside, self.book
+        if not await self._check_storage():
+            return False
         members = await self.call(outside.store.read_members())
         if members is None:
             return False
         apply_members(book, self.stopwatches, members, outside.clock.now_ms())
         if book.wants_leases(outside.clock.now_ms()):
-            await self._check_store()
+            await self._check_app()
             leases = await self.call(outside.store.read_leases())
             if leases is None:
                 return False
@@ -107,21 +111,42 @@ class LeaseLoop:
         self.synchronise()
         return True
 
-    async def _check_store(self) -> None:
-        """The storage must be the one this application was born in (rules L13, L14)."""
-        app = await self.call(self._outside.store.read_app())
-        incarnation = await self.call(self._outside.store.incarnation())
+    async def _check_storage(self) -> bool:
+        """The storage must be the one that this application trusts (rule L13). False: it is not, or gave no answer."""
+        store = self._outside.store
+        incarnation = await self.call(store.incarnation())
         if incarnation is None:
-            return
-        if app is None or app.app_id != self._app.app_id:
+            return False
+        trusted = self._app.incarnation
+        if self._incarnation is None and trusted and incarnation != trusted:
+            # Just started: what this storage has forgotten, others may still believe and act on.
+            self._hold_takes()
+        elif self._incarnation is not None and incarnation != self._incarnation:
+            self.book.rolled_back = True
+            return False
+        self._incarnation = incarnation
+        if incarnation != trusted and self._outside.clock.now_ms() >= self._no_takes_before_ms:
+            recorded = await self.call(store.record_incarnation(trusted, incarnation))
+            self._app = self._app if recorded is None else recorded
+        return True
+
+    def _hold_takes(self) -> None:
+        """Nobody takes anything until every fence has passed that may still stand."""
+        self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
+
+    async def _check_app(self) -> None:
+        """A running process never makes its application a second time (rule L14)."""
+        answer = await self.call(self._read_app())
+        if answer is not None and (answer[0] is None or answer[0].app_id != self._app.app_id):
             self._outside.emit(StoreReset())
             raise LeaseStoreInvalidError(
                 f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
                 "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
             )
-        if self._incarnation is not None and incarnation != self._incarnation:
-            self.book.rolled_back = True
-        self._incarnation = incarnation
+
+    async def _read_app(self) -> tuple[AppRow | None]:
+        """In a tuple, so that no row is told from no answer."""
+        return (await self._outside.store.read_app(),)
 
     # perform and apply
 
@@ -248,10 +273,15 @@ class LeaseLoop:
         await self._member.join()
         self.book.become(self._member.member_id)
 
+    async def _roll_back_if_needed(self) -> None:
+        if self.book.rolled_back:
+            await self._roll_back()
+
     async def _roll_back(self) -> None:
         """The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13)."""
         self._outside.emit(StoreRolledBack())
-        self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
+        self._hold_takes()
+        self._incarnation = None
         self.book.forget()
         self.stopwatches.forget()
         self._member.end("rolled_back")

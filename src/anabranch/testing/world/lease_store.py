@@ -75,12 +75,15 @@ class SimulatedLeaseStore(LeaseStore):
         self._rows = rows
         self._network = network
         self._process = process
+        self._connections = {"heart": rows.storage, "main": rows.storage}
+        """The storage that each connection was made to: heartbeats have one of their own."""
 
-    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        storage = self._rows.storage
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main") -> Any:
+        storage = self._connections[connection]
 
         def request() -> Any:
             if self._rows.storage != storage:
+                self._connections[connection] = self._rows.storage
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
             return _at_once(call())
@@ -111,7 +114,7 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.register_member, row))  # type: ignore[no-any-return]
 
     async def heartbeat(self, beat: Beat) -> MemberRow | None:
-        return await self._ask(partial(self._rows.heartbeat, beat))  # type: ignore[no-any-return]
+        return await self._ask(partial(self._rows.heartbeat, beat), "heart")  # type: ignore[no-any-return]
 
     async def read_members(self) -> Sequence[MemberRow]:
         return await self._ask(self._rows.read_members)  # type: ignore[no-any-return]

@@ -96,8 +96,12 @@ class SimulatedWorker:
         try:
             await self._consuming.start(self._consuming.handle_records(call))
             await self._consuming.wait()
-        except Exception as error:  # noqa: BLE001 -- the world looks at why a worker ended, whatever it was
+        except Exception as error:  # noqa: BLE001 -- no fault of this world should end a worker that has joined
             self.error = error
+            if not self._consuming.worker.has_joined:
+                return
+            at_ms = int(asyncio.get_running_loop().time() * 1000)
+            self._journal.failed(at_ms, f"{self.process.name} ended in {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """A clean stop, from inside the process."""

@@ -150,10 +150,12 @@ async def measured_fleet(folder: str, *, shards: int, **options):
             await traffic.close()
 
 
-async def settle(fleet: Fleet, writing: asyncio.Task[None]) -> AuditReport:
+async def settle(measured: Measurements, writing: asyncio.Task[None]) -> AuditReport:
     """No more is written; everything is handled, everybody stops, and the audit is closed."""
+    fleet = measured.fleet
     writing.cancel()
     await asyncio.wait([writing])
+    await measured.traffic.close()
     await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "everything handled", 60)
     for worker in fleet.alive():
         await worker.terminate()
@@ -176,7 +178,7 @@ async def run_recovery(folder: str, *, workers: int, shards: int) -> tuple[Measu
         await fleet.event("MemberEnded", second)
         await rolling_restart(measured)
         await measured.restarted()
-        return measured, await settle(fleet, writing)
+        return measured, await settle(measured, writing)
 
 
 async def rolling_restart(measured: Measurements) -> None:

@@ -21,7 +21,7 @@ async def run_block(folder: str, *, seconds: float) -> tuple[list[dict], AuditRe
             lambda: bool(recovered_at(fleet.effects, key, blocked_until_ns, not_by=0)), "the loop turning again", 90
         )
         events = fleet.events()[before:]
-        return events, await settle(fleet, writing)
+        return events, await settle(measured, writing)
 
 
 async def run_stall(folder: str, *, stall_limit: float, seconds: float) -> tuple[dict, float, AuditReport]:
@@ -43,4 +43,4 @@ async def run_stall(folder: str, *, stall_limit: float, seconds: float) -> tuple
         taken_over = (max(recovered_at(fleet.effects, keys, at_ns, victim.id).values()) - at_ns) / 1e9
         (said,) = fleet.events("LoopStalled", victim)
         await fleet.event("MemberEnded", victim, 60)
-        return said, taken_over, await settle(fleet, writing)
+        return said, taken_over, await settle(measured, writing)

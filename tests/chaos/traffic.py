@@ -6,9 +6,10 @@ The data of a record is its number within its key, so that the writing order can
 import asyncio
 import hashlib
 import random
+from collections import deque
 from collections.abc import Sequence
 
-from anabranch import Producer
+from anabranch import Delivery, Producer
 from anabranch.testing import Auditor
 
 from stream_world import StreamWorld
@@ -36,6 +37,7 @@ class Traffic:
         self.written_count = 0
         self._auditor = auditor
         self._numbers = dict.fromkeys(keys, 0)
+        self._on_their_way: deque[Delivery] = deque()
         self._producer: Producer[bytes] = Producer(
             world.stream, aws=world.aws, linger=0.02, aggregate="shard" if aggregate else None
         )
@@ -47,11 +49,16 @@ class Traffic:
             for key in self.keys:
                 items.append((key, b"%d" % self._numbers[key]))
                 self._numbers[key] += 1
-        for delivery in await self._producer.put_many(items):
-            result = await delivery
+        self._on_their_way.extend(await self._producer.put_many(items))
+        await self._see_delivered()
+
+    async def _see_delivered(self) -> None:
+        while self._on_their_way:
+            result = await self._on_their_way[0]
+            self._on_their_way.popleft()
             assert result.delivered, result.error
             self._auditor.wrote(result)
-        self.written_count += len(items)
+            self.written_count += 1
 
     async def command(self, key: str, data: str) -> None:
         """One record that tells its handler what to do."""
@@ -67,6 +74,8 @@ class Traffic:
             await asyncio.sleep(next_at - loop.time())
 
     async def close(self) -> None:
+        """Also what was on its way when the writing was cancelled is delivered, and told."""
+        await self._see_delivered()
         await self._producer.close()
 
 

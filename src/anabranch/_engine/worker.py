@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from anabranch._core.leases.book import Holding
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -131,8 +133,7 @@ class Worker:
             try:
                 await self._live(group, make_sink)
             finally:
-                # Whatever ended it: nothing may start a task any more in a group that is going down.
-                self.scheduler.close()
+                self.scheduler.close()  # a group that is going down takes no task any more
                 if self.has_joined:
                     self._poller.paused = True
 
@@ -143,7 +144,7 @@ class Worker:
         self._sink = make_sink(self)
         self._drain = Drain(outside.clock, self._sink.running)
         self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
-        self.app = await insist(outside, lambda: outside.store.open(plan.app))
+        self.app = await insist(outside, self._open)
         await check_fleet(outside, plan.profile, plan.timing)
         await self._lineage.prepare()
         await self.member.join()
@@ -162,6 +163,11 @@ class Worker:
             await self._stop.wait()
         self.report = await self._leave(tasks, self._stop_deadline_ms)
         raise _LeftError
+
+    async def _open(self) -> AppRow:
+        """Each attempt proposes another identity: one proposed before may have been reset since (rule L14)."""
+        app_id = f"{self._outside.entropy.getrandbits(128):032x}"
+        return await self._outside.store.open(replace(self._plan.app, app_id=app_id))
 
     def _wire(self, group: asyncio.TaskGroup) -> None:
         outside, plan = self._outside, self._plan

@@ -3,8 +3,9 @@
 import asyncio
 
 from anabranch import Retry, events
+from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import numbers, run, stream_world
+from stream_world import now_ms, numbers, run, stream_world, until
 
 
 def test_a_handler_that_ends_in_a_cancellation_of_its_own_fails_its_record():
@@ -51,3 +52,23 @@ def test_a_batch_handler_that_ends_in_a_cancellation_of_its_own_fails_its_batch(
             assert numbers(seen) == [0, 1, 2]
 
     run(main, 10)
+
+
+def test_leases_of_a_stream_that_is_not_read_any_more_are_left_alone():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            store, seen = MemoryLeaseStore(), []
+            options = {"app": "billing", "leases": store, "until": "tip", "on_event": (happened := []).append}
+            await world.consumer(**options).run(seen.append)
+            first_second = now_ms() // 1000
+            world.call("DeleteStream")
+            await until(lambda: now_ms() // 1000 > first_second, "another creation time")
+            world.call("CreateStream", ShardCount=2)
+            world.put(["a"] * 2)
+            for _ in range(2):
+                await world.consumer(**options).run(seen.append)
+            assert numbers(seen) == [0, 1, 2, 3, 4]
+            assert sum(isinstance(event, events.StreamChanged) for event in happened) == 1
+
+    run(main, 20)

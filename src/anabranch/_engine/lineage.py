@@ -65,6 +65,10 @@ class Lineage:
     def attach(self, leases: LeaseLoop) -> None:
         self._leases = leases
 
+    @property
+    def stream_keys(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
     def stream_of(self, key: LeaseKey) -> StreamName | None:
         """None for a stream that this worker does not read."""
         return self._names.get(key.stream_key)
@@ -86,15 +90,15 @@ class Lineage:
         outside = self._outside
         account = parse_stream(summary.arn).account_id
         key = f"{account}:{summary.name}:{int(summary.created_seconds)}"
-        for known in await insist(outside, outside.store.read_streams):
-            if known.arn == summary.arn and known.stream_key != key:
-                outside.emit(
-                    StreamChanged(
-                        stream=summary.name,
-                        change="the stream was deleted and created anew since this application last read it: "
-                        "the new one starts by start=, and what was known of the old one is kept aside",
-                    )
+        known = [row for row in await insist(outside, outside.store.read_streams) if row.arn == summary.arn]
+        if known and all(row.stream_key != key for row in known):
+            outside.emit(
+                StreamChanged(
+                    stream=summary.name,
+                    change="the stream was deleted and created anew since this application last read it: "
+                    "the new one starts by start=, and what was known of the old one is kept aside",
                 )
+            )
         server_seconds = summary.server_seconds or outside.clock.wall_ms() / 1000
         origin = pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds)
         row = StreamRow(

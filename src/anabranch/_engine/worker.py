@@ -181,6 +181,7 @@ class Worker:
             is_healthy=lambda: self._poller.healthy,
             status=self._shard_status,
         )
+        self.leases.book.streams = self._lineage.stream_keys
         self._lineage.attach(self.leases)
         self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
         self._poller = Poller(

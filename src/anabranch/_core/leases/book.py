@@ -12,7 +12,7 @@ It knows no clock but the times it is told, and nothing of heartbeats: whether h
 fence's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -40,6 +40,10 @@ class Holding(msgspec.Struct):
 class Book:
     def __init__(self, member_id: str, expiry_ms: int) -> None:
         self.member_id = member_id
+        self.streams: Collection[str] | None = None
+        """Keys of the streams that this member reads; None: all. An application keeps the leases of streams that it no
+        longer reads, and of those that were deleted: they are none of its members' business.
+        """
         self.leases: dict[LeaseKey, LeaseRow] = {}
         self.held: dict[LeaseKey, Holding] = {}
         """In the order of taking. What is not in it any more was lost, given or finished."""
@@ -118,6 +122,8 @@ class Book:
                 self.changed = True
 
     def observe_lease(self, row: LeaseRow, now_ms: int) -> None:
+        if self.streams is not None and row.key.stream_key not in self.streams:
+            return
         known = self.leases.get(row.key)
         if known is not None and row.version <= known.version:
             return

@@ -176,3 +176,11 @@ def test_a_child_waits_for_each_unfinished_parent_that_has_a_row():
     assert book(MINE, LeaseRow(key=Q)).waits(child)
     assert book(LeaseRow(key=P, finish=Finish("end")), LeaseRow(key=Q)).waits(child)
     assert not book(LeaseRow(key=P, finish=Finish("end"))).waits(child)
+
+
+def test_leases_of_streams_that_this_member_does_not_read_are_none_of_its_business():
+    known = book()
+    known.streams = ("another stream",)
+    known.observe_leases([MINE], 0)
+    assert not known.leases
+    assert not known.held

@@ -72,3 +72,26 @@ def test_leases_of_a_stream_that_is_not_read_any_more_are_left_alone():
             assert sum(isinstance(event, events.StreamChanged) for event in happened) == 1
 
     run(main, 20)
+
+
+def test_a_second_stop_may_shorten_the_deadline_of_the_first():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            started = asyncio.Event()
+
+            async def handle(record):
+                started.set()
+                await asyncio.Event().wait()
+
+            consumer = world.consumer(app="billing", leases="memory://")
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await started.wait()
+            first = asyncio.create_task(consumer.stop(deadline=60))
+            await asyncio.sleep(0.05)
+            report = await consumer.stop(deadline=0)
+            assert len(report.leftovers) == 1
+            await first
+            await running
+
+    run(main, 10)

@@ -20,6 +20,7 @@ class Drain:
         self._clock = clock
         self._running = running
         self._alarms: dict[Alarm, None] = {}
+        self._latest_ms: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -29,6 +30,11 @@ class Drain:
         """A call ended."""
         for alarm in self._alarms:
             alarm.ring()
+
+    def hurry(self, deadline_ms: int) -> None:
+        """Nothing is waited for any longer than this, whatever was said before."""
+        self._latest_ms = deadline_ms
+        self.note()
 
     def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
         return [record for session, record in self._running() if session in sessions]
@@ -40,8 +46,11 @@ class Drain:
         alarm = Alarm(self._clock)
         self._alarms[alarm] = None
         try:
-            while (left := self.still_running(sessions)) and self._clock.now_ms() < deadline_ms:
-                await alarm.wait(deadline_ms)
+            while left := self.still_running(sessions):
+                until_ms = deadline_ms if self._latest_ms is None else min(deadline_ms, self._latest_ms)
+                if self._clock.now_ms() >= until_ms:
+                    break
+                await alarm.wait(until_ms)
         finally:
             del self._alarms[alarm]
         return left

@@ -207,6 +207,8 @@ class Worker:
         if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
             self._stop_deadline_ms = deadline_ms
             self._stop.ring()
+            if self.has_joined:
+                self._drain.hurry(deadline_ms)
 
     async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
         """Stop intake, drain what runs, flush checkpoints, leave the fleet."""

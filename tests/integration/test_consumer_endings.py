@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from anabranch import Retry, events
+from anabranch.errors import ConsumerFailedError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import now_ms, numbers, run, stream_world, until
@@ -93,5 +96,27 @@ def test_a_second_stop_may_shorten_the_deadline_of_the_first():
             assert len(report.leftovers) == 1
             await first
             await running
+
+    run(main, 10)
+
+
+def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
+    class Store(MemoryLeaseStore):
+        broken = False
+
+        async def heartbeat(self, beat):
+            if self.broken:
+                raise ZeroDivisionError("a bug")
+            return await super().heartbeat(beat)
+
+    async def main():
+        async with stream_world(1) as world:
+            store = Store()
+            consumer = world.consumer(app="billing", leases=store)
+            running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+            await until(lambda: consumer._consuming is not None and consumer._consuming.worker.has_joined, "join")
+            store.broken = True
+            with pytest.raises(ConsumerFailedError, match="a bug"):
+                await running
 
     run(main, 10)

@@ -7,6 +7,7 @@ the interpreter's lock starves this thread too; then the fence holds, since it i
 """
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -34,6 +35,8 @@ class HeartThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
+        self.failure: BaseException | None = None
+        """What ended the heart unexpectedly. The main loop looks at it with each tick."""
 
     def tick(self) -> None:
         """The main loop turns."""
@@ -48,21 +51,30 @@ class HeartThread:
         self._heartbeat = heartbeat
         started = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(heartbeat, started)), name="anabranch-heart", daemon=True
+            target=self._live, args=(heartbeat, started), name="anabranch-heart", daemon=True
         )
         self._thread.start()
         started.wait()
 
     def hasten(self) -> None:
-        loop, heartbeat = self._loop, self._heartbeat
-        if loop is not None and heartbeat is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(heartbeat.hasten)
+        if self._heartbeat is not None:
+            self._call(self._heartbeat.hasten)
 
     def stop(self) -> None:
-        loop, stopped = self._loop, self._stopped
-        if loop is not None and stopped is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stopped.set)
+        if self._stopped is not None:
+            self._call(self._stopped.set)
         self._loop = self._stopped = None
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
+                self._loop.call_soon_threadsafe(callback)
+
+    def _live(self, heartbeat: Heartbeat, started: threading.Event) -> None:
+        try:
+            asyncio.run(self._run(heartbeat, started))
+        except BaseException as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
+            self.failure = error
 
     async def _run(self, heartbeat: Heartbeat, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ name and 128 random bits, so that two processes, a fork or a restart can never p
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -73,6 +74,7 @@ class Member:
     async def join(self) -> None:
         """Registers a new life and starts its heart. Retried until the store answers."""
         outside = self._outside
+        self._loop = asyncio.get_running_loop()
         self._stop_heart()
         member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
         self._heart = Heart(member_id, self.timing)
@@ -100,7 +102,6 @@ class Member:
             except (LeaseStoreError, TimeoutError):
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
         if outside.heart_on_thread:
-            self._loop = asyncio.get_running_loop()
             self._thread = HeartThread(outside.clock, self._stall_limit_ms, outside.emit)
             self._thread.start(self._heartbeat)
             self._task = self._group.create_task(self._tick(self._thread), name="loop watch")
@@ -110,6 +111,8 @@ class Member:
     async def _tick(self, thread: HeartThread) -> None:
         while True:
             thread.tick()
+            if thread.failure is not None:
+                raise thread.failure
             await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + TICK_MS)
 
     def _next_beat(self) -> Beat | None:
@@ -117,9 +120,10 @@ class Member:
         return None if self._thread is not None and self._thread.is_stalled else self._beat
 
     def _publish(self, pulse: Pulse) -> None:  # noqa: ARG002 -- it is read where it is needed
-        if self._thread is None:
+        if not self._outside.heart_on_thread:
             self.on_pulse()
-        elif not self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self.on_pulse)
 
     def _stop_heart(self) -> None:

@@ -4,11 +4,13 @@ import asyncio
 
 import pytest
 
+import anabranch
 from anabranch import Retry, events
+from anabranch.config import ConsumerSettings
 from anabranch.errors import ConsumerFailedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import now_ms, numbers, run, stream_world, until
+from stream_world import QUICK, now_ms, numbers, run, stream_world, until
 
 
 def test_a_handler_that_ends_in_a_cancellation_of_its_own_fails_its_record():
@@ -118,5 +120,40 @@ def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
             store.broken = True
             with pytest.raises(ConsumerFailedError, match="a bug"):
                 await running
+
+    run(main, 10)
+
+
+@pytest.mark.parametrize("end", ["fails", "is cancelled"])
+def test_a_shared_budget_gets_its_bytes_back_from_a_consumer_that(end):
+    async def main():
+        budget = anabranch.Budget(64 << 20)
+        settings = ConsumerSettings(leases=QUICK.leases, polling=QUICK.polling, budget=budget)
+        async with stream_world(2) as world:
+            world.put(["a", "b", "c", "d"] * 100)
+
+            started = []
+
+            async def handle(record):
+                started.append(record)
+                await asyncio.Event().wait()
+
+            consumer = world.consumer(app="billing", leases="memory://", settings=settings, order="key")
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: len(started) == 4, "the calls")
+            assert budget.used_bytes > 0
+            if end == "fails":
+
+                async def fail():
+                    raise ZeroDivisionError("a bug")
+
+                consumer._consuming.worker._spawn(fail(), "a task with a bug")
+                with pytest.raises(ConsumerFailedError, match="a bug"):
+                    await running
+            else:
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            assert budget.used_bytes == 0
 
     run(main, 10)

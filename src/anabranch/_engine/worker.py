@@ -126,6 +126,8 @@ class Worker:
                 self.member.close()
                 self._stop_deadline_ms = self._stop_deadline_ms or 0
                 self._sink.shelf.wake_all()
+            for session in self.sessions.values():
+                session.empty()  # however it ended: a budget that is shared gets its bytes back
 
     async def _run(self, make_sink: SinkMaker) -> None:
         async with asyncio.TaskGroup() as group:

@@ -4,13 +4,14 @@ Bounded, since every heartbeat carries it: the shards that stand still come firs
 rest only the number is known (`load`). Rates are measured over a stretch of time, however often a report is asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, ShardStatus
+from anabranch.events import Event, StandstillBegan
 
 __all__ = ["ShardReports"]
 
@@ -30,17 +31,19 @@ class _Motion(msgspec.Struct):
     finished_count: int = 0
     records_per_second: float = 0.0
     moved_at_ms: int = 0
+    stands_still: bool = False
 
 
 class ShardReports:
-    def __init__(self) -> None:
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
         self._motions: dict[LeaseKey, _Motion] = {}
 
     def report(self, sessions: Iterable[Session], now_ms: int, *, paused: bool = False) -> tuple[ShardStatus, ...]:
         """`paused` says that this process reads nothing at present."""
         motions = {session.key: self._measure(session, now_ms) for session in sessions}
         self._motions = motions
-        found = [_status(motion, now_ms, paused=paused) for motion in motions.values()]
+        found = [self._status(motion, now_ms, paused=paused) for motion in motions.values()]
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
         return tuple(found[:SHARDS_MAX])
 
@@ -57,17 +60,20 @@ class ShardReports:
             motion.since_ms, motion.finished_count = now_ms, count
         return motion
 
-
-def _status(motion: _Motion, now_ms: int, *, paused: bool) -> ShardStatus:
-    session = motion.session
-    reason = _reason(motion, now_ms, paused=paused)
-    return ShardStatus(
-        session.shard_id,
-        None if reason is None else reason[:REASON_CHARACTERS_MAX],
-        session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
-        motion.records_per_second,
-        session.key.stream_key,
-    )
+    def _status(self, motion: _Motion, now_ms: int, *, paused: bool) -> ShardStatus:
+        session = motion.session
+        reason = _reason(motion, now_ms, paused=paused)
+        if reason is not None and not motion.stands_still and session.is_live:
+            # A shard that stopped at a record has said so itself, once and louder.
+            self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
+        motion.stands_still = reason is not None
+        return ShardStatus(
+            session.shard_id,
+            None if reason is None else reason[:REASON_CHARACTERS_MAX],
+            session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
+            motion.records_per_second,
+            session.key.stream_key,
+        )
 
 
 def _reason(motion: _Motion, now_ms: int, *, paused: bool) -> str | None:

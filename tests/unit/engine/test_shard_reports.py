@@ -33,7 +33,7 @@ def handle(session, count):
 
 
 def test_a_rate_is_measured_over_two_seconds_however_often_it_is_asked_for():
-    reports, session = ShardReports(), make_session()
+    reports, session = ShardReports(lambda event: None), make_session()
     read(session, *map(plain, range(100)))
     assert reports.report([session], 0)[0].records_per_second == 0
     handle(session, 30)
@@ -44,7 +44,7 @@ def test_a_rate_is_measured_over_two_seconds_however_often_it_is_asked_for():
 
 
 def test_another_holding_of_the_same_shard_is_measured_anew():
-    reports, session = ShardReports(), make_session()
+    reports, session = ShardReports(lambda event: None), make_session()
     read(session, *map(plain, range(10)))
     reports.report([session], 0)
     handle(session, 10)
@@ -58,7 +58,7 @@ def test_the_report_is_bounded_and_begins_with_what_needs_a_look():
     for number, session in enumerate(sessions):
         session.behind_ms = number
     sessions[3].reason = "x" * 500
-    found = ShardReports().report(sessions, 0)
+    found = ShardReports(lambda event: None).report(sessions, 0)
     assert len(found) == SHARDS_MAX
     assert found[0].shard_id == sessions[3].shard_id
     assert found[0].reason == "x" * REASON_CHARACTERS_MAX
@@ -67,7 +67,7 @@ def test_the_report_is_bounded_and_begins_with_what_needs_a_look():
 
 
 def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
-    reports, session = ShardReports(), make_session()
+    reports, session = ShardReports(lambda event: None), make_session()
     reports.report([session], 0)
     assert reports.report([session], 60_000)[0].reason is None  # nothing to do is no standstill
     read(session, plain(1), plain(2))
@@ -82,11 +82,20 @@ def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
 
 def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     session = make_session()
-    assert ShardReports().report([session], 0, paused=True)[0].reason == (
+    assert ShardReports(lambda event: None).report([session], 0, paused=True)[0].reason == (
         "its worker was told to pause, by Consumer.pause()"
     )
     session.drains = True
     session.holding.request = HandOffRequest(session.key, "other")
-    assert ShardReports().report([session], 0)[0].reason == "it is being handed over to other"
+    assert ShardReports(lambda event: None).report([session], 0)[0].reason == "it is being handed over to other"
     session.reason = "no such key"
-    assert ShardReports().report([session], 0, paused=True)[0].reason == "no such key"
+    assert ShardReports(lambda event: None).report([session], 0, paused=True)[0].reason == "no such key"
+
+
+def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back():
+    told, session = [], make_session()
+    reports = ShardReports(told.append)
+    for now_ms, paused in ((0, False), (1, True), (2, True), (3, False), (4, True)):
+        reports.report([session], now_ms, paused=paused)
+    assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillBegan"]
+    assert "told to pause" in str(told[0])

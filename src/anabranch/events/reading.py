@@ -1,27 +1,16 @@
-"""What happens inside, as values: logs, metrics and tests all feed on these.
-
-The set is closed. Every event names the stream and shard it is about, reads as one sentence (`str(event)`), and has a
-level for the log. A handler given as `on_event` is called on the event loop, right when it happens: it must not block,
-and an error in it is logged and changes nothing. `LoopBlocked` and `LoopStalled` come from another thread, since the
-loop cannot tell of itself that it stands still.
-"""
+"""What happens to a consumer and its fleet."""
 
 import logging
-from typing import ClassVar
 
-import msgspec
+from anabranch.events.event import Event
 
 __all__ = [
-    "AggregateStraddled",
-    "AggregationOff",
     "CheckpointFailed",
     "ConsumerStarted",
     "ConsumerStopped",
     "DataLost",
-    "Event",
     "HandOffKept",
     "HandlerFailed",
-    "HookFailed",
     "LeaseGiven",
     "LeaseLost",
     "LeaseReleased",
@@ -31,10 +20,8 @@ __all__ = [
     "MemberEnded",
     "MemberSealed",
     "Misrouted",
-    "OrderUnconfirmed",
     "ReadFailed",
     "ShardFinished",
-    "ShardMapFailed",
     "ShardStarted",
     "ShardStopped",
     "StandstillBegan",
@@ -42,27 +29,8 @@ __all__ = [
     "StoreRolledBack",
     "StreamChanged",
     "TaskRestarted",
-    "WriteFailed",
-    "WriteThrottled",
-    "WriterFailed",
     "ZombieCall",
 ]
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened."""
-
-    level: ClassVar[int] = logging.INFO
-
-    stream: str | None = None
-    shard_id: str | None = None
-
-    def __str__(self) -> str:
-        where = "/".join(part for part in (self.stream, self.shard_id) if part)
-        return f"{where}: {self.sentence()}" if where else self.sentence()
-
-    def sentence(self) -> str:
-        return (type(self).__doc__ or "").strip()
 
 
 class ConsumerStarted(Event, frozen=True, kw_only=True):
@@ -331,79 +299,3 @@ class StreamChanged(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return self.change
-
-
-class AggregationOff(Event, frozen=True, kw_only=True):
-    """The producer sends every record alone, in no order: the service places records itself (AUTO distribution)."""
-
-    level = logging.WARNING
-
-
-class AggregateStraddled(Event, frozen=True, kw_only=True):
-    """An aggregate landed where not all of its records belong; all of them are sent again."""
-
-    record_count: int
-
-    def sentence(self) -> str:
-        return f"an aggregate met a reshard: its {self.record_count} records are sent again where they belong"
-
-
-class HookFailed(Event, frozen=True, kw_only=True):
-    """A function that the user gave raised an error; nothing else changes by it."""
-
-    level = logging.ERROR
-    hook: str
-    error: str
-
-    def sentence(self) -> str:
-        return f"{self.hook} raised {self.error}"
-
-
-class OrderUnconfirmed(Event, frozen=True, kw_only=True):
-    """The service numbered a record before one that had been written earlier."""
-
-    level = logging.WARNING
-    sequence_number: str
-
-    def sentence(self) -> str:
-        return f"sequence number {self.sequence_number} is below that of the record written before it"
-
-
-class ShardMapFailed(Event, frozen=True, kw_only=True):
-    """The stream's shards could not be listed; the producer goes on with what it knows."""
-
-    level = logging.WARNING
-    error: str
-
-    def sentence(self) -> str:
-        return f"the shards could not be listed and will be asked for again: {self.error}"
-
-
-class WriteFailed(Event, frozen=True, kw_only=True):
-    """A whole call to write records failed."""
-
-    level = logging.WARNING
-    error: str
-    entry_count: int
-
-    def sentence(self) -> str:
-        return f"a call with {self.entry_count} records failed: {self.error}"
-
-
-class WriteThrottled(Event, frozen=True, kw_only=True):
-    """A shard refused records as it is over its limits; the producer writes to it more slowly."""
-
-    share_percent: int
-
-    def sentence(self) -> str:
-        return f"over its limits; written to at {self.share_percent} % of the full rate"
-
-
-class WriterFailed(Event, frozen=True, kw_only=True):
-    """The producer ended in an unexpected error; every record that was on its way has failed."""
-
-    level = logging.CRITICAL
-    error: str
-
-    def sentence(self) -> str:
-        return f"the producer failed unexpectedly: {self.error}"

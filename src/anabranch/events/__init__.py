@@ -1,0 +1,83 @@
+"""What happens inside, as values: logs, metrics and tests all feed on these.
+
+The set is closed. Every event names the stream and shard it is about, reads as one sentence (`str(event)`), and has a
+level for the log. A handler given as `on_event` is called on the event loop, right when it happens: it must not block,
+and an error in it is logged and changes nothing. `LoopBlocked` and `LoopStalled` come from another thread, since the
+loop cannot tell of itself that it stands still.
+"""
+
+from anabranch.events.event import Event
+from anabranch.events.reading import (
+    CheckpointFailed,
+    ConsumerStarted,
+    ConsumerStopped,
+    DataLost,
+    HandlerFailed,
+    HandOffKept,
+    LeaseGiven,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    LoopBlocked,
+    LoopStalled,
+    MemberEnded,
+    MemberSealed,
+    Misrouted,
+    ReadFailed,
+    ShardFinished,
+    ShardStarted,
+    ShardStopped,
+    StandstillBegan,
+    StoreReset,
+    StoreRolledBack,
+    StreamChanged,
+    TaskRestarted,
+    ZombieCall,
+)
+from anabranch.events.writing import (
+    AggregateStraddled,
+    AggregationOff,
+    HookFailed,
+    OrderUnconfirmed,
+    ShardMapFailed,
+    WriteFailed,
+    WriterFailed,
+    WriteThrottled,
+)
+
+__all__ = [
+    "AggregateStraddled",
+    "AggregationOff",
+    "CheckpointFailed",
+    "ConsumerStarted",
+    "ConsumerStopped",
+    "DataLost",
+    "Event",
+    "HandOffKept",
+    "HandlerFailed",
+    "HookFailed",
+    "LeaseGiven",
+    "LeaseLost",
+    "LeaseReleased",
+    "LeaseTaken",
+    "LoopBlocked",
+    "LoopStalled",
+    "MemberEnded",
+    "MemberSealed",
+    "Misrouted",
+    "OrderUnconfirmed",
+    "ReadFailed",
+    "ShardFinished",
+    "ShardMapFailed",
+    "ShardStarted",
+    "ShardStopped",
+    "StandstillBegan",
+    "StoreReset",
+    "StoreRolledBack",
+    "StreamChanged",
+    "TaskRestarted",
+    "WriteFailed",
+    "WriteThrottled",
+    "WriterFailed",
+    "ZombieCall",
+]

@@ -1,0 +1,92 @@
+"""What happens to a producer."""
+
+import logging
+
+from anabranch.events.event import Event
+
+__all__ = [
+    "AggregateStraddled",
+    "AggregationOff",
+    "HookFailed",
+    "OrderUnconfirmed",
+    "ShardMapFailed",
+    "WriteFailed",
+    "WriteThrottled",
+    "WriterFailed",
+]
+
+
+class AggregationOff(Event, frozen=True, kw_only=True):
+    """The producer sends every record alone, in no order: the service places records itself (AUTO distribution)."""
+
+    level = logging.WARNING
+
+
+class AggregateStraddled(Event, frozen=True, kw_only=True):
+    """An aggregate landed where not all of its records belong; all of them are sent again."""
+
+    record_count: int
+
+    def sentence(self) -> str:
+        return f"an aggregate met a reshard: its {self.record_count} records are sent again where they belong"
+
+
+class HookFailed(Event, frozen=True, kw_only=True):
+    """A function that the user gave raised an error; nothing else changes by it."""
+
+    level = logging.ERROR
+    hook: str
+    error: str
+
+    def sentence(self) -> str:
+        return f"{self.hook} raised {self.error}"
+
+
+class OrderUnconfirmed(Event, frozen=True, kw_only=True):
+    """The service numbered a record before one that had been written earlier."""
+
+    level = logging.WARNING
+    sequence_number: str
+
+    def sentence(self) -> str:
+        return f"sequence number {self.sequence_number} is below that of the record written before it"
+
+
+class ShardMapFailed(Event, frozen=True, kw_only=True):
+    """The stream's shards could not be listed; the producer goes on with what it knows."""
+
+    level = logging.WARNING
+    error: str
+
+    def sentence(self) -> str:
+        return f"the shards could not be listed and will be asked for again: {self.error}"
+
+
+class WriteFailed(Event, frozen=True, kw_only=True):
+    """A whole call to write records failed."""
+
+    level = logging.WARNING
+    error: str
+    entry_count: int
+
+    def sentence(self) -> str:
+        return f"a call with {self.entry_count} records failed: {self.error}"
+
+
+class WriteThrottled(Event, frozen=True, kw_only=True):
+    """A shard refused records as it is over its limits; the producer writes to it more slowly."""
+
+    share_percent: int
+
+    def sentence(self) -> str:
+        return f"over its limits; written to at {self.share_percent} % of the full rate"
+
+
+class WriterFailed(Event, frozen=True, kw_only=True):
+    """The producer ended in an unexpected error; every record that was on its way has failed."""
+
+    level = logging.CRITICAL
+    error: str
+
+    def sentence(self) -> str:
+        return f"the producer failed unexpectedly: {self.error}"

@@ -87,7 +87,7 @@ class Worker:
         self.budget = budget
         self.scheduler = Scheduler(outside.clock)
         self.sessions: dict[LeaseKey, Session] = {}
-        self._reports = ShardReports()
+        self._reports = ShardReports(outside.emit)
         self._sink: Sink
         self.member: Member
         self.app: AppRow

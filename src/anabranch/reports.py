@@ -63,9 +63,10 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """This process, now."""
 
     app: str | None
-    member_id: str
+    member_id: str | None
+    """None until it has joined its application."""
     fenced: bool
-    """True while no heartbeat was acknowledged for too long: nothing is started."""
+    """True before it has joined, and while no heartbeat was acknowledged for too long: nothing is started."""
     paused: bool
     shards: tuple[ShardState, ...]
     budget_used_bytes: int

@@ -157,3 +157,39 @@ def test_a_shared_budget_gets_its_bytes_back_from_a_consumer_that(end):
             assert budget.used_bytes == 0
 
     run(main, 10)
+
+
+def test_a_consumer_that_is_starting_can_be_asked_and_paused():
+    class Store(MemoryLeaseStore):
+        def __init__(self):
+            super().__init__()
+            self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+        async def read_members(self):
+            self.asked.set()
+            await self.answers.wait()
+            return await super().read_members()
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            store, seen = Store(), []
+            consumer = world.consumer(app="billing", leases=store)
+            running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
+            await store.asked.wait()
+            consumer.pause()
+            status = consumer.status()
+            assert status.paused
+            assert status.fenced
+            assert status.member_id is None
+            store.answers.set()
+            await until(lambda: bool(consumer.status().shards), "a shard")
+            sessions = consumer._consuming.worker.sessions.values()
+            await until(lambda: not any(session.in_read for session in sessions), "the moment to read")
+            assert not seen
+            consumer.resume()
+            await until(lambda: len(seen) == 1, "the record")
+            await consumer.stop()
+            await running
+
+    run(main, 15)

@@ -194,6 +194,7 @@ class Worker:
             on_records=self._on_records,
             on_gone=self._lineage.on_gone,
         )
+        self._poller.paused = self._paused
         self._partings = Partings(
             outside, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
         )
@@ -372,8 +373,8 @@ class Worker:
     def status(self) -> ConsumerStatus:
         return ConsumerStatus(
             app=self._plan.app.app,
-            member_id=self.member.member_id,
-            fenced=not self.member.may_start(),
+            member_id=self.member.member_id if self.has_joined else None,
+            fenced=not (self.has_joined and self.member.may_start()),
             paused=self._paused,
             shards=tuple(session.state() for session in self.sessions.values()),
             budget_used_bytes=self.budget.used_bytes,
@@ -394,10 +395,15 @@ class Worker:
         return self._stop_deadline_ms is not None
 
     def pause(self) -> None:
-        self._paused = self._poller.paused = True
+        self._paused = True
+        if self.has_joined:
+            self._poller.paused = True
 
     def resume(self) -> None:
-        self._paused = self._poller.paused = False
+        self._paused = False
+        if not self.has_joined or self.is_stopping:
+            return
+        self._poller.paused = False
         for session in self.sessions.values():
             self._poller.poke(session)
 

@@ -296,6 +296,7 @@ class Pipeline(Generic[R]):
     def on_listing_failed(self, error: AnabranchError, now_ms: int) -> None:
         self.wants_tick = True
         self._shard_map.fail(now_ms)
+        self._settlement.on_no_map(now_ms)
         self._notify(ShardMapFailed(stream=self.stream, error=str(error)))
 
     def _turn_auto(self) -> None:

@@ -146,6 +146,12 @@ class Settlement:
                 outcome = Outcome.ELSEWHERE_STRADDLING
             self._judge(entry.lane, entry.bundle, outcome, entry.slot, entry.attempt, now_ms)
 
+    def on_no_map(self, now_ms: int) -> None:
+        """The listing failed. What waited for it is sent again: twice in the stream is better than late by minutes."""
+        undecided, self._undecided = self._undecided, []
+        for entry in undecided:
+            self._judge(entry.lane, entry.bundle, Outcome.ELSEWHERE_STRADDLING, entry.slot, entry.attempt, now_ms)
+
     # consequences
 
     def _judge(

@@ -334,20 +334,31 @@ def test_what_was_perhaps_written_and_then_timed_out_is_marked():
     assert desk.pipeline.next_deadline_ms is None
 
 
-def test_what_waits_for_a_listing_that_never_comes_times_out_as_perhaps_written():
+def test_what_waits_for_a_listing_that_fails_is_sent_again_record_by_record():
+    desk = Desk(listing(1))
+    deliveries = [desk.put(b"1", "k", "1"), desk.put(b"2", "l", str(HIGHEST))]
+    desk.tick()
+    desk.tick(50)
+    desk.answer(written(5, number=9))
+    assert desk.tick().refresh
+    desk.pipeline.on_listing_failed(TransportError("no"), desk.now_ms)
+    desk.tick(60)
+    assert desk.sent() == [b"1", b"2"]
+    desk.answer(written(6, number=9), written(7, number=10))
+    assert [delivery.put_result.sequence_number for delivery in deliveries] == ["6", "7"]
+    assert deliveries[0].put_result.maybe_written
+
+
+def test_what_waits_for_a_listing_that_does_not_answer_times_out_as_perhaps_written():
     desk = Desk(listing(1), delivery_timeout_ms=5_000)
     deliveries = [desk.put(b"1", "k", "1"), desk.put(b"2", "l", str(HIGHEST))]
     desk.tick()
     desk.tick(50)
     desk.answer(written(5, number=9))
-    for _ in range(20):
-        steps = desk.tick(0)
-        if steps.refresh:
-            desk.pipeline.on_listing_failed(TransportError("no"), desk.now_ms)
-            continue
-        if desk.pipeline.next_deadline_ms is None:
-            break
-        desk.now_ms = desk.pipeline.next_deadline_ms
+    assert desk.tick().refresh
+    desk.tick(3_000)
+    assert not desk.settled
+    desk.tick(2_000)
     assert [delivery.put_result.maybe_written for delivery in deliveries] == [True, True]
     assert deliveries[0].put_result.attempts[-1].code == "DeliveryTimeout"
     assert desk.pipeline.is_idle

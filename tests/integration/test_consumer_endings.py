@@ -193,3 +193,16 @@ def test_a_consumer_that_is_starting_can_be_asked_and_paused():
             await running
 
     run(main, 15)
+
+
+def test_an_error_in_the_timetable_ends_the_consumer():
+    async def main():
+        async with stream_world(1) as world:
+            consumer = world.consumer(app="billing", leases="memory://")
+            running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+            await until(lambda: consumer._consuming is not None and consumer._consuming.worker.has_joined, "the start")
+            consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+            with pytest.raises(ConsumerFailedError, match="KeyError"):
+                await running
+
+    run(main, 10)

@@ -2,6 +2,7 @@
 
 A heap of callbacks and a single timer for the earliest of them, instead of a task or a timer a shard: two thousand idle
 shards cost a few microseconds a poll. Times are rounded up to slots of five milliseconds, so that one wake serves many.
+An error of a callback is told to the owner and keeps no other callback from its time.
 """
 
 import heapq
@@ -15,8 +16,9 @@ SLOT_MS = 5
 
 
 class Scheduler:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_error: Callable[[Exception], None]) -> None:
         self._clock = clock
+        self._on_error = on_error
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
         self._timer: Timer | None = None
@@ -49,6 +51,10 @@ class Scheduler:
         self._timer, self._armed_ms = None, None
         now_ms = self._clock.now_ms()
         while self._heap and self._heap[0][0] <= now_ms:
-            heapq.heappop(self._heap)[2]()
+            callback = heapq.heappop(self._heap)[2]
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 -- P7: the event loop would log it and forget the timetable
+                self._on_error(error)
         if self._heap and not self._closed and self._armed_ms is None:
             self._arm(self._heap[0][0])

@@ -85,7 +85,7 @@ class Worker:
         self._outside = outside
         self._plan = plan
         self.budget = budget
-        self.scheduler = Scheduler(outside.clock)
+        self.scheduler = Scheduler(outside.clock, self._on_timer_error)
         self.sessions: dict[LeaseKey, Session] = {}
         self._reports = ShardReports(outside.emit)
         self._sink: Sink
@@ -202,6 +202,14 @@ class Worker:
 
     def _spawn(self, work: Work, name: str) -> None:
         self._group.create_task(work, name=name)
+
+    def _on_timer_error(self, error: Exception) -> None:
+        """What no task awaits ends the worker all the same (P7)."""
+
+        async def fail() -> None:
+            raise error
+
+        self._spawn(fail(), "a callback of the timetable")
 
     def stop(self, deadline_ms: int) -> None:
         """Ends the worker in order; `report` says how it went."""

@@ -1,0 +1,146 @@
+"""A stream that floods and a handler that sleeps: how much a consumer holds, by its own count and by the kernel's.
+
+    PYTHONPATH=tests python tests/chaos/flood.py --shards 16 --budget-mib 256
+
+Every shard has records of 10 MiB, of 1 MiB and of 1 KiB, and an aggregate of very many small ones.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from traffic import spread_keys
+
+from anabranch import Budget, Consumer, ConsumerSettings, Record
+from anabranch._wire.aggregate import AggregateBuilder
+from anabranch.limits import KIB, MIB
+
+from stream_world import StreamWorld, now_ms, stream_world
+
+SMALL_COUNT = 2_000
+SUB_RECORDS = 20_000
+LARGE_BYTES = 10 * MIB - KIB
+SAMPLE_EVERY_SECONDS = 0.02
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What the reader saw of itself."""
+
+    limit_bytes: int
+    peak_bytes: int
+    """Counted by the budget."""
+    shards_bytes: int
+    """The largest sum of what the shards said they held."""
+    rss_before_bytes: int
+    rss_peak_bytes: int
+    handled_count: int
+
+
+def fill(world: StreamWorld, shards: int, sub_records: int) -> int:
+    """How many bytes of data the stream holds afterwards."""
+    arn = world.call("DescribeStreamSummary")["StreamDescriptionSummary"]["StreamARN"]
+    world.kinesis.state.call("UpdateMaxRecordSize", {"StreamARN": arn, "MaxRecordSizeInKiB": 10 * KIB}, now_ms=now_ms())
+    total = 0
+    for key in spread_keys(shards, 1):
+        builder = AggregateBuilder()
+        for _ in range(sub_records):
+            assert builder.add(key, b"x", None, (), size_max=MIB)
+        bodies = [b"a" * LARGE_BYTES, builder.finish(), b"b" * LARGE_BYTES, *[b"c" * KIB] * SMALL_COUNT]
+        bodies += [b"d" * (MIB - KIB)] * 20 + [b"e" * LARGE_BYTES]
+        for body in bodies:
+            world.call("PutRecord", PartitionKey=key, Data=body)
+        total += sum(map(len, bodies))
+    return total
+
+
+async def read(folder: str, budget_bytes: int, seconds: float) -> Held:
+    """In a process of its own: reads with a handler that sleeps, and looks at itself all along."""
+    budget, before, handled, shards_bytes = Budget(budget_bytes), rss_bytes(), 0, 0
+    consumer: Consumer[bytes] = Consumer(
+        "orders",
+        app="flood",
+        leases=f"sqlite:///{folder}/leases.sqlite",
+        order="key",
+        settings=ConsumerSettings(budget=budget),
+    )
+
+    async def handle(_: Record[bytes]) -> None:
+        nonlocal handled
+        await asyncio.sleep(0.05)
+        handled += 1
+
+    running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+    ends = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < ends and not running.done():
+        await asyncio.sleep(SAMPLE_EVERY_SECONDS)
+        if handled:
+            shards_bytes = max(shards_bytes, sum(shard.held_bytes for shard in consumer.status().shards))
+    await consumer.stop()
+    await running
+    return Held(budget.limit_bytes, budget.peak_bytes, shards_bytes, before, rss_bytes("VmHWM"), handled)
+
+
+def rss_bytes(line: str = "VmRSS") -> int:
+    """What the kernel says; the maximum of getrusage would include the process that started this one."""
+    (found,) = [text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith(line)]
+    return int(found.split()[1]) * KIB
+
+
+async def run_flood(
+    folder: str, *, shards: int, budget_bytes: int, seconds: float, sub_records: int = SUB_RECORDS
+) -> tuple[Held, int]:
+    async with stream_world(shards=shards) as world:
+        total = fill(world, shards, sub_records)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--read", folder, str(budget_bytes), str(seconds),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **world.kinesis.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        try:
+            said, _ = await asyncio.wait_for(process.communicate(), seconds + 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return msgspec.json.decode(said, type=Held), total
+
+
+def describe(held: Held, total_bytes: int) -> str:
+    return (
+        f"flood: {total_bytes / MIB:.0f} MiB in the stream, budget {held.limit_bytes / MIB:.0f} MiB: counted at most "
+        f"{held.peak_bytes / MIB:.1f} MiB (held by shards: {held.shards_bytes / MIB:.1f}), the process had "
+        f"{held.rss_before_bytes / MIB:.0f} and came to {held.rss_peak_bytes / MIB:.0f} MiB; "
+        f"{held.handled_count} records handled"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shards", type=int, default=16)
+    parser.add_argument("--budget-mib", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--sub-records", type=int, default=SUB_RECORDS, help="in the aggregate of each shard")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = asyncio.run(
+            run_flood(
+                folder,
+                shards=options.shards,
+                budget_bytes=options.budget_mib * MIB,
+                seconds=options.seconds,
+                sub_records=options.sub_records,
+            )
+        )
+    print(describe(*found))
+
+
+if __name__ == "__main__":
+    if "--read" in sys.argv:
+        folder, budget, seconds = sys.argv[2:]
+        print(msgspec.json.encode(asyncio.run(read(folder, int(budget), float(seconds)))).decode())
+    else:
+        main()

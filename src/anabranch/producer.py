@@ -189,7 +189,11 @@ class Producer(Generic[T]):
         self._running()
         assert self._ports is not None
         if isinstance(self._ports.kinesis, KinesisByRegion):
-            await self._ports.kinesis.client(parse_stream(self._stream).region if self._stream else None)
+            try:  # no region, no credentials: said here rather than by the first record
+                await self._ports.kinesis.client(parse_stream(self._stream).region if self._stream else None)
+            except BaseException:
+                await self.close()
+                raise
         return self
 
     async def __aexit__(

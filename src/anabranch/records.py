@@ -103,7 +103,9 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
     sub_sequence_number: int = BEFORE_FIRST_SUB
     attempts: tuple[Attempt, ...] = ()
     maybe_written: bool = False
-    """A call that carried this record got no answer: the record may be in the stream although it is not known to be."""
+    """An attempt with this record was left open by the service, or landed where consumers skip it. Not delivered, the
+    record may be in the stream all the same; delivered, it may be there twice.
+    """
 
     @property
     def delivered(self) -> bool:

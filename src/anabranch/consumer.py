@@ -23,6 +23,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.calls import HandlerCall
 from anabranch._engine.consuming import Consuming, Handling
+from anabranch._engine.end_watch import Ends
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.signals import stop_on_signals
@@ -194,9 +195,12 @@ class Consumer(Generic[T]):
             ),
             settings=settings,
             store_name=type(outside.store).__name__,
-            stops_at_tip=until is not None,
+            ends=Ends(
+                at_tip=until is not None,
+                idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
+                shards_max=settings.leases.max_shards,
+            ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
-            idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
         )
         self._consuming = Consuming(outside, plan, self._handling, self._budget)
         return self._consuming

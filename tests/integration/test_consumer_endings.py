@@ -206,3 +206,52 @@ def test_an_error_in_the_timetable_ends_the_consumer():
                 await running
 
     run(main, 10)
+
+
+def test_an_idle_timeout_does_not_end_a_consumer_whose_handler_still_runs():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            seen = []
+
+            async def handle(record):
+                await asyncio.sleep(1.2)
+                seen.append(record)
+
+            consumer = world.consumer(app="billing", leases="memory://", idle_timeout=0.5)
+            assert (await consumer.run(handle)).clean
+            assert numbers(seen) == [0, 1, 2]
+
+    run(main, 15)
+
+
+def test_an_idle_timeout_does_not_end_a_loop_whose_body_takes_longer():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            seen = []
+            async with world.consumer(app="billing", leases="memory://", idle_timeout=0.4) as consumer:
+                async for record in consumer:
+                    await asyncio.sleep(0.9)
+                    seen.append(record)
+            assert numbers(seen) == [0, 1, 2]
+
+    run(main, 15)
+
+
+def test_the_workers_of_a_fleet_all_end_at_the_tip():
+    async def main():
+        async with stream_world(4) as world:
+            world.put([f"user-{i}" for i in range(20)])
+            store, seen = MemoryLeaseStore(), []
+
+            async def handle(record):
+                await asyncio.sleep(0.2)
+                seen.append(record)
+
+            consumers = [world.consumer(app="billing", leases=store, until="tip") for _ in range(2)]
+            reports = await asyncio.gather(*(consumer.run(handle, handle_signals=False) for consumer in consumers))
+            assert all(report.clean for report in reports)
+            assert sorted(numbers(seen)) == list(range(20))
+
+    run(main, 20)

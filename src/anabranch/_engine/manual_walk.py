@@ -27,6 +27,8 @@ Name = tuple[str, str, str, int]
 class ManualWalk:
     """A sink whose records the caller takes one by one; fulfils `Sink`."""
 
+    by_hand = True
+
     def __init__(
         self,
         outside: Outside,

@@ -24,6 +24,8 @@ class Sink(Protocol):
     shelf: Shelf
     runner_count: int
     """How many tasks run `run_one`; none where the caller's own loop does the work."""
+    by_hand: bool
+    """Whether the caller says of each record when it is finished."""
 
     def make_lane(self, session: Session) -> Lane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
@@ -40,6 +42,7 @@ class RecordSink:
         self._limits = limits
         self.shelf = runners.shelf
         self.runner_count = concurrency
+        self.by_hand = False
 
     def make_lane(self, session: Session) -> Lane:
         return Lane(session.row.checkpoint, self._order, session.window, self._limits)
@@ -66,6 +69,7 @@ class BatchSink:
         self._limits = limits
         self.shelf = feed.shelf
         self.runner_count = concurrency
+        self.by_hand = False
 
     def make_lane(self, session: Session) -> BatchLane:
         return BatchLane(session.row.checkpoint, session.window, self._limits)
@@ -94,6 +98,7 @@ class WalkSink:
         self._limits = limits
         self.shelf = feed.shelf
         self.runner_count = 0
+        self.by_hand = False
 
     def make_lane(self, session: Session) -> BatchLane:
         return BatchLane(session.row.checkpoint, session.window, self._limits)

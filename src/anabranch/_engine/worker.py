@@ -18,6 +18,7 @@ from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
+from anabranch._engine.end_watch import Ends, EndWatch
 from anabranch._engine.fleet import check_fleet
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage, Start
@@ -50,7 +51,6 @@ from anabranch.reports import ConsumerStatus, StopReport
 
 __all__ = ["Worker", "WorkerPlan"]
 
-END_CHECK_MS = 100
 OWNERS_MAX = 5
 """After so many owners that ended without finishing anything of a shard, it stops: a record kills them (rule D5)."""
 Work = Coroutine[Any, Any, None]
@@ -69,11 +69,9 @@ class WorkerPlan:
     pace: PaceLimits
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     store_name: str = "memory"
-    stops_at_tip: bool = False
-    """Stop when every shard was read to its tip, or to `until_seconds` where that is given."""
+    ends: Ends = field(default_factory=Ends)
     until_seconds: float | None = None
-    idle_timeout_ms: int | None = None
-    """Stop when no record has come for this long."""
+    """Records that arrived at this time or later are left alone."""
 
 
 class _LeftError(Exception):
@@ -97,13 +95,12 @@ class Worker:
         self._checkpointer: Checkpointer
         self._drain: Drain
         self._partings: Partings
+        self._end_watch: EndWatch
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[Any] | None = None
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
         self._paused = False
-        self._active_at_ms = outside.clock.now_ms()
-        self._finished_count = 0
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when what still runs is not waited for any more."""
         self.has_joined = False
@@ -158,7 +155,7 @@ class Worker:
             *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
         ]
         outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
-        self._watch_for_end()
+        self._end_watch.start()
         self.has_joined = True
         self.settled.set()
         while self._stop_deadline_ms is None:
@@ -197,6 +194,16 @@ class Worker:
         self._poller.paused = self._paused
         self._partings = Partings(
             outside, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
+        )
+        drain_ms = round(plan.settings.leases.drain_deadline * 1000)
+        self._end_watch = EndWatch(
+            outside.clock,
+            self.scheduler,
+            plan.ends,
+            self.sessions,
+            self.leases,
+            is_busy=self._is_busy,
+            on_end=lambda: self.stop(outside.clock.now_ms() + drain_ms),
         )
         self.member.on_pulse = self._on_pulse
 
@@ -329,8 +336,6 @@ class Worker:
     # records come and are finished
 
     def _on_records(self, session: Session) -> None:
-        if not session.window.is_empty:
-            self._active_at_ms = self._outside.clock.now_ms()
         strays, skipped = session.unpacker.take_counts()
         if strays or skipped:
             self._tell(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
@@ -352,28 +357,12 @@ class Worker:
         """A record's policy has ended in Stop."""
         self._spawn(self._partings.stop_shard(session, record, reason), f"stop {session.shard_id}")
 
-    # where it ends by itself
-
-    def _watch_for_end(self) -> None:
-        """Looks from time to time whether there is nothing more to wait for (`until`, `idle_timeout`)."""
-        plan, now_ms = self._plan, self._outside.clock.now_ms()
-        if not plan.stops_at_tip and plan.idle_timeout_ms is None:
-            return
-        finished_count = sum(session.lane.finished_count for session in self.sessions.values())
-        if finished_count != self._finished_count:
-            self._finished_count, self._active_at_ms = finished_count, now_ms
-        idle = plan.idle_timeout_ms is not None and now_ms - self._active_at_ms >= plan.idle_timeout_ms
-        if idle or (plan.stops_at_tip and self._is_at_end()):
-            self.stop(now_ms + round(plan.settings.leases.drain_deadline * 1000))
-        else:
-            self.scheduler.call_at(now_ms + END_CHECK_MS, self._watch_for_end)
-
-    def _is_at_end(self) -> bool:
-        """Every lease that is not finished is held here, and its shard has nothing more for now."""
-        held = self.leases.book.held
-        known = self.leases.book.leases
-        return bool(known) and all(
-            row.is_finished or (key in held and self.sessions[key].is_at_tip) for key, row in known.items()
+    def _is_busy(self) -> bool:
+        """Something is at work here, or would be: a pause is no silence. What the caller keeps in hand is no work."""
+        return self._paused or any(
+            not session.window.is_empty or (session.lane.unfinished_count and not self._sink.by_hand)
+            for session in self.sessions.values()
+            if session.is_live
         )
 
     # this process

@@ -23,6 +23,8 @@ class _Watch(msgspec.Struct):
     """None: a lease names this member, and there is no row of it."""
     since_ms: int
     expiry_ms: int
+    moved: bool = False
+    """Whether its counter was ever seen to move."""
 
 
 class Stopwatches:
@@ -63,7 +65,7 @@ class Stopwatches:
         if row.counter < seen.counter or (seen.state != "live" and row.state == "live"):
             return False
         if row.counter > seen.counter:
-            watch.since_ms = now_ms
+            watch.since_ms, watch.moved = now_ms, True
         watch.row = row
         if row.state != seen.state or row.draining != seen.draining:
             self.membership_changed_ms = now_ms
@@ -106,6 +108,13 @@ class Stopwatches:
             return self._is_due(watch, now_ms)
         return watch.row.state != "live"
 
+    def is_beating(self, member_id: str, now_ms: int) -> bool:
+        """Whether this member was seen to live a moment ago. A live row alone may be that of one that just died."""
+        watch = self._watches.get(member_id)
+        if watch is None or watch.row is None or watch.row.state != "live" or not watch.moved:
+            return False
+        return now_ms - watch.since_ms <= watch.expiry_ms // 2
+
     def live(self) -> list[MemberRow]:
         """In the order of their ids, so that every observer of the same rows plans the same."""
         rows = [watch.row for watch in self._watches.values() if watch.row is not None and watch.row.state == "live"]
@@ -135,7 +144,7 @@ class Stopwatches:
         for watch in self._watches.values():
             # A fleet so large that it polls less often than half of an expiry must still be able to seal.
             if gap_ms > max(watch.expiry_ms // 2, polls_ms):
-                watch.since_ms = now_ms
+                watch.since_ms, watch.moved = now_ms, False
 
     def _miss_others(self, rows: Sequence[MemberRow], now_ms: int) -> bool:
         present = {row.member_id for row in rows}

@@ -140,3 +140,17 @@ def test_a_change_of_the_membership_is_timed_and_news_of_a_member_are_none():
     ):
         stopwatches.observe(rows, now_ms)
         assert stopwatches.membership_changed_ms == now_ms
+
+
+def test_a_member_beats_only_if_its_counter_was_seen_to_move_a_moment_ago():
+    watches = watching((0, [A, B]))
+    assert not watches.is_beating("a#1", 0)
+    assert not watches.is_beating("nobody#1", 0)
+    watches.observe([replace(A, counter=2), replace(B, counter=2, state="left")], 1_000)
+    assert watches.is_beating("a#1", 6_000)
+    assert not watches.is_beating("a#1", 6_001)
+    assert not watches.is_beating("b#1", 1_000)
+    watches.observe([replace(A, counter=2)], 20_000)
+    assert not watches.is_beating("a#1", 20_000)
+    watches.observe([], 20_100)
+    assert not watches.is_beating("a#1", 20_100)

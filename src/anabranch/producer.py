@@ -7,6 +7,7 @@ its own that starts with the first use, from any task of the event loop.
 import asyncio
 import logging
 import random
+from asyncio import _get_running_loop  # None where there is none, instead of an error
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
@@ -132,7 +133,7 @@ class Producer(Generic[T]):
     ) -> Delivery:
         """As `put`, but never waits: `BufferFull` if there is no room now."""
         writer = self._writer
-        if writer is None or asyncio.get_running_loop() is not self._loop:
+        if writer is None or _get_running_loop() is not self._loop:
             writer = self._running()
         data: Any = value if type(value) is self._as_is else self._encode(value)
         return writer.intake.put_nowait(

@@ -27,10 +27,12 @@ async def test_a_put_returns_a_handle_that_tells_where_the_record_is():
     async with kinesis.producer() as producer:
         delivery = await producer.put(b"hello", "k", explicit_hash_key="7")
         assert not delivery.done()
+        assert repr(delivery) == "<Delivery to orders, partition key 'k': on its way>"
         with pytest.raises(asyncio.InvalidStateError):
             delivery.result()
         result = await delivery
         assert delivery.done()
+        assert "delivered" in repr(delivery)
         assert result.delivered
         assert result.shard_id == "shardId-000000000000"
         assert (result.partition_key, result.data, result.explicit_hash_key) == ("k", b"hello", "7")
@@ -421,6 +423,11 @@ def test_all_wrong_options_are_named_at_once():
 def test_without_an_event_loop_the_error_names_the_other_producer():
     with pytest.raises(UsageError, match="SyncProducer"):
         MemoryKinesis().producer().put_nowait(b"x", "k")
+    kinesis = MemoryKinesis(latency=0)
+    producer = kinesis.producer()
+    asyncio.run(producer.put_and_wait(b"x", "k"))
+    with pytest.raises(UsageError, match="SyncProducer"):
+        producer.put_nowait(b"x", "k")
 
 
 def test_a_producer_may_be_used_by_one_loop_after_another_if_nothing_was_left():

@@ -25,6 +25,13 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
                 yield from future
         return self.result()
 
+    def __repr__(self) -> str:
+        if not self.bundle.is_settled:
+            state = "on its way"
+        else:
+            state = "delivered" if self.bundle.sequence_number is not None else "failed"
+        return f"<Delivery to {self.bundle.stream}, partition key {self.partition_key!r}: {state}>"
+
     def done(self) -> bool:
         return self.bundle.is_settled
 

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 import anabranch
 from anabranch import Retry, events
 from anabranch.config import ConsumerSettings
-from anabranch.errors import ConsumerFailedError
+from anabranch.errors import ConsumerFailedError, StreamNotFoundError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, now_ms, numbers, run, stream_world, until
@@ -255,3 +256,71 @@ def test_the_workers_of_a_fleet_all_end_at_the_tip():
             assert sorted(numbers(seen)) == list(range(20))
 
     run(main, 20)
+
+
+def test_a_stopped_shard_stays_stopped_when_its_worker_stops_in_order():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            store = MemoryLeaseStore()
+
+            async def handle(record):
+                raise ValueError("never")
+
+            for takes in (1, 2, 3):
+                consumer = world.consumer(app="billing", leases=store, until="tip", on_failure=Retry(attempts=1))
+                assert (await consumer.run(handle)).clean
+                (row,) = await store.read_leases()
+                assert row.stopped is not None, takes
+
+    run(main, 15)
+
+
+def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_that_starts_later():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            store, seen, happened = MemoryLeaseStore(), [], []
+            options = {"app": "billing", "leases": store, "until": "tip", "on_event": happened.append}
+
+            async def never(record):
+                await asyncio.Event().wait()
+
+            for _ in range(5):  # owners that died before they finished anything
+                consumer = world.consumer(**options)
+                running = asyncio.create_task(consumer.run(never, handle_signals=False))
+                await until(lambda c=consumer: c._consuming is not None and bool(c.status().shards), "its shard")
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                for member in await store.read_members():
+                    await store.leave(member.member_id)
+            await world.consumer(**options).run(seen.append)
+            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
+            assert "5 owners in a row" in str(stop)
+            (row,) = await store.read_leases()
+            assert row.stopped is not None
+            await world.consumer(**options).run(seen.append)
+            assert numbers(seen) == [0]
+
+    run(main, 20)
+
+
+class GoneShard:
+    """A service from whose stream one shard is gone, by retention."""
+
+    def __init__(self, client, shard_id):
+        self._client = client
+        self._shard_id = shard_id
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def get_shard_iterator(self, stream, shard_id, position):
+        if shard_id == self._shard_id:
+            raise StreamNotFoundError("no such shard", operation="GetShardIterator", code="ResourceNotFoundException")
+        return await self._client.get_shard_iterator(stream, shard_id, position)
+
+    async def list_shards(self, stream, **options):
+        answer = await self._client.list_shards(stream, **options)
+        return replace(answer, shards=[shard for shard in answer.shards if shard.shard_id != self._shard_id])

@@ -91,10 +91,13 @@ class Checkpointer:
     ) -> tuple[LeaseRow, int]:
         """The lease row as it should be written now, and how many finished records it covers."""
         row, count = session.row, session.lane.finished_count
+        if session.phase == "stopped":
+            return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
         checkpoint = session.lane.checkpoint(session.seen_through_seconds)
         advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
-        # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5).
-        takes = 0 if advanced or session.is_at_tip else row.takes_without_progress
+        # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
+        # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
+        takes = 0 if advanced or session.is_at_tip or stopped is not None else row.takes_without_progress
         unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count

@@ -271,7 +271,7 @@ class Worker:
         if row.takes_without_progress > OWNERS_MAX:
             self._spawn(
                 self._partings.stop_shard(
-                    session, None, f"{row.takes_without_progress} owners in a row made no progress here"
+                    session, None, f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
                 ),
                 f"stop {session.shard_id}",
             )

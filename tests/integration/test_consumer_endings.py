@@ -324,3 +324,22 @@ class GoneShard:
     async def list_shards(self, stream, **options):
         answer = await self._client.list_shards(stream, **options)
         return replace(answer, shards=[shard for shard in answer.shards if shard.shard_id != self._shard_id])
+
+
+def test_the_children_of_a_shard_that_is_gone_are_read():
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            world.put(["a"])
+            options = {"app": "billing", "leases": store, "until": "tip", "on_event": happened.append}
+            await world.consumer(**options).run(seen.append)
+            (gone,) = world.open_shards()
+            world.split()
+            world.put(["a", "b"])
+            async with world.consumer(**options) as consumer:
+                outside = await consumer._open()
+                object.__setattr__(outside, "kinesis", GoneShard(outside.kinesis, gone["ShardId"]))
+                await consumer.run(seen.append)
+            assert sorted(numbers(seen)) == [0, 1, 2]
+
+    run(main, 20)

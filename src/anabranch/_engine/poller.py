@@ -130,6 +130,9 @@ class Poller:
             await self._on_gone(session, error)
         except (ServiceError, TransportError) as unanswered:
             self._on_failure(session, unanswered)  # the next read asks again
+            return
+        if session.phase == "ended":
+            self._on_records(session)  # none will come any more: what was read may all be finished already
 
     async def _call(self, session: Session) -> GetRecordsResponse:
         kinesis = self._outside.kinesis

@@ -3,6 +3,7 @@
 import asyncio
 
 import boto3
+import pytest
 
 import anabranch
 
@@ -20,3 +21,24 @@ def test_the_local_kinesis_fixture_points_every_client_at_itself(local_kinesis):
             return [int(record.data) async for record in consumer]
 
     assert asyncio.run(main()) == list(range(10))
+
+
+def test_the_simulation_fixture_holds_a_handler_to_every_promise(anabranch_simulation):
+    seen = []
+
+    async def handle(record):
+        await asyncio.sleep(0.01)
+        seen.append(int(record.data))
+
+    orders = [(f"user-{n % 5}", str(n).encode()) for n in range(100)]
+    report = anabranch_simulation(handle, orders, workers=2, order="key", faults=["crash", "reshard"], seed=3)
+    assert set(seen) == set(range(100))
+    assert report.finished_count >= 100
+
+
+def test_the_simulation_fixture_fails_with_the_seed(anabranch_simulation):
+    async def never_ends(record):
+        await asyncio.Event().wait()
+
+    with pytest.raises(AssertionError, match="seed=4"):
+        anabranch_simulation(never_ends, [("user-1", b"1")], seed=4)

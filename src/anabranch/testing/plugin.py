@@ -3,15 +3,16 @@
 It is loaded by every pytest run of whoever has anabranch installed: it imports nothing of ours until a fixture is used.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from anabranch.local import LocalKinesis
+    from anabranch.testing.simulation import SimulationReport
 
-__all__ = ["local_kinesis"]
+__all__ = ["anabranch_simulation", "local_kinesis"]
 
 
 @pytest.fixture
@@ -23,3 +24,16 @@ def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
         for name, value in kinesis.environment().items():
             monkeypatch.setenv(name, value)
         yield kinesis
+
+
+@pytest.fixture
+def anabranch_simulation() -> "Callable[..., SimulationReport]":
+    """`anabranch.testing.simulate`, with the run held to every promise: a broken one fails the test with its seed."""
+    from anabranch.testing.simulation import simulate  # noqa: PLC0415 -- see above
+
+    def run(*arguments: Any, **options: Any) -> "SimulationReport":
+        report = simulate(*arguments, **options)
+        report.check()
+        return report
+
+    return run

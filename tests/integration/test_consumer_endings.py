@@ -343,3 +343,57 @@ def test_the_children_of_a_shard_that_is_gone_are_read():
             assert sorted(numbers(seen)) == [0, 1, 2]
 
     run(main, 20)
+
+
+class Trimmed:
+    """A service that has forgotten the first records of its stream, by retention."""
+
+    def __init__(self, client, count):
+        self._client = client
+        self._count = count
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def get_records(self, stream, iterator, **options):
+        answer = await self._client.get_records(stream, iterator, **options)
+        return replace(answer, records=[record for record in answer.records if int(record.data) >= self._count])
+
+
+@pytest.mark.parametrize("hours_ago, lost", [(1, False), (25, True), (None, True)])
+def test_a_checkpoint_that_was_trimmed_is_a_loss_only_if_records_may_have_been_lost(hours_ago, lost):
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            world.put(["a"] * 2)
+            options = {"app": "billing", "leases": store, "until": "tip", "on_event": happened.append}
+            await world.consumer(**options).run(seen.append)
+            (row,) = await store.read_leases()
+            last_seen = None if hours_ago is None else now_ms() / 1000 - 3600 * hours_ago
+            checkpoint = replace(row.checkpoint, seen_through_seconds=last_seen)
+            store._leases[row.key] = replace(row, checkpoint=checkpoint)
+            world.put(["a"] * 2)
+            async with world.consumer(**options) as consumer:
+                outside = await consumer._open()
+                object.__setattr__(outside, "kinesis", Trimmed(outside.kinesis, 3))
+                await consumer.run(seen.append)
+            assert numbers(seen) == [0, 1, 3]
+            assert any(isinstance(event, events.DataLost) for event in happened) == lost
+
+    run(main, 20)
+
+
+def test_a_checkpoint_that_is_still_there_is_no_loss():
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            options = {"app": "billing", "leases": store, "until": "tip", "on_event": happened.append}
+            for _ in range(2):
+                world.put(["a"] * 2)
+                await world.consumer(**options).run(seen.append)
+                (row,) = await store.read_leases()
+                store._leases[row.key] = replace(row, checkpoint=replace(row.checkpoint, seen_through_seconds=None))
+            assert numbers(seen) == [0, 1, 2, 3]
+            assert not any(isinstance(event, events.DataLost) for event in happened)
+
+    run(main, 20)

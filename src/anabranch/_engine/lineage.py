@@ -16,6 +16,7 @@ from anabranch._core.shards.gate import (
     ShardEnd,
     adoptable,
     judge_missing_shard,
+    may_have_lost,
     plan_end,
     plan_trimmed,
 )
@@ -209,12 +210,25 @@ class Lineage:
 
     async def on_gone(self, session: Session, error: StreamNotFoundError) -> None:
         """The service does not know the shard: that is proved before anything is concluded from it (rule S3)."""
+        summary = await self._same_stream(session, error)
+        if await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
+            session.trimmed = True
+            session.move("end")
+            self._tell_loss(session, summary)
+
+    async def on_trimmed(self, session: Session) -> None:
+        """The record of the checkpoint is no longer in its shard."""
+        self._tell_loss(session, await self._same_stream(session, None))
+
+    async def _same_stream(self, session: Session, error: StreamNotFoundError | None) -> StreamSummary:
+        """The stream's summary, if it is still the stream that this application reads; otherwise all ends here."""
         outside, row = self._outside, self._rows[session.key.stream_key]
-        verdict = judge_missing_shard(row, await find_summary(outside, session.stream))
-        if verdict == "stream_deleted":
+        summary = await find_summary(outside, session.stream)
+        verdict = judge_missing_shard(row, summary)
+        if summary is None or verdict == "stream_deleted":
             outside.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
             raise StreamDeletedError(
-                f"stream {row.name} was deleted while application was reading it; nothing was marked as finished"
+                f"stream {row.name} was deleted while this application was reading it; nothing was marked as finished"
             ) from error
         if verdict == "stream_recreated":
             outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created anew"))
@@ -222,11 +236,16 @@ class Lineage:
                 f"stream {row.name} was deleted and created anew while this application was reading it; "
                 "start again to read the new one"
             ) from error
-        if await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
-            session.trimmed = True
-            session.move("end")
+        return summary
+
+    def _tell_loss(self, session: Session, summary: StreamSummary) -> None:
+        seen_through = session.seen_through_seconds or session.row.checkpoint.seen_through_seconds
+        now_seconds = summary.server_seconds or self._outside.clock.wall_ms() / 1000
+        if may_have_lost(seen_through, summary, now_seconds):
             position = session.row.checkpoint.watermark or session.row.start.type
-            outside.emit(DataLost(stream=row.name, shard_id=session.shard_id, from_position=str(position)))
+            self._outside.emit(
+                DataLost(stream=session.stream.name, shard_id=session.shard_id, from_position=str(position))
+            )
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service itself says that it does not know the shard; any other answer proves nothing."""

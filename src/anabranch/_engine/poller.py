@@ -41,6 +41,7 @@ class Poller:
         *,
         on_records: Callable[[Session], None],
         on_gone: Callable[[Session, StreamNotFoundError], Awaitable[None]],
+        on_trimmed: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._outside = outside
         self._scheduler = scheduler
@@ -48,6 +49,7 @@ class Poller:
         self._group = group
         self._on_records = on_records
         self._on_gone = on_gone
+        self._on_trimmed = on_trimmed
         self._waiting: deque[Session] = deque()
         self._sessions: dict[Session, None] = {}
         self._restarts: dict[str, int] = {}
@@ -104,6 +106,8 @@ class Poller:
         reserved = READ_RESERVE_BYTES
         try:
             response = await self._call(session)
+            if session.has_lost_its_place(response.records):
+                await self._on_trimmed(session)
             if session.phase == "reading":
                 reserved = 0
                 self._accept(session, response, started_at_ms)

@@ -126,6 +126,13 @@ class Session:
         if self.is_at_tip and not self.unpacker.reached_until:
             self.seen_through_seconds = server_seconds
 
+    def has_lost_its_place(self, records: list[KinesisRecord]) -> bool:
+        """A read that resumed at the checkpoint begins with the checkpoint's record, unless that has been trimmed."""
+        position = self.read_after
+        if position is None or not records or not self._may_repeat:
+            return False
+        return int(records[0].sequence_number) > position.sequence_number
+
     def starting_position(self) -> StartingPosition:
         """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""
         position = self.read_after

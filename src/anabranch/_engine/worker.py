@@ -190,6 +190,7 @@ class Worker:
             group,
             on_records=self._on_records,
             on_gone=self._lineage.on_gone,
+            on_trimmed=self._lineage.on_trimmed,
         )
         self._poller.paused = self._paused
         self._partings = Partings(

@@ -27,7 +27,16 @@ from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._wire.messages import StreamSummary
 
-__all__ = ["CHILDREN_UNKNOWN", "ShardEnd", "adoptable", "blocked_by", "judge_missing_shard", "plan_end", "plan_trimmed"]
+__all__ = [
+    "CHILDREN_UNKNOWN",
+    "ShardEnd",
+    "adoptable",
+    "blocked_by",
+    "judge_missing_shard",
+    "may_have_lost",
+    "plan_end",
+    "plan_trimmed",
+]
 
 CHILDREN_UNKNOWN: Final = "children unknown"
 """The reason of a shard that has been read to its end, while no source names all its children yet."""
@@ -121,6 +130,13 @@ def plan_trimmed(
         child for child in graph.children(row.key.shard_id) if child in with_rows
     }
     return ShardEnd(heirs, Finish("trimmed", tuple(sorted(children))))
+
+
+def may_have_lost(seen_through_seconds: float | None, summary: StreamSummary, server_seconds: float) -> bool:
+    """Whether records may have gone unread where a position is no longer in the stream (rule T4). Everything was read
+    up to `seen_through_seconds`, and what came after that is still there if it came within the retention.
+    """
+    return seen_through_seconds is None or server_seconds - seen_through_seconds >= summary.retention_hours * 3600
 
 
 def judge_missing_shard(

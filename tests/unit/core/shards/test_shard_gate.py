@@ -1,6 +1,14 @@
 from msgspec.structs import replace
 
-from anabranch._core.shards.gate import ShardEnd, adoptable, blocked_by, judge_missing_shard, plan_end, plan_trimmed
+from anabranch._core.shards.gate import (
+    ShardEnd,
+    adoptable,
+    blocked_by,
+    judge_missing_shard,
+    may_have_lost,
+    plan_end,
+    plan_trimmed,
+)
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow, StreamRow
@@ -154,3 +162,13 @@ def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
     assert judge_missing_shard(STREAM, replace(same, status="DELETING")) == "stream_deleted"
     assert judge_missing_shard(STREAM, replace(same, created_seconds=101.0)) == "stream_recreated"
     assert judge_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
+
+
+def test_a_position_that_left_the_stream_lost_nothing_if_all_was_seen_within_the_retention():
+    summary = StreamSummary(
+        name="orders", arn=STREAM.arn, status="ACTIVE", created_seconds=100.0, retention_hours=24, open_shard_count=1
+    )
+    day = 24 * 3600
+    assert not may_have_lost(1_000.0, summary, 1_000.0 + day - 1)
+    assert may_have_lost(1_000.0, summary, 1_000.0 + day)
+    assert may_have_lost(None, summary, 1_000.0)

@@ -6,13 +6,14 @@ nothing.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from anabranch.policies import Retry
 from anabranch.records import Record
 from anabranch.testing.world import FleetOptions, run_fleet
+from anabranch.testing.world.options import Scene
 from anabranch.testing.world.worker import SimulatedHandling
 
 __all__ = ["Fault", "SimulationReport", "simulate"]
@@ -61,11 +62,15 @@ def simulate(
     order: Literal["shard", "key", "none"] = "shard",
     concurrency: int = 8,
     faults: Iterable[Fault] = (),
+    script: Iterable[tuple[float, Scene]] = (),
     seconds: float = 30.0,
     on_failure: Retry | None = None,
 ) -> SimulationReport:
     """Writes `records`, (partition key, data) each, over so many virtual seconds while the faults strike; then
     everything must be handled within three virtual minutes.
+
+    `faults` strike again and again, when the seed says; `script` says what happens at which second, for example
+    `[(5.0, "split"), (9.0, "crash")]`.
     """
     written = list(records)
     chosen: dict[str, Any] = {}
@@ -73,6 +78,10 @@ def simulate(
         if fault not in _FAULTS:
             raise ValueError(f"there is no fault {fault!r}; there are {', '.join(sorted(_FAULTS))}")
         chosen |= _FAULTS[fault]
+    scenes = tuple(script)
+    for _, scene in scenes:
+        if scene not in get_args(Scene):
+            raise ValueError(f"there is no scene {scene!r}; there are {', '.join(get_args(Scene))}")
     options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
@@ -80,6 +89,7 @@ def simulate(
         order=order,
         concurrency=concurrency,
         faulty_seconds=seconds,
+        script=scenes,
         **chosen,
     )
     verdict = run_fleet(seed, options, handling=SimulatedHandling(handler, on_failure or Retry()), records=written)

@@ -81,3 +81,21 @@ def test_the_public_names_are_there_and_others_are_not():
     assert all(getattr(testing, name) is not None for name in testing.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         testing.nothing  # noqa: B018 -- the look-up is the test
+
+
+def test_a_script_says_what_happens_when():
+    shards = set()
+
+    async def handle(record):
+        shards.add(record.shard_id)
+
+    orders = [(f"user-{n}", b"") for n in range(300)]
+    script = [(5.0, "split"), (10.0, "merge"), (12.0, "crash"), (15.0, "stop"), (18.0, "pause"), (20.0, "cut_off")]
+    report = simulate(handle, orders, shards=1, workers=2, script=script, seed=5)
+    report.check()
+    assert shards == {f"shardId-00000000000{index}" for index in range(4)}
+
+
+def test_an_unknown_scene_names_the_known_ones():
+    with pytest.raises(ValueError, match="split"):
+        simulate(None, [], script=[(1.0, "earthquake")])

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from anabranch.testing.world.options import Scene
+
 if TYPE_CHECKING:
     from anabranch.testing.world.world import Fleet
 
@@ -22,6 +24,8 @@ class Faults:
             self._each(options.crashes_each, self._crash, index)
             self._each(options.stops_each, self._stop, index)
         self._each(options.reshards_each, lambda _: fleet.reshard(), 0)
+        for at_seconds, scene in options.script:
+            self._loop().call_later(at_seconds, self._play, scene)
         if options.store_outage_seconds:
             self._once(self._store_goes_away)
         if options.roll_back_seconds:
@@ -32,6 +36,23 @@ class Faults:
         self._fleet.network.away_until.clear()
         for worker in self._fleet.workers:
             worker.process.cut_until.clear()
+
+    def _play(self, scene: Scene) -> None:
+        """One scene of the script; what strikes a worker strikes one that the seed draws."""
+        index = self._fleet.random.randrange(self._fleet.options.worker_count)
+        match scene:
+            case "split":
+                self._fleet.split()
+            case "merge":
+                self._fleet.merge()
+            case "crash":
+                self._crash(index)
+            case "cut_off":
+                self._cut_off(index)
+            case "pause":
+                self._pause(index)
+            case "stop":
+                self._stop(index)
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         return self._fleet.loop

@@ -8,6 +8,9 @@ import msgspec
 __all__ = ["FleetOptions", "fleet_options_for"]
 
 
+Scene = Literal["crash", "cut_off", "merge", "pause", "split", "stop"]
+
+
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     worker_count: int = 2
     shard_count: int = 2
@@ -18,6 +21,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     loop_order: Literal["fifo", "shuffle"] = "fifo"
     faulty_seconds: float = 40.0
     """Records are written, and faults strike, for so long."""
+    script: tuple[tuple[float, Scene], ...] = ()
+    """What happens at which second, beside what the seed draws."""
     settling_seconds: float = 180.0
     """Within so long after that everything must be handled."""
     handler_seconds_max: float = 0.5

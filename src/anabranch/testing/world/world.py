@@ -100,30 +100,36 @@ class Fleet:
     def reshard(self) -> None:
         """Splits a shard, merges two, or both in a row, so that a shard may come and go between two listings."""
         for _ in range(self.random.choice([1, 1, 2])):
-            listed = self._note_shards()
-            shards = [shard for shard in listed if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
-            shards.sort(key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
-            try:
-                if len(shards) > 1 and self.random.random() < 0.5:
-                    index = self.random.randrange(len(shards) - 1)
-                    self._kinesis(
-                        "MergeShards",
-                        StreamName=STREAM,
-                        ShardToMerge=shards[index]["ShardId"],
-                        AdjacentShardToMerge=shards[index + 1]["ShardId"],
-                    )
-                else:
-                    shard = self.random.choice(shards)
-                    low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
-                    self._kinesis(
-                        "SplitShard",
-                        StreamName=STREAM,
-                        ShardToSplit=shard["ShardId"],
-                        NewStartingHashKey=str((low + high) // 2 + 1),
-                    )
-            except LocalError:
-                return  # still changing, or too small to split: another time
+            can_merge = len(self._open_shards()) > 1
+            if not (self.merge() if can_merge and self.random.random() < 0.5 else self.split()):
+                return
+
+    def split(self) -> bool:
+        """Some shard, in the middle. False if that cannot be now: still changing, or too small."""
+        shard = self.random.choice(self._open_shards())
+        low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
+        return self._change("SplitShard", ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2 + 1))
+
+    def merge(self) -> bool:
+        """Some two neighbours. False if that cannot be now."""
+        shards = self._open_shards()
+        if len(shards) < 2:
+            return False
+        index = self.random.randrange(len(shards) - 1)
+        one, other = shards[index : index + 2]
+        return self._change("MergeShards", ShardToMerge=one["ShardId"], AdjacentShardToMerge=other["ShardId"])
+
+    def _open_shards(self) -> list[dict[str, Any]]:
+        shards = [shard for shard in self._note_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+        return sorted(shards, key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+
+    def _change(self, operation: str, **request: str) -> bool:
+        try:
+            self._kinesis(operation, StreamName=STREAM, **request)
+        except LocalError:
+            return False
         self._note_shards()
+        return True
 
     # the workers
 

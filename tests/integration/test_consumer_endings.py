@@ -1,6 +1,7 @@
 """How a consumer, a shard or a single call ends when things do not go as planned: nothing stands still in silence."""
 
 import asyncio
+import threading
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 import anabranch
 from anabranch import Retry, events
 from anabranch.config import ConsumerSettings
-from anabranch.errors import ConsumerFailedError, StreamNotFoundError
+from anabranch.errors import ConsumerFailedError, LeaseStoreError, StreamNotFoundError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, now_ms, numbers, run, stream_world, until
@@ -397,3 +398,58 @@ def test_a_checkpoint_that_is_still_there_is_no_loss():
             assert not any(isinstance(event, events.DataLost) for event in happened)
 
     run(main, 20)
+
+
+class AwayStore(MemoryLeaseStore):
+    """A store that can be away for heartbeats."""
+
+    away = False
+
+    async def heartbeat(self, beat):
+        if self.away:
+            raise LeaseStoreError("away")
+        return await super().heartbeat(beat)
+
+
+@pytest.mark.parametrize("run_name", ["run", "run_batches"])
+def test_a_call_in_a_thread_that_outlives_a_fence_counts_if_the_fence_lifts(run_name):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            store, started, go_on = AwayStore(), [], threading.Event()
+
+            def handle(item):
+                started.append(item)
+                store.away = True
+                go_on.wait(20)
+
+            consumer = world.consumer(app="billing", leases=store, until="tip")
+            running = asyncio.create_task(getattr(consumer, run_name)(handle, handle_signals=False))
+            await until(lambda: bool(started) and consumer.status().fenced, "the fence")
+            await asyncio.sleep(0.2)  # what is interrupted at the fence has been by now
+            store.away = False
+            await until(lambda: not consumer.status().fenced, "the end of the fence")
+            go_on.set()
+            assert (await running).clean
+            assert len(started) == 1
+
+    run(main, 20)
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_a_failure_not_a_success():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            happened = []
+
+            async def handle(record, factor):
+                pass
+
+            consumer = world.consumer(
+                app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            await consumer.run(lambda record: handle(record, 1))
+            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
+            assert "async def" in str(stop)
+
+    run(main, 10)

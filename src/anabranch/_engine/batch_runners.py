@@ -163,7 +163,11 @@ class BatchRunners:
                 task.cancel()
 
     def interrupt(self) -> None:
-        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts."""
+        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts.
+        A call in a pool cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
+        """
+        if not self._call.is_async:
+            return
         for task in self._running:
             if task not in self._revoked:
                 self._revoked[task] = None

@@ -64,12 +64,19 @@ class HandlerCall:
             call = functools.partial(_call_if, may_start, self._handler, arguments)
         pending = loop.run_in_executor(self._pool, call)
         try:
-            return await asyncio.shield(pending)
+            result = await asyncio.shield(pending)
         except asyncio.CancelledError:
             # A thread cannot be cancelled: its record must not be tried again beside it (rule D3).
             while not (pending.done() or self._closed):
                 await asyncio.wait([pending], timeout=0.1)
             raise
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigurationError(
+                "the handler is a plain function and returned a coroutine, so that nothing was handled: "
+                "make it an async def"
+            )
+        return result
 
     def give_up(self) -> None:
         """Calls that still run in the pool are not waited for any more."""

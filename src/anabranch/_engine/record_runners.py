@@ -191,7 +191,11 @@ class RecordRunners:
                 self._cancel(runner)
 
     def interrupt(self) -> None:
-        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts."""
+        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts.
+        A call in a pool cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
+        """
+        if not self._call.is_async:
+            return
         for runner in self._runners:
             if runner.session is not None:
                 self._cancel(runner)

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 import anabranch
 from anabranch import Retry, events
-from anabranch.config import ConsumerSettings
-from anabranch.errors import ConsumerFailedError, LeaseStoreError, StreamNotFoundError
+from anabranch.config import ConsumerSettings, LeaseSettings
+from anabranch.errors import AccessDeniedError, ConsumerFailedError, LeaseStoreError, StreamNotFoundError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, now_ms, numbers, run, stream_world, until
@@ -453,3 +453,59 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_failure_not_a_success():
             assert "async def" in str(stop)
 
     run(main, 10)
+
+
+class Denying:
+    """A service that denies a listing while it is told to."""
+
+    def __init__(self, client):
+        self._client = client
+        self.denied = False
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def list_shards(self, stream, **options):
+        if self.denied:
+            raise AccessDeniedError("denied", operation="ListShards", code="AccessDeniedException")
+        return await self._client.list_shards(stream, **options)
+
+
+def test_a_listing_that_is_denied_for_a_while_ends_nothing():
+    async def main():
+        async with stream_world(1) as world:
+            seen, happened = [], []
+            async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
+                outside = await consumer._open()
+                service = Denying(outside.kinesis)
+                object.__setattr__(outside, "kinesis", service)
+                running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
+                await until(lambda: any(isinstance(event, events.ShardStarted) for event in happened), "the start")
+                service.denied = True
+                await until(lambda: any(isinstance(event, events.ListingFailed) for event in happened), "the listing")
+                service.denied = False
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the record")
+                await consumer.stop()
+                await running
+
+    run(main, 20)
+
+
+def test_a_worker_adopts_no_more_children_than_it_may_hold():
+    async def main():
+        settings = ConsumerSettings(leases=LeaseSettings(expiry=3.0, max_shards=1), polling=QUICK.polling)
+        async with stream_world(1) as world:
+            world.split()
+            world.put([f"user-{i}" for i in range(8)])
+            store, shards, seen = MemoryLeaseStore(), set(), []
+
+            def handle(record):
+                seen.append(record)
+                shards.add(record.shard_id)
+
+            consumer = world.consumer(app="billing", leases=store, settings=settings, idle_timeout=1.5)
+            await consumer.run(handle)
+            assert len(shards) == 1
+
+    run(main, 20)

@@ -184,6 +184,11 @@ class LeaseLoop:
             return False
         return self._member.may_start()
 
+    def has_room(self) -> bool:
+        """Whether this member may hold one more shard that moves (max_shards)."""
+        limit = self._member.shards_max
+        return limit is None or self.book.load < limit
+
     async def take(self, step: Take) -> None:
         floor = await self._floor(step)
         if floor is None:

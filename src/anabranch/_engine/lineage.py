@@ -34,12 +34,15 @@ from anabranch._wire.messages import StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (
     AnabranchError,
+    CredentialsError,
+    LeaseStoreError,
+    ServiceError,
     StreamDeletedError,
     StreamNotFoundError,
     StreamRecreatedError,
     TransportError,
 )
-from anabranch.events import DataLost, ShardFinished, StreamChanged
+from anabranch.events import DataLost, ListingFailed, ShardFinished, StreamChanged
 
 __all__ = ["Lineage", "Start"]
 
@@ -48,6 +51,8 @@ Start = Literal["latest", "trim_horizon"] | float
 
 LISTINGS_MAX = 20
 RETRY_MS = 500
+UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
+"""What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
 
 
 class Lineage:
@@ -155,9 +160,9 @@ class Lineage:
         """None while the children are unknown, or nobody can be asked about them: it is tried again."""
         try:
             return await self._plan_end(session)
-        except AnabranchError as error:
-            if not error.retryable:
-                raise
+        except StreamNotFoundError:
+            raise
+        except UNANSWERED as error:
             session.reason = str(error)
             return None
 
@@ -201,7 +206,7 @@ class Lineage:
         names = set(end.finish.children)
         children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
         for row in adoptable(children, {row.key for row in rows}):
-            if self._leases.may_take():
+            if self._leases.may_take() and self._leases.has_room():
                 self._leases.observe_lease(row)
                 await self._leases.take(Take(row.key, row.owner, row.version))
         self._leases.hasten()
@@ -267,9 +272,10 @@ class Lineage:
             for row in list(self._rows.values()):
                 try:
                     await self._find_missing(row)
-                except AnabranchError as error:
-                    if not error.retryable:
-                        raise
+                except StreamNotFoundError:
+                    raise
+                except UNANSWERED as error:
+                    self._outside.emit(ListingFailed(stream=row.name, error=str(error)))
 
     async def _find_missing(self, row: StreamRow) -> None:
         outside, stream = self._outside, self._names[row.stream_key]

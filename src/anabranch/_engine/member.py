@@ -63,6 +63,10 @@ class Member:
         return self._heart.member_id
 
     @property
+    def shards_max(self) -> int | None:
+        return self._profile.shards_max
+
+    @property
     def pulse(self) -> Pulse:
         return self._heart.pulse
 

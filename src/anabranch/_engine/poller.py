@@ -16,6 +16,7 @@ from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import (
     AnabranchError,
+    CredentialsError,
     ExpiredIteratorError,
     ServiceError,
     StreamNotFoundError,
@@ -118,7 +119,7 @@ class Poller:
             session.iterator = None
             session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
             await self._ask_what_is_gone(session, error)
-        except (ServiceError, TransportError) as error:
+        except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(session, error)
         except AnabranchError:
             raise
@@ -132,7 +133,7 @@ class Poller:
     async def _ask_what_is_gone(self, session: Session, error: StreamNotFoundError) -> None:
         try:
             await self._on_gone(session, error)
-        except (ServiceError, TransportError) as unanswered:
+        except (ServiceError, TransportError, CredentialsError) as unanswered:
             self._on_failure(session, unanswered)  # the next read asks again
             return
         if session.phase == "ended":
@@ -168,7 +169,7 @@ class Poller:
             session.move("end")
         self._on_records(session)
 
-    def _on_failure(self, session: Session, error: ServiceError | TransportError) -> None:
+    def _on_failure(self, session: Session, error: ServiceError | TransportError | CredentialsError) -> None:
         now_ms = self._outside.clock.now_ms()
         if isinstance(error, ServiceError) and not error.retryable:
             session.iterator = None

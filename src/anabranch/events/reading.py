@@ -15,6 +15,7 @@ __all__ = [
     "LeaseLost",
     "LeaseReleased",
     "LeaseTaken",
+    "ListingFailed",
     "LoopBlocked",
     "LoopStalled",
     "MemberEnded",
@@ -189,6 +190,16 @@ class ReadFailed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"read failed ({self.failure_count} in a row): {self.error}"
+
+
+class ListingFailed(Event, frozen=True, kw_only=True):
+    """The stream's shards could not be listed, and will be again; those that are known are read on."""
+
+    level = logging.WARNING
+    error: str
+
+    def sentence(self) -> str:
+        return f"the shards could not be listed and will be asked for again: {self.error}"
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True):

@@ -49,7 +49,8 @@ from client import canned_server
 
 ROUNDS = 5
 SHARDS = 8
-NO_PACE = PaceLimits(share=1000)
+NO_PACE = PaceLimits(share=50)
+BUDGET_BYTES = 64 << 20
 IDLE_SHARDS = 500
 IDLE_SECONDS = 3.0
 IDLE_PACE = PaceLimits(idle_interval_ms=200)
@@ -123,7 +124,7 @@ def consuming(client, folder: str, stream: str, order="shard", pace: PaceLimits 
         pace=pace,
     )
     handling = Handling(order=order, concurrency=32, decode=None, policy=Retry())
-    return Consuming(outside, plan, handling, Budget()), outside
+    return Consuming(outside, plan, handling, Budget(BUDGET_BYTES)), outside
 
 
 def ours(client, folder: str, shape: Shape) -> dict[str, Work]:

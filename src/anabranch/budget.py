@@ -32,8 +32,11 @@ class Budget:
         self.peak_bytes = 0
         self._waiting: deque[Callable[[], None]] = deque()
 
+    def has_room(self, wanted_bytes: int) -> bool:
+        return self.used_bytes + wanted_bytes <= self.limit_bytes
+
     def try_reserve(self, wanted_bytes: int) -> bool:
-        if self.used_bytes + wanted_bytes > self.limit_bytes:
+        if not self.has_room(wanted_bytes):
             return False
         self.used_bytes += wanted_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)

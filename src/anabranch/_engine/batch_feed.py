@@ -30,20 +30,20 @@ class BatchFeed:
         self, outside: Outside, member: Member, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
     ) -> None:
         self._outside = outside
-        self._member = member
+        self.may_start = member.may_start
         self._scheduler = scheduler
         self._on_finished = on_finished
-        self.shelf = Shelf()
+        self.shelf = Shelf(one_at_a_time=True)
 
     def offer(self, session: Session) -> None:
         self.shelf.offer(session)
 
     def may_go_on(self, session: Session) -> bool:
         """Whether more of a batch that is out may be started."""
-        return session.is_live and self._member.may_start()
+        return session.is_live and self.may_start()
 
     def take(self) -> tuple[Session, Stretch] | None:
-        return self.shelf.take(self._pick) if self._member.may_start() else None
+        return self.shelf.take(self._pick) if self.may_start() else None
 
     def _pick(self, session: Session) -> Stretch | None:
         if not session.may_start:

@@ -11,11 +11,11 @@ from typing import Any
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.batch_feed import BatchFeed, batch_lane
 from anabranch._engine.calls import HandlerCall, NotStarted
+from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
 from anabranch.events import HandlerFailed
-from anabranch.policies import Retry
 from anabranch.records import Batch, Context, Record
 
 __all__ = ["BatchRunners"]
@@ -28,8 +28,7 @@ class BatchRunners:
         member: Member,
         feed: BatchFeed,
         call: HandlerCall,
-        decode: Callable[[Record[bytes]], Record[Any]],
-        policy: Retry,
+        handling: Handling,
         *,
         on_failed: Callable[[Session, Record[bytes], str], None],
     ) -> None:
@@ -37,8 +36,8 @@ class BatchRunners:
         self._member = member
         self._feed = feed
         self._call = call
-        self._decode = decode
-        self._policy = policy
+        self._handling = handling
+        self._policy = handling.policy
         self._on_failed = on_failed
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
         self._revoked: dict[asyncio.Task[Any], None] = {}
@@ -99,7 +98,7 @@ class BatchRunners:
             batch: Batch[Any] = Batch(
                 stream=session.stream.name,
                 shard_id=session.shard_id,
-                records=[self._decode(record) for record in records],
+                records=self._handling.decode_all(records),
                 millis_behind_latest=session.behind_ms,
             )
             async with asyncio.timeout(self._policy.timeout):

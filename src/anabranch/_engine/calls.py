@@ -9,7 +9,7 @@ import asyncio
 import functools
 import inspect
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +42,10 @@ class HandlerCall:
         self.wants_context = bool(processes) or _takes_context(handler)
         """Whether a call needs a Context: the handler takes one, or a process needs the fence's time from it."""
         self._passes_context = self.wants_context and not processes
+        self.direct: Callable[[Any], Awaitable[Any]] | None = (
+            handler if self.is_async and not self.wants_context else None
+        )
+        """The handler itself, where a call of it needs no more than the record."""
         if processes and _takes_context(handler):
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
         self._pool: Executor | None = None

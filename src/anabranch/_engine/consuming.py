@@ -5,16 +5,15 @@ failure that then shows wherever somebody waits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
-
-from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.lanes import LaneLimits
 from anabranch._engine.batch_feed import BatchFeed
 from anabranch._engine.batch_runners import BatchRunners
 from anabranch._engine.calls import HandlerCall
+from anabranch._engine.handling import Handling
 from anabranch._engine.host import Host
 from anabranch._engine.manual_walk import ManualWalk
 from anabranch._engine.outside import Outside
@@ -22,10 +21,8 @@ from anabranch._engine.record_runners import RecordRunners
 from anabranch._engine.sinks import BatchSink, RecordSink, WalkSink
 from anabranch._engine.walk import Walk
 from anabranch._engine.worker import SinkMaker, Worker, WorkerPlan
-from anabranch._model.leases import OrderMode
 from anabranch.budget import Budget
 from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
-from anabranch.policies import Retry
 from anabranch.records import Batch, Record
 from anabranch.reports import StopReport
 
@@ -33,21 +30,6 @@ __all__ = ["Consuming", "Handling"]
 
 WALK_SLICE = 500
 WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
-
-
-class Handling:
-    """How records are handled, as the user said it."""
-
-    def __init__(
-        self, *, order: OrderMode, concurrency: int, decode: Callable[[bytes], Any] | None, policy: Retry
-    ) -> None:
-        self.order: OrderMode = order
-        self.concurrency = concurrency
-        self.policy = policy
-        self._decode = decode
-
-    def decode(self, record: Record[bytes]) -> Record[Any]:
-        return record if self._decode is None else replace(record, value=self._decode(record.data))
 
 
 class Consuming:
@@ -87,8 +69,7 @@ class Consuming:
                 worker.member,
                 worker.scheduler,
                 call,
-                handling.decode,
-                handling.policy,
+                handling,
                 on_finished=worker.on_finished,
                 on_failed=worker.on_failed,
             )
@@ -112,8 +93,7 @@ class Consuming:
                 worker.member,
                 feed,
                 call,
-                handling.decode,
-                handling.policy,
+                handling,
                 on_failed=worker.on_failed,
             )
             return BatchSink(runners, feed, limits, handling.concurrency)

@@ -9,6 +9,7 @@ from typing import Any
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.handling import Decode
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
@@ -33,7 +34,7 @@ class ManualWalk:
         self,
         outside: Outside,
         member: Member,
-        decode: Callable[[Record[bytes]], Record[Any]],
+        decode: Decode,
         *,
         on_finished: Callable[[Session], None],
         on_failed: Callable[[Session, Record[bytes], str], None],
@@ -55,7 +56,7 @@ class ManualWalk:
                 return None
             session, entry = taken
             try:
-                decoded = self._decode(entry.record)
+                decoded = entry.record if self._decode is None else self._decode(entry.record)
             except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
                 _lane(session).retry_at(entry, self._outside.clock.now_ms())
                 _lane(session).stop()

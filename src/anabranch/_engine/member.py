@@ -45,6 +45,7 @@ class Member:
     ) -> None:
         self.timing = timing
         self._outside = outside
+        self._clock = outside.clock
         self._profile = profile
         self._group = group
         self._heart: Heart = Heart("", timing)
@@ -72,7 +73,7 @@ class Member:
 
     def may_start(self) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
-        clock = self._outside.clock
+        clock = self._clock
         return self._heart.pulse.fence.may_start(clock.now_ms(), clock.wall_ms())
 
     async def join(self) -> None:

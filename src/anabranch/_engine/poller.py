@@ -98,9 +98,10 @@ class Poller:
             self._group.create_task(self._read(session), name=f"read {session.shard_id}")
 
     def _on_room(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for session in waiting:
-            self._due(session)
+        while self._waiting and self._budget.has_room(READ_RESERVE_BYTES):
+            self._due(self._waiting.popleft())
+        if self._waiting:
+            self._budget.wait(self._on_room)
 
     async def _read(self, session: Session) -> None:
         started_at_ms = self._outside.clock.now_ms()
@@ -149,14 +150,14 @@ class Poller:
 
     def _accept(self, session: Session, response: GetRecordsResponse, started_at_ms: int) -> None:
         now_ms = self._outside.clock.now_ms()
-        session.accept(response.records, READ_RESERVE_BYTES)
+        read_bytes = session.accept(response.records, READ_RESERVE_BYTES)
         session.iterator = response.next_shard_iterator
         session.behind_ms = response.millis_behind_latest
         session.reason = None
         session.pace.on_read(
             started_at_ms=started_at_ms,
             now_ms=now_ms,
-            read_bytes=sum(len(record.data) for record in response.records),
+            read_bytes=read_bytes,
             record_count=len(response.records),
             behind_ms=response.millis_behind_latest or 0,
         )

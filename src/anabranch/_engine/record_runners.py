@@ -7,20 +7,20 @@ counts. A handler that never waits still lets the loop turn: a runner yields aft
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.calls import HandlerCall, NotStarted
+from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shelf import Shelf
 from anabranch.events import HandlerFailed
-from anabranch.policies import Retry
 from anabranch.records import Context, Record
 
 __all__ = ["RecordRunners"]
@@ -48,8 +48,7 @@ class RecordRunners:
         member: Member,
         scheduler: Scheduler,
         call: HandlerCall,
-        decode: Callable[[Record[bytes]], Record[Any]],
-        policy: Retry,
+        handling: Handling,
         *,
         on_finished: Callable[[Session], None],
         on_failed: Callable[[Session, Record[bytes], str], None],
@@ -58,11 +57,11 @@ class RecordRunners:
         self._member = member
         self._scheduler = scheduler
         self._call = call
-        self._decode = decode
-        self._policy = policy
+        self._decode = handling.decode
+        self._policy = handling.policy
         self._on_finished = on_finished
         self._on_failed = on_failed
-        self.shelf = Shelf()
+        self.shelf = Shelf(one_at_a_time=handling.order == "shard")
         self._runners: list[_Runner] = []
 
     async def run_one(self) -> None:
@@ -126,17 +125,21 @@ class RecordRunners:
             assert isinstance(lane, Lane)
             lane.finish(entry)
             session.settle()
-            self.shelf.offer(session)
+            self.shelf.put_back(session)
             self._on_finished(session)
         elif session.is_live:
             self._conclude_failure(session, entry, failure)
         else:
             self._on_finished(session)  # who waits for running calls to end is told of this one too
 
-    async def _start(self, session: Session, entry: Entry) -> None:
-        call = self._call
+    def _start(self, session: Session, entry: Entry) -> Awaitable[Any]:
+        call, record = self._call, entry.record
+        if self._decode is not None:
+            record = self._decode(record)
+        if call.direct is not None:
+            return call.direct(record)
         context = self._context(session, entry) if call.wants_context else None
-        await call(self._decode(entry.record), context, self._member.may_start)
+        return call(record, context, self._member.may_start)
 
     def _conclude_failure(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
         lane = session.lane

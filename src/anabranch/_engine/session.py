@@ -12,6 +12,7 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
 from anabranch._core.reading.lifecycle import Move, Phase, next_phase
 from anabranch._core.reading.pace import Pace
+from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._core.reading.window import Window
 from anabranch._model.leases import LeaseKey, LeaseRow
@@ -40,6 +41,8 @@ class Session:
         self.pace = pace
         self.lane: Lane | BatchLane
         self.phase: Phase = "reading"
+        self.is_live = True
+        """Whether its records may still be finished: it is read, or was read to its end."""
         self.drains = False
         """Nothing more is started: the shard is to be handed over, or everything stops."""
         self.iterator: str | None = None
@@ -76,15 +79,13 @@ class Session:
 
     def move(self, move: Move) -> None:
         self.phase = next_phase(self.phase, move)
-
-    @property
-    def is_live(self) -> bool:
-        return self.phase in {"reading", "ended"}
+        self.is_live = self.phase in {"reading", "ended"}
 
     @property
     def may_start(self) -> bool:
         """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
-        return self.is_live and not self.drains and self.holding.state == "held" and not self.row.paused
+        holding = self.holding
+        return self.is_live and not self.drains and holding.state == "held" and not holding.row.paused
 
     @property
     def is_exhausted(self) -> bool:
@@ -142,8 +143,8 @@ class Session:
             return after_sequence_number(position.sequence_number)
         return at_sequence_number(position.sequence_number)
 
-    def accept(self, records: list[KinesisRecord], reserved_bytes: int) -> None:
-        """All records of one read; the room that was reserved and is not needed is given back."""
+    def accept(self, records: list[KinesisRecord], reserved_bytes: int) -> int:
+        """All records of one read; returns what they weigh. Room that was reserved and is not needed is given back."""
         charged = 0
         if records:
             after = self.read_after if self._may_repeat else None
@@ -151,6 +152,7 @@ class Session:
             self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
         self._held_bytes += charged
         self._budget.release(reserved_bytes - charged)
+        return charged - RECORD_OVERHEAD_BYTES * len(records)
 
     @property
     def _may_repeat(self) -> bool:

@@ -1,8 +1,8 @@
 """Which sessions may have something to hand out, and who waits for it.
 
 Sessions are served in turn, so that a busy shard does not starve a quiet one. A session that has nothing leaves the
-shelf and is offered again when that may have changed; each waiter that finds work wakes the next, so that one page of
-records does not wake thirty runners at once.
+shelf and is offered again when that may have changed; so does one that has handed out what it may hand out at a time.
+Each waiter that finds work wakes the next, so that one page of records does not wake thirty runners at once.
 """
 
 import asyncio
@@ -18,13 +18,19 @@ T = TypeVar("T")
 
 
 class Shelf:
-    def __init__(self) -> None:
+    def __init__(self, *, one_at_a_time: bool = False) -> None:
+        self._one_at_a_time = one_at_a_time
+        """What a session has handed out must be finished before there is more of it: who finishes it offers again."""
         self._ready: dict[Session, None] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def offer(self, session: Session) -> None:
         self._ready[session] = None
         self.wake()
+
+    def put_back(self, session: Session) -> None:
+        """As `offer`, by one who looks again before it waits: nobody else is woken for it."""
+        self._ready[session] = None
 
     def withdraw(self, session: Session) -> None:
         self._ready.pop(session, None)
@@ -36,8 +42,9 @@ class Shelf:
             del self._ready[session]
             picked = pick(session)
             if picked is not None:
-                self._ready[session] = None
-                if self._waiters:
+                if not self._one_at_a_time:
+                    self._ready[session] = None
+                if self._waiters and self._ready:
                     self.wake()
                 return session, picked
         return None

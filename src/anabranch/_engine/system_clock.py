@@ -5,26 +5,29 @@ the fence's one-sided look at the wall clock catches what that one misses (rule 
 """
 
 import asyncio
-import time
+import sys
 from collections.abc import Callable
+from time import monotonic_ns, time_ns
+
+if sys.platform == "linux":
+    from time import CLOCK_BOOTTIME, clock_gettime_ns
 
 __all__ = ["SystemClock"]
 
-_NOW: Callable[[], int] = time.monotonic_ns
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def _boot_time_ns() -> int:
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-    _NOW = _boot_time_ns
-
 
 class SystemClock:
-    def now_ms(self) -> int:
-        return _NOW() // 1_000_000
+    if sys.platform == "linux":  # here and not in a function of its own: the fence asks before every record
+
+        def now_ms(self) -> int:
+            return clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000
+
+    else:
+
+        def now_ms(self) -> int:
+            return monotonic_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return time_ns() // 1_000_000
 
     async def sleep_until_ms(self, at_ms: int) -> None:
         await asyncio.sleep(max(0, at_ms - self.now_ms()) / 1000)

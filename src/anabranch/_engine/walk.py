@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anabranch._engine.batch_feed import BatchFeed
+from anabranch._engine.handling import Decode
 from anabranch._engine.session import Session
 from anabranch.records import Batch, Record
 
@@ -19,11 +20,12 @@ class Walk:
     def __init__(
         self,
         feed: BatchFeed,
-        decode: Callable[[Record[bytes]], Record[Any]],
+        decode: Decode,
         *,
         on_failed: Callable[[Session, Record[bytes], str], None],
     ) -> None:
         self._feed = feed
+        self._may_start = feed.may_start
         self._decode = decode
         self._on_failed = on_failed
         self._session: Session | None = None
@@ -37,17 +39,14 @@ class Walk:
         """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
         self._acknowledged = self._handed_out
         while True:
-            session = self._session
-            if session is not None and self._handed_out < len(self._stretch):
-                if self._feed.may_go_on(session):
-                    record = self._stretch[self._handed_out]
-                    try:
-                        decoded = self._decode(record)
-                    except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
-                        self._fail(session, record, error)
-                        continue
-                    self._handed_out += 1
-                    return decoded
+            session, place = self._session, self._handed_out
+            if session is not None and place < len(self._stretch):
+                if session.is_live and self._may_start():
+                    record: Record[Any] | None = self._stretch[place]
+                    if self._decode is None or (record := self._decoded(session, self._stretch[place])) is not None:
+                        self._handed_out = place + 1
+                        return record
+                    continue
                 if session.is_live:
                     return None  # fenced: a later heartbeat may lift it
                 self._drop()
@@ -57,11 +56,6 @@ class Walk:
                 return None
             self._session, self._stretch = taken
             self._handed_out = self._acknowledged = 0
-
-    def _fail(self, session: Session, record: Record[bytes], error: Exception) -> None:
-        self.settle()
-        self._drop()
-        self._on_failed(session, record, f"its payload does not decode: {type(error).__name__}: {error}")
 
     # batch after batch
 
@@ -75,21 +69,37 @@ class Walk:
                 return None
             session, stretch = taken
             self._session, self._stretch, self._acknowledged = session, stretch, 0
-            decoded: list[Record[Any]] = []
-            for record in stretch:
-                try:
-                    decoded.append(self._decode(record))
-                except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
-                    self._fail(session, record, error)
-                    break
-            else:
+            records = self._decoded_all(session, stretch)
+            if records is not None:
                 self._handed_out = len(stretch)
                 return Batch(
                     stream=session.stream.name,
                     shard_id=session.shard_id,
-                    records=decoded,
+                    records=records,
                     millis_behind_latest=session.behind_ms,
                 )
+
+    # what does not decode stops its shard
+
+    def _decoded(self, session: Session, record: Record[bytes]) -> Record[Any] | None:
+        assert self._decode is not None
+        try:
+            return self._decode(record)
+        except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
+            self.settle()
+            self._drop()
+            self._on_failed(session, record, f"its payload does not decode: {type(error).__name__}: {error}")
+            return None
+
+    def _decoded_all(self, session: Session, records: list[Record[bytes]]) -> list[Record[Any]] | None:
+        if self._decode is None:
+            return records.copy()  # the caller may do with it what it likes
+        decoded: list[Record[Any]] = []
+        for record in records:
+            if (one := self._decoded(session, record)) is None:
+                return None
+            decoded.append(one)
+        return decoded
 
     # what is acknowledged
 

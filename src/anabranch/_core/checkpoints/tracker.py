@@ -47,21 +47,18 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
         return Position(int(self.sequence_number), self.sub_sequence_number)
 
 
-class Entry:
+class Entry(msgspec.Struct, gc=False, eq=False):
     """One record on its way through a handler."""
 
-    __slots__ = ("attempts", "before", "finished", "mark", "ordinal", "page", "record")
-
-    def __init__(self, record: Record[bytes], page: Page, mark: Mark, before: Mark | None) -> None:
-        self.record = record
-        self.page = page
-        """Where its end is reported, so that its bytes are free again."""
-        self.mark = mark
-        self.ordinal = mark.ordinal
-        self.before = before
-        """The record entered before this one: the watermark, while this one is the first unfinished."""
-        self.attempts = 0
-        self.finished = False
+    record: Record[bytes]
+    page: Page
+    """Where its end is reported, so that its bytes are free again."""
+    ordinal: int
+    mark: Mark
+    before: Mark | None
+    """The record entered before this one: the watermark, while this one is the first unfinished."""
+    attempts: int = 0
+    finished: bool = False
 
 
 class Tracker:
@@ -84,7 +81,7 @@ class Tracker:
         ordinal, read_bytes = (1, 0) if before is None else (before.ordinal + 1, before.read_bytes)
         read_bytes += len(record.data) + len(record.partition_key)
         mark = self._entered = Mark(ordinal, read_bytes, record.sequence_number, record.sub_sequence_number)
-        entry = Entry(record, page, mark, before)
+        entry = Entry(record, page, ordinal, mark, before)
         if self._inherited_frontier is not None:
             self._recognise(entry, self._inherited_frontier)
         if entry.finished:

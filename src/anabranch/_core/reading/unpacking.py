@@ -22,8 +22,8 @@ __all__ = ["MisroutedPolicy", "Unpacker"]
 
 MisroutedPolicy = Literal["by_writer", "deliver", "skip"]
 
-STRETCH = 256
-"""Records that are made at once."""
+STRETCH = 500
+"""Records that are made at once: as many as are in a batch, so that one is rarely made of several pieces."""
 
 
 class Unpacker:

@@ -28,7 +28,8 @@ class Window:
         self._stretch: list[Record[bytes]] = []
         self._index = 0
         self._data_ends: list[int] = []
-        """Where the payload of each record of the stretch would end, put one after another; made when it is needed."""
+        """Where the payload of each record of the stretch ends, if they are laid one after another."""
+        self._stretch_cost = 0
         self._held_bytes = 0
         """Charged and not yet free."""
         self._freed_bytes = 0
@@ -59,14 +60,12 @@ class Window:
         """The next records in stream order, all of one page: no more than that, but at least one if there is one."""
         if self.is_empty:
             return None
-        page, start = self._page, self._index
+        page, start, ends = self._page, self._index, self._data_ends
         assert page is not None
-        ends = self._data_ends
-        if not ends:
-            ends = self._data_ends = [0, *accumulate([len(record.data) for record in self._stretch])]
         fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
-        stop = min(max(fitting, start + 1), start + count_max)
-        self._index = stop = min(stop, len(self._stretch))
+        stop = self._index = min(max(fitting, start + 1), start + count_max, len(self._stretch))
+        if stop - start == len(self._stretch):
+            return Portion(self._stretch, ends[stop], page, self._stretch_cost)
         records = self._stretch[start:stop]
         return Portion(records, ends[stop] - ends[start], page, cost_of(records))
 
@@ -84,7 +83,7 @@ class Window:
             if stretch is not None:
                 self._show(stretch)
                 assert self._page is not None
-                self._page.take(cost_of(stretch))
+                self._page.take(self._stretch_cost)
                 return True
             if self._page is not None:
                 self._free(self._page.drain())
@@ -97,7 +96,10 @@ class Window:
             self._stretches = self._unpacker.unpack(self._page.records, self._page.after)
 
     def _show(self, stretch: list[Record[bytes]]) -> None:
-        self._stretch, self._index, self._data_ends = stretch, 0, []
+        self._stretch, self._index = stretch, 0
+        self._data_ends = [0, *accumulate([len(record.data) for record in stretch])]
+        key_bytes = sum([len(record.partition_key) for record in stretch])
+        self._stretch_cost = self._data_ends[-1] + key_bytes + RECORD_OVERHEAD_BYTES * len(stretch)
 
     def finish(self, record: Record[bytes], page: Page) -> None:
         if not self._cleared:

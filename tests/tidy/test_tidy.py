@@ -1,6 +1,7 @@
 """The style of the house, as tests: every rule holds in `src`, and every rule can fail."""
 
 import ast
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -63,6 +64,12 @@ def test_every_module_is_imported_by_something():
         and path.parent.name not in {"actions", "_cli"}  # found by their names
     ]
     assert lonely == []
+
+
+def test_every_link_of_the_readme_leads_to_a_file():
+    links = re.findall(r"\]\(([^)#]+)\)", (REPOSITORY / "README.md").read_text())
+    assert links
+    assert [link for link in links if "://" not in link and not (REPOSITORY / link).exists()] == []
 
 
 def test_no_tracked_file_names_a_place_of_the_machine_it_was_written_on():

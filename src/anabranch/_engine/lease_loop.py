@@ -200,7 +200,7 @@ class LeaseLoop:
                 self.book.member_id,
                 expected_owner=step.expected_owner,
                 expected_version=step.expected_version,
-                epoch_floor=floor,
+                epoch_floor=max(floor, self.book.epoch_floors.get(step.key, 0)),
             )
         )
         apply_take(self.book, step, answer, self._outside.clock.now_ms())
@@ -239,6 +239,7 @@ class LeaseLoop:
     def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read on the side."""
         self.book.observe_lease(row, self._outside.clock.now_ms())
+        self.synchronise()
 
     def synchronise(self) -> None:
         """Starts a session for every lease that came, and ends those of leases that went."""

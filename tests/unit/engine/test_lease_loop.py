@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+from contextlib import asynccontextmanager
 
+from anabranch._core.leases.steps import Take
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.member import Member, MemberProfile
@@ -25,33 +27,64 @@ class StoreThatKnowsTheDead(MemoryLeaseStore):
         return (DEAD.member_id,)
 
 
+@asynccontextmanager
+async def lease_loop(store, held):
+    """A member that has joined, while no time passes, and its loop."""
+    outside = Outside(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=lambda event: None)
+    async with asyncio.TaskGroup() as group:
+        member = Member(
+            outside, lease_timing(), MemberProfile(worker_id="w", fingerprint=""), group, stall_limit_ms=120_000
+        )
+        await member.join()
+        yield LeaseLoop(
+            outside,
+            member,
+            APP,
+            on_held=held.append,
+            on_dropped=lambda key, reason: None,
+            on_drain=lambda request: None,
+            is_healthy=lambda: True,
+            status=tuple,
+        )
+        member.close()
+
+
 def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
     async def main():
-        store, clock, held = StoreThatKnowsTheDead(), ManualClock(), []
+        store, held = StoreThatKnowsTheDead(), []
         await store.open(APP)
         await store.register_member(DEAD)
         await store.create_lease(LeaseRow(key=KEY))
         await store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0)
-        outside = Outside(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=lambda event: None)
-        async with asyncio.TaskGroup() as group:
-            member = Member(
-                outside, lease_timing(), MemberProfile(worker_id="w", fingerprint=""), group, stall_limit_ms=120_000
-            )
-            await member.join()
-            loop = LeaseLoop(
-                outside,
-                member,
-                APP,
-                on_held=held.append,
-                on_dropped=lambda key, reason: None,
-                on_drain=lambda request: None,
-                is_healthy=lambda: True,
-                status=tuple,
-            )
-            task = group.create_task(loop.run())
+        async with lease_loop(store, held) as loop:
+            task = asyncio.create_task(loop.run())
             await until(lambda: bool(held), "the lease, while no time passes", 5)
             task.cancel()
-            member.close()
         assert [holding.row.key for holding in held] == [KEY]
+
+    run(main)
+
+
+def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.book.epoch_floors[KEY] = 6
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+        assert [holding.row.epoch for holding in held] == [7]
+
+    run(main)
+
+
+def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_once():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY, owner=loop.book.member_id, version=1))
+            assert [holding.row.key for holding in held] == [KEY]
 
     run(main)

@@ -28,7 +28,7 @@ from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.system_clock import SystemClock
-from anabranch._engine.worker import WorkerPlan
+from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports.lease_store import LeaseStore

@@ -20,7 +20,8 @@ from anabranch._engine.outside import Outside
 from anabranch._engine.record_runners import RecordRunners
 from anabranch._engine.sinks import BatchSink, RecordSink, WalkSink
 from anabranch._engine.walk import Walk
-from anabranch._engine.worker import SinkMaker, Worker, WorkerPlan
+from anabranch._engine.worker import SinkMaker, Worker
+from anabranch._engine.worker_plan import WorkerPlan
 from anabranch.budget import Budget
 from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
 from anabranch.records import Batch, Record

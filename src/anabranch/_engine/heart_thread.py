@@ -73,7 +73,7 @@ class HeartThread:
     def _live(self, heartbeat: Heartbeat, started: threading.Event) -> None:
         try:
             asyncio.run(self._run(heartbeat, started))
-        except BaseException as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
+        except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
             self.failure = error
 
     async def _run(self, heartbeat: Heartbeat, started: threading.Event) -> None:

@@ -6,23 +6,21 @@ wires the parts together and owns the sessions; the parts decide and do.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
 from anabranch._core.leases.book import Holding
-from anabranch._core.leases.timing import LeaseTiming
-from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
-from anabranch._engine.end_watch import Ends, EndWatch
+from anabranch._engine.end_watch import EndWatch
 from anabranch._engine.fleet import check_fleet
 from anabranch._engine.lease_loop import LeaseLoop
-from anabranch._engine.lineage import Lineage, Start
-from anabranch._engine.member import Member, MemberProfile
+from anabranch._engine.lineage import Lineage
+from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.partings import Partings
 from anabranch._engine.poller import Poller
@@ -31,10 +29,9 @@ from anabranch._engine.session import Session
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
 from anabranch._engine.store_calls import insist
+from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
-from anabranch._model.streams import StreamName
 from anabranch.budget import Budget
-from anabranch.config import ConsumerSettings
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
@@ -49,29 +46,12 @@ from anabranch.events import (
 from anabranch.records import Record
 from anabranch.reports import ConsumerStatus, StopReport
 
-__all__ = ["Worker", "WorkerPlan"]
+__all__ = ["SinkMaker", "Worker"]
 
 OWNERS_MAX = 5
 """After so many owners that ended without finishing anything of a shard, it stops: a record kills them (rule D5)."""
 Work = Coroutine[Any, Any, None]
 SinkMaker = Callable[["Worker"], Sink]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
-    """What a worker is to do; settled before it starts."""
-
-    app: AppRow
-    streams: tuple[StreamName, ...]
-    start: Start
-    profile: MemberProfile
-    timing: LeaseTiming
-    pace: PaceLimits
-    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
-    store_name: str = "memory"
-    ends: Ends = field(default_factory=Ends)
-    until_seconds: float | None = None
-    """Records that arrived at this time or later are left alone."""
 
 
 class _LeftError(Exception):

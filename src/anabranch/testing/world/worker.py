@@ -12,7 +12,7 @@ from anabranch._engine.calls import HandlerCall
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._engine.worker import WorkerPlan
+from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis

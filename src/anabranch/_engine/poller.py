@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+from anabranch._core.reading.health import ReadHealth
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
@@ -28,7 +29,6 @@ from anabranch.events import ReadFailed, TaskRestarted
 __all__ = ["Poller"]
 
 RESTARTS_MAX = 3
-UNHEALTHY_AFTER_MS = 60_000
 WINDOW_BYTES_MAX = 20 << 20
 
 
@@ -55,7 +55,7 @@ class Poller:
         self._sessions: dict[Session, None] = {}
         self._restarts: dict[str, int] = {}
         self.paused = False
-        self._failing_since_ms: int | None = None
+        self._health = ReadHealth()
 
     def add(self, session: Session) -> None:
         self._sessions[session] = None
@@ -68,11 +68,7 @@ class Poller:
 
     @property
     def healthy(self) -> bool:
-        """False when no read of any shard has succeeded for a minute, and not for throttling: then a member that can
-        read should have these shards (rule U7).
-        """
-        since_ms = self._failing_since_ms
-        return since_ms is None or self._outside.clock.now_ms() - since_ms < UNHEALTHY_AFTER_MS
+        return self._health.is_good(self._outside.clock.now_ms(), holds_shards=bool(self._sessions))
 
     def poke(self, session: Session) -> None:
         """Something changed that may allow a read: room in the window, a resumed shard."""
@@ -161,7 +157,7 @@ class Poller:
             record_count=len(response.records),
             behind_ms=response.millis_behind_latest or 0,
         )
-        self._failing_since_ms = None
+        self._health.succeeded()
         self._restarts.pop(session.shard_id, None)
         if not response.records:
             session.note_idle(response.server_seconds)
@@ -175,7 +171,7 @@ class Poller:
         if isinstance(error, ServiceError) and not error.retryable:
             session.iterator = None
         if not isinstance(error, ThrottledError):
-            self._failing_since_ms = self._failing_since_ms or now_ms
+            self._health.failed(now_ms)
         session.pace.on_failure(now_ms, self._outside.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -507,5 +508,22 @@ def test_a_worker_adopts_no_more_children_than_it_may_hold():
             consumer = world.consumer(app="billing", leases=store, settings=settings, idle_timeout=1.5)
             await consumer.run(handle)
             assert len(shards) == 1
+
+    run(main, 20)
+
+
+def test_a_time_that_is_yet_to_come_is_waited_for():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            seen = []
+            at = datetime.now(UTC) + timedelta(seconds=3)
+            consumer = world.consumer(app="billing", leases="memory://", until=at)
+            running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
+            await until(lambda: len(seen) == 1, "the first record")
+            world.put(["a"])
+            assert (await running).clean
+            assert numbers(seen) == [0, 1]
+            assert datetime.now(UTC) >= at
 
     run(main, 20)

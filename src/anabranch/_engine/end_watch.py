@@ -79,7 +79,7 @@ class EndWatch:
 
     def _is_at_tip(self, now_ms: int) -> bool:
         return bool(self._leases.book.leases) and all(
-            self._sessions[row.key].is_at_tip if row.key in self._sessions else self._is_minded(row, now_ms)
+            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_minded(row, now_ms)
             for row in self._unfinished()
         )
 

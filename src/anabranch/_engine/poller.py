@@ -149,6 +149,7 @@ class Poller:
         read_bytes = session.accept(response.records, READ_RESERVE_BYTES)
         session.iterator = response.next_shard_iterator
         session.behind_ms = response.millis_behind_latest
+        session.read_at_seconds = response.server_seconds or self._outside.clock.wall_ms() / 1000
         session.reason = None
         session.pace.on_read(
             started_at_ms=started_at_ms,

@@ -51,6 +51,8 @@ class Session:
         self.in_read = False
         self.children: tuple[ChildShard, ...] = ()
         self.behind_ms: int | None = None
+        self.read_at_seconds = 0.0
+        """The service's time of the last read."""
         self.seen_through_seconds: float | None = None
         self.reason: str | None = None
         """Why it does not move, for people; None while it does."""
@@ -101,6 +103,14 @@ class Session:
         if self.lane.unfinished_count or not self.window.is_empty:
             return False
         return self.is_live if self.unpacker.reached_until else self.phase == "reading" and self.behind_ms == 0
+
+    @property
+    def is_at_end(self) -> bool:
+        """At its tip, and where it is read until a time, after that time."""
+        until_seconds = self.unpacker.until_seconds
+        if until_seconds is None or self.unpacker.reached_until or self.phase == "stopped":
+            return self.is_at_tip
+        return self.is_at_tip and self.read_at_seconds >= until_seconds
 
     def state(self) -> ShardState:
         watermark = self.row.checkpoint.watermark

@@ -40,7 +40,7 @@ class Unpacker:
         self._shard_id = shard_id
         self._range = hash_key_range
         self._policy: MisroutedPolicy = misrouted
-        self._until_seconds = until_seconds
+        self.until_seconds = until_seconds
         self.reached_until = False
         """A record that arrived at or after the given time was seen: it and all after it are left alone."""
         self._misrouted_count = 0
@@ -56,8 +56,8 @@ class Unpacker:
 
     def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[list[Record[bytes]]]:
         """Stretches of the records that lie after the given position, in order; an empty stretch is never returned."""
-        if self._until_seconds is not None:
-            records = self._before(self._until_seconds, records)
+        if self.until_seconds is not None:
+            records = self._before(self.until_seconds, records)
         start = 0
         if after is not None:
             start = next(

@@ -265,7 +265,7 @@ class RollBackIsNotWaitedOut(TickWorker):
 class BootstrapAfterReset(TickWorker):
     """A running worker that finds no application makes a new one."""
 
-    def _check_app(self):
+    def _check_app(self, heart):
         self._open(self.first_leases)
 
     def __init__(self, host, leases):

@@ -137,16 +137,17 @@ class TickWorker:
         self.book.become(heart.member_id)
         self.readers.clear()
         self.heart = heart
-        self._check_app()
+        self._check_app(heart)
 
-    def _check_app(self) -> None:
-        heart = self.heart
+    def _check_app(self, heart: Heart) -> None:
+        if heart is not self.heart or self.has_stopped:
+            return
 
         def checked(answer: Any) -> None:
             if heart is not self.heart:
                 return
             if isinstance(answer, Reconnected) or answer is NO_ANSWER:
-                self.process.at(self.now_ms() + 100, "main", self._check_app)
+                self.process.at(self.now_ms() + 100, "main", self._check_app, heart)
                 return
             row, _ = answer
             if row is None or row.app_id != self.app_id:

@@ -35,6 +35,17 @@ def test_validity_counts_from_before_the_request_however_late_the_answer():
     assert beating.next_beat_ms == 5_000
 
 
+def test_a_repeated_registration_is_no_new_sign_of_life():
+    beating = heart()
+    beating.begin_registration(0, WALL)
+    beating.failed(1_500)
+    assert beating.next_beat_ms == 1_500
+    beating.begin_registration(6_000, WALL + 6_000)
+    beating.answered(ROW)
+    assert beating.pulse.fence.valid_until_ms == 7_000
+    assert beating.next_beat_ms == 2_500
+
+
 def test_attempts_grow_over_failures_and_carry_the_report():
     beating = registered()
     first = beating.begin(2_500, WALL, REPORT)

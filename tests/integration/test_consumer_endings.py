@@ -527,3 +527,27 @@ def test_a_time_that_is_yet_to_come_is_waited_for():
             assert datetime.now(UTC) >= at
 
     run(main, 20)
+
+
+def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            attempts = []
+
+            async def handle(batch):
+                attempts.append(batch)
+                await asyncio.sleep(0.3)
+                raise ValueError("not yet")
+
+            consumer = world.consumer(
+                app="billing", leases="memory://", on_failure=Retry(attempts=1000, backoff=0.01, backoff_max=0.01)
+            )
+            running = asyncio.create_task(consumer.run_batches(handle, max_wait=0.1, handle_signals=False))
+            await until(lambda: len(attempts) == 2, "the second attempt")
+            report = await consumer.stop(deadline=15)
+            assert report.clean
+            assert len(attempts) == 2
+            await running
+
+    run(main, 10)

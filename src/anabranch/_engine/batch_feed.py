@@ -32,7 +32,8 @@ class BatchFeed:
         self._outside = outside
         self.may_start = member.may_start
         self._scheduler = scheduler
-        self._on_finished = on_finished
+        self.on_ended = on_finished
+        """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""
         self.shelf = Shelf(one_at_a_time=True)
 
     def offer(self, session: Session) -> None:
@@ -40,7 +41,7 @@ class BatchFeed:
 
     def may_go_on(self, session: Session) -> bool:
         """Whether more of a batch that is out may be started."""
-        return session.is_live and self.may_start()
+        return session.may_start and self.may_start()
 
     def take(self) -> tuple[Session, Stretch] | None:
         return self.shelf.take(self._pick) if self.may_start() else None
@@ -54,7 +55,7 @@ class BatchFeed:
             session.settle()
             if (deadline_ms := lane.next_deadline_ms) is not None:
                 self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
-            self._on_finished(session)
+            self.on_ended(session)
         return batch
 
     def finish_through(self, session: Session, count: int) -> None:
@@ -62,5 +63,5 @@ class BatchFeed:
         if session.is_live:
             batch_lane(session).finish_through(count)
             session.settle()
-            self._on_finished(session)
+            self.on_ended(session)
             self.shelf.offer(session)

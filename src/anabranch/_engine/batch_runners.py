@@ -40,6 +40,8 @@ class BatchRunners:
         self._policy = handling.policy
         self._on_failed = on_failed
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
+        self._waiting: dict[asyncio.Task[Any], None] = {}
+        """Those whose batch is not with the handler now, and will be again: a drain does not wait for them."""
         self._revoked: dict[asyncio.Task[Any], None] = {}
 
     async def run_one(self) -> None:
@@ -66,18 +68,23 @@ class BatchRunners:
                 pause_ms = self._judge(session, records, failure)
                 if pause_ms is None:
                     return
-                await self._pause(task, pause_ms)
+                await self._pause(task, session, pause_ms)
         finally:
             del self._running[task]
             self._take_back_cancellation(task)
+            self._feed.on_ended(session)
 
-    async def _pause(self, task: asyncio.Task[Any], pause_ms: int) -> None:
+    async def _pause(self, task: asyncio.Task[Any], session: Session, pause_ms: int) -> None:
+        self._waiting[task] = None
+        self._feed.on_ended(session)
         try:
             await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + pause_ms)
         except asyncio.CancelledError:
             self._take_back_cancellation(task)
             if task.cancelling():
                 raise
+        finally:
+            del self._waiting[task]
 
     def _take_back_cancellation(self, task: asyncio.Task[Any]) -> bool:
         """The runner goes on after a call that was revoked, also after one that took no notice of it."""
@@ -118,7 +125,7 @@ class BatchRunners:
         if not session.is_live:
             return None
         if isinstance(failure, NotStarted):
-            return 100  # fenced: until a heartbeat is acknowledged, or the lease is lost
+            return 100  # fenced, or to be handed over: until that is over, or the lease is lost
         lane, first = batch_lane(session), records[0]
         lane.attempts += 1
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
@@ -173,4 +180,6 @@ class BatchRunners:
                 task.cancel()
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [(session, records[0]) for session, records in self._running.values()]
+        return [
+            (session, records[0]) for task, (session, records) in self._running.items() if task not in self._waiting
+        ]

@@ -90,6 +90,9 @@ class LeaseSettings:
     """When the event loop has stood still for this long, the worker gives its shards up on purpose."""
     drain_deadline: float = 30.0
     """How long a hand-off waits for running handler calls before the shard is kept instead."""
+    on_zombie: Literal["report", "exit"] = "report"
+    """What follows when a handler call outlives its lease: `report` says so and lets it run; `exit` ends the process at
+    once, before another worker can start the same record. For sinks that cannot refuse a write by its fence token."""
 
     def __post_init__(self) -> None:
         violations = []
@@ -103,6 +106,8 @@ class LeaseSettings:
             )
         if self.drain_deadline <= 0:
             violations.append(f"drain_deadline is {self.drain_deadline} s; it must be positive")
+        if self.on_zombie not in {"report", "exit"}:
+            violations.append(f"on_zombie is {self.on_zombie!r}; it must be 'report' or 'exit'")
         if self.worker_id is not None and not 1 <= len(self.worker_id) <= 128:
             violations.append("worker_id must have 1 to 128 characters")
         _refuse(violations)

@@ -1,6 +1,9 @@
 """How a consumer, a shard or a single call ends when things do not go as planned: nothing stands still in silence."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -551,3 +554,33 @@ def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
             await running
 
     run(main, 10)
+
+
+ZOMBIE = """
+import asyncio, dataclasses, time
+from anabranch.errors import LeaseStoreError
+from anabranch.stores.memory import MemoryLeaseStore
+from stream_world import QUICK, stream_world
+
+class AwayStore(MemoryLeaseStore):
+    async def heartbeat(self, beat):
+        raise LeaseStoreError("away")
+
+async def main():
+    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, on_zombie="exit"))
+    async with stream_world(1) as world:
+        world.put(["a"])
+        consumer = world.consumer(app="billing", leases=AwayStore(), settings=settings)
+        await consumer.run(lambda record: time.sleep(60))
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", ZOMBIE], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 70, ended.stderr
+    assert "outlived its lease" in ended.stderr

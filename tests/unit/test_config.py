@@ -35,6 +35,7 @@ def test_the_defaults_are_valid(settings):
         (LeaseSettings, {"max_shards": 0}, "max_shards is 0; it must be at least 1, or None for a fair share"),
         (LeaseSettings, {"stall_limit": 5.0}, "it must not be shorter than expiry, 10.0 s"),
         (LeaseSettings, {"drain_deadline": 0}, "drain_deadline is 0 s; it must be positive"),
+        (LeaseSettings, {"on_zombie": "wait"}, "on_zombie is 'wait'; it must be 'report' or 'exit'"),
         (LeaseSettings, {"worker_id": ""}, "worker_id must have 1 to 128 characters"),
         (LeaseSettings, {"worker_id": "w" * 129}, "worker_id must have 1 to 128 characters"),
         (PollingSettings, {"shard_share": 0}, "shard_share is 0; it must be above 0 and at most 1"),

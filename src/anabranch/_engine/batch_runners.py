@@ -180,6 +180,5 @@ class BatchRunners:
                 task.cancel()
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [
-            (session, records[0]) for task, (session, records) in self._running.items() if task not in self._waiting
-        ]
+        running = list(self._running.items())  # a copy: the heart's thread asks, too
+        return [(session, records[0]) for task, (session, records) in running if task not in self._waiting]

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 
 from anabranch._engine.heartbeat import Heartbeat
+from anabranch._engine.zombie_guard import ZombieGuard
 from anabranch._ports.clock import Clock
 from anabranch.events import Event, LoopBlocked, LoopStalled
 
@@ -47,11 +48,11 @@ class HeartThread:
         """The main loop has stood still for too long, or its thread is gone: nothing is renewed any more."""
         return self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
 
-    def start(self, heartbeat: Heartbeat) -> None:
+    def start(self, heartbeat: Heartbeat, guard: ZombieGuard | None = None) -> None:
         self._heartbeat = heartbeat
         started = threading.Event()
         self._thread = threading.Thread(
-            target=self._live, args=(heartbeat, started), name="anabranch-heart", daemon=True
+            target=self._live, args=(heartbeat, guard, started), name="anabranch-heart", daemon=True
         )
         self._thread.start()
         started.wait()
@@ -70,18 +71,20 @@ class HeartThread:
             with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
                 self._loop.call_soon_threadsafe(callback)
 
-    def _live(self, heartbeat: Heartbeat, started: threading.Event) -> None:
+    def _live(self, heartbeat: Heartbeat, guard: ZombieGuard | None, started: threading.Event) -> None:
         try:
-            asyncio.run(self._run(heartbeat, started))
+            asyncio.run(self._run(heartbeat, guard, started))
         except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
             self.failure = error
 
-    async def _run(self, heartbeat: Heartbeat, started: threading.Event) -> None:
+    async def _run(self, heartbeat: Heartbeat, guard: ZombieGuard | None, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = stopped = asyncio.Event()
         started.set()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(heartbeat.run()), group.create_task(self._watch())]
+            if guard is not None:
+                tasks.append(group.create_task(guard.run()))
             await stopped.wait()
             for task in tasks:
                 task.cancel()

@@ -103,7 +103,8 @@ class ManualWalk:
         return Lane(session.row.checkpoint, "none", session.window, limits)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [(session, entry.record) for session, entry in self._in_hand.values() if session.is_live]
+        in_hand = list(self._in_hand.values())  # a copy: the heart's thread asks, too
+        return [(session, entry.record) for session, entry in in_hand if session.is_live]
 
     def revoke(self, session: Session) -> None:
         """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""

@@ -6,7 +6,7 @@ name and 128 random bits, so that two processes, a fork or a restart can never p
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,8 +16,10 @@ from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.heart_thread import HeartThread
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._engine.outside import Outside
+from anabranch._engine.zombie_guard import ZombieGuard
 from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
 from anabranch.errors import LeaseStoreError
+from anabranch.events import Event
 
 __all__ = ["Member", "MemberProfile"]
 
@@ -58,6 +60,8 @@ class Member:
         self.joined_wall_ms = 0
         self.on_pulse: Callable[[], None] = lambda: None
         """Called after each answer: the fence may have moved, and requests may have come."""
+        self.zombies: Callable[[], Sequence[Event]] | None = None
+        """The calls that run now, asked on the heart's thread; None: they do not end the process (on_zombie)."""
 
     @property
     def member_id(self) -> str:
@@ -108,10 +112,15 @@ class Member:
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
         if outside.heart_on_thread:
             self._thread = HeartThread(outside.clock, self._stall_limit_ms, outside.emit)
-            self._thread.start(self._heartbeat)
+            self._thread.start(self._heartbeat, self._guard())
             self._task = self._group.create_task(self._tick(self._thread), name="loop watch")
         else:
             self._task = self._group.create_task(self._heartbeat.run(), name="heartbeat")
+
+    def _guard(self) -> ZombieGuard | None:
+        if self.zombies is None:
+            return None
+        return ZombieGuard(self._heart, self._outside.clock, self.zombies, self._outside.emit)
 
     async def _tick(self, thread: HeartThread) -> None:
         while True:

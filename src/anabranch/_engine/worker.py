@@ -35,6 +35,7 @@ from anabranch.budget import Budget
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
+    Event,
     LeaseGiven,
     LeaseLost,
     LeaseReleased,
@@ -121,6 +122,8 @@ class Worker:
         stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
         self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
         self._sink = make_sink(self)
+        if plan.settings.leases.on_zombie == "exit":
+            self.member.zombies = self._zombies
         self._drain = Drain(outside.clock, self._sink.running)
         self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
         self.app = await insist(outside, self._open)
@@ -311,8 +314,19 @@ class Worker:
         """What still runs now may run beside the next owner's calls: it is named (rule L11)."""
         if self.member.may_start():
             return
-        for session, record in self._sink.running():
-            self._tell(ZombieCall, session, position=str(record.position), fence_token=session.row.fence_token)
+        for zombie in self._zombies():
+            self._outside.emit(zombie)
+
+    def _zombies(self) -> list[Event]:
+        return [
+            ZombieCall(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                position=str(record.position),
+                fence_token=session.row.fence_token,
+            )
+            for session, record in self._sink.running()
+        ]
 
     # records come and are finished
 

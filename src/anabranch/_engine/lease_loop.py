@@ -227,6 +227,8 @@ class LeaseLoop:
         return [row for row in found if row is not None]
 
     async def write(self, step: Write) -> Written:
+        if self._member.pulse.fence.ending is not None:
+            return "lost"  # of a forked child the store would take it: it goes by the name of its parent
         answer = await self.call(
             self._outside.store.write_lease(
                 step.row, member_id=self.book.member_id, expected_version=step.expected_version

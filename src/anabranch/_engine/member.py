@@ -13,6 +13,7 @@ import msgspec
 from anabranch._core.leases.fence import Ending
 from anabranch._core.leases.heart import Heart, Pulse
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch._engine.forks import end_in_forks
 from anabranch._engine.heart_thread import HeartThread
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._engine.outside import Outside
@@ -83,6 +84,7 @@ class Member:
     async def join(self) -> None:
         """Registers a new life and starts its heart. Retried until the store answers."""
         outside = self._outside
+        end_in_forks(self)
         self._loop = asyncio.get_running_loop()
         self._stop_heart()
         member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
@@ -178,6 +180,11 @@ class Member:
 
     def end(self, ending: Ending) -> None:
         self._heart.end(ending)
+
+    def on_fork(self) -> None:
+        """In a forked child: the parent goes on as this member, and the child is none."""
+        self._heart.end("forked")
+        self._thread = None  # a thread of the parent
 
     def close(self) -> None:
         """Beats no more, without a word to the store: others will notice."""

@@ -1,10 +1,13 @@
 """The lease loop: what follows at once, and what waits for the next look at the store."""
 
 import asyncio
+import os
 import random
 from contextlib import asynccontextmanager
 
-from anabranch._core.leases.steps import Take
+import pytest
+
+from anabranch._core.leases.steps import Take, Write
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.member import Member, MemberProfile
@@ -86,5 +89,26 @@ def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_o
         async with lease_loop(store, held) as loop:
             loop.observe_lease(LeaseRow(key=KEY, owner=loop.book.member_id, version=1))
             assert [holding.row.key for holding in held] == [KEY]
+
+    run(main)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_no_member_and_writes_nothing():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+            step = Write(held[0].row, held[0].row.version)
+            child = os.fork()
+            if child == 0:
+                os._exit(10 + loop.may_take() + 2 * (await loop.write(step) != "lost"))
+            _, status = os.waitpid(child, 0)  # noqa: ASYNC222 -- it ends at once
+            assert os.waitstatus_to_exitcode(status) == 10
+            assert loop.may_take()
+            assert await loop.write(step) == "written"
 
     run(main)

@@ -17,7 +17,7 @@ __all__ = ["CLOCK_JUMP_MS_MAX", "Ending", "Fence"]
 
 CLOCK_JUMP_MS_MAX: Final = 1_000
 
-Ending = Literal["sealed", "left", "missing", "rolled_back"]
+Ending = Literal["sealed", "left", "missing", "rolled_back", "forked"]
 
 
 class Fence(msgspec.Struct, frozen=True):

@@ -53,13 +53,15 @@ class Checkpointer:
     async def commit_all(self) -> bool:
         """Everything that is finished and not committed; True if all of it is now."""
         sessions, self._dirty = list(self._dirty), {}
-        outcomes: list[bool] = []
         for start in range(0, len(sessions), WRITES_AT_ONCE):
             async with asyncio.TaskGroup() as group:
                 some = sessions[start : start + WRITES_AT_ONCE]
                 tasks = [group.create_task(self.commit(session)) for session in some]
-            outcomes.extend(task.result() for task in tasks)
-        return all(outcomes)
+            if not all(task.result() for task in tasks):
+                # The store is away, and each try costs a deadline: the rest is first in line the next time.
+                self._dirty = dict.fromkeys([*sessions[start + WRITES_AT_ONCE :], *self._dirty])
+                return False
+        return True
 
     async def commit(self, session: Session) -> bool:
         """True if everything that was finished when it was called is committed, or the lease is not ours any more."""

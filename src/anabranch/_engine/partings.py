@@ -71,6 +71,8 @@ class Partings:
         """Another member asked for the lease; False if it stays here."""
         left = await self._drain.wait([session], self._outside.clock.now_ms() + self._deadline_ms)
         if not self._is_asked_for(session, request):
+            if session.phase == "stopped":
+                self._leases.book.keep(request.key)  # it stopped meanwhile, and stays: that is the answer
             return True
         if left:
             self._leases.book.keep(request.key)

@@ -1,0 +1,84 @@
+"""Commits: how a store that is away is met, and what a stopped shard writes."""
+
+from anabranch._core.handling.lanes import Lane
+from anabranch._core.leases.book import Holding
+from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._engine.checkpointer import WRITES_AT_ONCE, Checkpointer
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
+from anabranch._model.streams import StreamName
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from anabranch.config import CheckpointSettings
+from anabranch.testing.clock import ManualClock
+from shard_records import STREAM, plain
+
+from stream_world import run
+
+
+class Leases:
+    """The lease loop as far as commits go: every write has the same outcome."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.written = []
+
+    async def write(self, step):
+        self.written.append(step.row)
+        return self.outcome
+
+
+def make_checkpointer(outcome):
+    leases, happened = Leases(outcome), []
+    outside = Outside(kinesis=None, store=None, clock=ManualClock(), entropy=None, emit=happened.append)
+    return Checkpointer(outside, leases, CheckpointSettings()), leases
+
+
+def make_session(number=0, **row):
+    shard_id = f"shardId-{number:012}"
+    holding = Holding(LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id), owner="me#1", **row))
+    session = Session(
+        holding, StreamName(STREAM), Unpacker(STREAM, shard_id, None), Pace(PaceLimits(), 0), budget := Budget()
+    )
+    session.lane = Lane(holding.row.checkpoint, "shard", session.window)
+    budget.try_reserve(READ_RESERVE_BYTES)
+    session.accept([plain(1)], READ_RESERVE_BYTES)
+    session.lane.finish(session.lane.next(0))
+    return session
+
+
+def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        for number in range(3 * WRITES_AT_ONCE):
+            checkpointer.note(make_session(number))
+        assert not await checkpointer.commit_all()
+        first = [row.key for row in leases.written]
+        assert len(first) == WRITES_AT_ONCE
+        leases.outcome = "written"
+        assert await checkpointer.commit_all()
+        assert leases.written[WRITES_AT_ONCE].key not in first  # who was not tried is first in line
+        assert len({row.key for row in leases.written[WRITES_AT_ONCE:]}) == 3 * WRITES_AT_ONCE
+
+    run(main, 5)
+
+
+def test_a_stopped_shard_writes_nothing_more():
+    async def main():
+        stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session(stopped=stopped, takes_without_progress=6)
+        session.move("stop")
+        assert await checkpointer.commit(session)
+        assert not leases.written
+
+    run(main, 5)
+
+
+def test_a_stop_ends_the_count_of_owners_without_progress():
+    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)
+    checkpointer, _ = make_checkpointer("written")
+    row, _ = checkpointer.next_row(make_session(takes_without_progress=6), stopped=stopped)
+    assert row.takes_without_progress == 0
+    assert row.stopped == stopped

@@ -12,8 +12,15 @@ from msgspec.structs import replace
 
 import anabranch
 from anabranch import Retry, events
+from anabranch._model.leases import MemberRow
 from anabranch.config import ConsumerSettings, LeaseSettings
-from anabranch.errors import AccessDeniedError, ConsumerFailedError, LeaseStoreError, StreamNotFoundError
+from anabranch.errors import (
+    AccessDeniedError,
+    ConsumerFailedError,
+    FleetMismatchError,
+    LeaseStoreError,
+    StreamNotFoundError,
+)
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, now_ms, numbers, run, stream_world, until
@@ -584,3 +591,19 @@ def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit():
     )
     assert ended.returncode == 70, ended.stderr
     assert "outlived its lease" in ended.stderr
+
+
+def test_a_worker_joins_no_fleet_of_a_newer_protocol():
+    class Store(MemoryLeaseStore):
+        async def read_members(self):
+            beats.append(None)
+            return [MemberRow(member_id="b#1", worker_id="b", expiry_ms=3000, protocol="2.0", counter=len(beats))]
+
+    beats = []
+
+    async def main():
+        async with stream_world(1) as world:
+            with pytest.raises(FleetMismatchError, match=r"protocol 2\.0"):
+                await world.consumer(app="billing", leases=Store()).run(lambda record: None)
+
+    run(main, 10)

@@ -1,14 +1,15 @@
 """Before joining: is this worker of one mind with the fleet that is there?
 
-A worker that reads other streams, or in another order, would make leases that the others do not expect (rule U2). Rows
-of members that died lately look alive for a while, so a differing one is watched: only one whose counter moves counts.
+A worker that reads other streams, or in another order, would make leases that the others do not expect (rule U2); one
+of a newer protocol may write rows that this one does not understand. Rows of members that died lately look alive for a
+while, so a differing one is watched: only one whose counter moves counts.
 """
 
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.store_calls import insist
-from anabranch._model.leases import MemberRow
+from anabranch._model.leases import PROTOCOL, MemberRow
 from anabranch.errors import FleetMismatchError
 
 __all__ = ["check_fleet"]
@@ -25,8 +26,9 @@ async def check_fleet(outside: Outside, profile: MemberProfile, timing: LeaseTim
             known = first.get(member_id)
             if known is None or row.counter > known.counter:
                 raise FleetMismatchError(
-                    f"this worker ({profile.fingerprint}) differs from worker {row.worker_id!r} of the same "
-                    f"application, which is running ({row.fingerprint}): stop that one first, or use another app="
+                    f"this worker ({profile.fingerprint}; protocol {PROTOCOL}) differs from worker {row.worker_id!r} "
+                    f"of the same application, which is running ({row.fingerprint}; protocol {row.protocol}): stop "
+                    "that one first, or use another app="
                 )
 
 
@@ -36,5 +38,13 @@ async def _differing(outside: Outside, profile: MemberProfile) -> dict[str, Memb
     return {
         row.member_id: row
         for row in rows
-        if row.state == "live" and row.fingerprint != profile.fingerprint and row.member_id not in dead
+        if row.state == "live" and row.member_id not in dead and _is_other_minded(row, profile)
     }
+
+
+def _is_other_minded(row: MemberRow, profile: MemberProfile) -> bool:
+    return row.fingerprint != profile.fingerprint or _major(row.protocol) > _major(PROTOCOL)
+
+
+def _major(protocol: str) -> int:
+    return int(protocol.partition(".")[0])

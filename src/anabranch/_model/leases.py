@@ -11,7 +11,7 @@ Rules that hold in every row:
 - `watermark` only advances within one `seek_epoch`; `finished` is final within one generation.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
 
 __all__ = [
+    "PROTOCOL",
     "AppRow",
     "Beat",
     "Checkpoint",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 OrderMode = Literal["shard", "key", "none"]
+
+PROTOCOL: Final = "1.0"
+"""Of the rows and what they mean, major and minor: a worker joins no fleet of a higher major (rule U2)."""
 
 
 class AppRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +185,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed and left are final; only then can this member's leases be taken."""
     expiry_ms: int
     """After this long without a new counter, others may seal this member: always the victim's own number."""
-    protocol: str = "1.0"
+    protocol: str = PROTOCOL
     fingerprint: str = ""
     """Settings that a fleet must share (rule U2)."""
     generation: int = 0

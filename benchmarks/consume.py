@@ -2,15 +2,17 @@
 
 A stream of prepared bytes, served over TLS from another core, is read from its beginning to its tip. Ours is the whole
 consumer: leases and checkpoints in a SQLite file, every record acknowledged; only the pace is raised, because five
-reads a second of a shard would make it wait. Bare aiobotocore reads page after page and keeps no account of anything;
-async-kinesis keeps its checkpoints in memory, its rate limit raised out of the way. CPU time is counted from the start
-of the consumer to the last record; opening the clients is not counted. Every round runs each of them once.
+reads a second of a shard would make it wait, and its budget lowered, because it would then prefetch hundreds of pages
+that a paced consumer never has in hand. Bare aiobotocore reads page after page and keeps no account of anything;
+async-kinesis keeps its checkpoints in memory, its rate limit raised out of the way. CPU time is counted from the first
+read to the last record; opening clients and joining is not. Every round runs each of them once.
 
 The second part is the cost of a poll of a shard that has nothing new.
 """
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import secrets
@@ -83,29 +85,32 @@ SHAPES = (
 )
 
 
-class Meter:
-    """CPU time of this process from its making to the last of `count` records."""
-
-    def __init__(self, count: int) -> None:
-        gc.collect()
-        self.count = self.left = count
-        self._start = time.process_time()
-        self.taken = 0.0
-
-    def note(self, count: int = 1) -> bool:
-        """True with the last record."""
-        self.left -= count
-        if self.left > 0:
-            return False
-        assert not self.left, "more records than there are"
-        self.taken = (time.process_time() - self._start) / self.count * 1e6
-        return True
-
-
 # ours
 
 
+class Watched:
+    """Our client, with its reads counted, and CPU time from the first of them on."""
+
+    def __init__(self, client) -> None:
+        self._client = client
+        self._start = 0.0
+        self.reads = 0
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def get_records(self, stream, iterator):
+        if not self.reads:
+            self._start = time.process_time()
+        self.reads += 1
+        return await self._client.get_records(stream, iterator)
+
+    def microseconds(self, count: int) -> float:
+        return (time.process_time() - self._start) / count * 1e6
+
+
 def consuming(client, folder: str, stream: str, order="shard", pace: PaceLimits = NO_PACE) -> tuple[Consuming, Outside]:
+    gc.collect()
     token = secrets.token_hex(8)
     outside = Outside(
         kinesis=client,
@@ -131,41 +136,47 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
     stream, count = shape.stream(shape.pages), shape.count(shape.pages)
 
     async def async_for():
-        run, outside = consuming(client, folder, stream)
-        meter = Meter(count)
+        watched, left = Watched(client), count
+        run, outside = consuming(watched, folder, stream)
         async for record in run.records():
             record.data, record.partition_key  # noqa: B018 -- what a reader does at least
-            if meter.note():
+            left -= 1
+            if not left:
+                taken = watched.microseconds(count)
                 await run.stop(5)
         await outside.store.close()
-        return meter.taken
+        return taken
 
     async def batches():
-        run, outside = consuming(client, folder, stream)
-        meter = Meter(count)
+        watched, left = Watched(client), count
+        run, outside = consuming(watched, folder, stream)
         async for batch in run.batches(BatchLimits(500, 1 << 20, 10)):
             for record in batch:
                 record.data, record.partition_key  # noqa: B018
-            if meter.note(len(batch)):
+            left -= len(batch)
+            if not left:
+                taken = watched.microseconds(count)
                 await run.stop(5)
         await outside.store.close()
-        return meter.taken
+        return taken
 
     def run_in(order: str) -> Work:
         async def work():
-            run, outside = consuming(client, folder, stream, order)
-            meter, over = Meter(count), asyncio.Event()
+            watched, left, over = Watched(client), count, asyncio.get_running_loop().create_future()
+            run, outside = consuming(watched, folder, stream, order)
 
             async def handle(record):
+                nonlocal left
                 record.data, record.partition_key  # noqa: B018
-                if meter.note():
-                    over.set()
+                left -= 1
+                if not left:
+                    over.set_result(watched.microseconds(count))
 
             await run.start(run.handle_records(HandlerCall(handle, threads=1)))
-            await over.wait()
+            taken = await over
             await run.stop(5)
             await outside.store.close()
-            return meter.taken
+            return taken
 
         return work
 
@@ -195,7 +206,8 @@ def bare(client, shape: Shape) -> Work:
     aggregated = stream.startswith("aggregated")
 
     async def work():
-        meter = Meter(count)
+        gc.collect()
+        start, seen = time.process_time(), 0
         for number in range(SHARDS):
             answer = await client.get_shard_iterator(
                 StreamName=stream, ShardId=f"shardId-{number:012}", ShardIteratorType="TRIM_HORIZON"
@@ -207,12 +219,13 @@ def bare(client, shape: Shape) -> Work:
                 if aggregated:
                     for record in iter_deaggregate_records(records, data_format="Boto3"):
                         record["kinesis"]["data"], record["kinesis"]["partitionKey"]
-                        meter.note()
+                        seen += 1
                 else:
                     for record in records:
                         record["Data"], record["PartitionKey"]
-                        meter.note()
-        return meter.taken
+                        seen += 1
+        assert seen == count
+        return (time.process_time() - start) / count * 1e6
 
     return work
 
@@ -232,11 +245,13 @@ def async_kinesis(url: str, shape: Shape) -> Work:
             processor=KplBytes() if stream.startswith("aggregated") else Bytes(),
         )
         async with consumer:
-            meter = Meter(count)
+            gc.collect()
+            start, left = time.process_time(), count
             async for _ in consumer:
-                if meter.note():
-                    return meter.taken
-        raise AssertionError(f"{meter.left} records did not come")
+                left -= 1
+                if not left:
+                    return (time.process_time() - start) / count * 1e6
+        raise AssertionError(f"{left} records did not come")
 
     return work
 
@@ -244,32 +259,17 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 # polls of shards that have nothing new
 
 
-class Counted:
-    """Our client, with its reads counted."""
-
-    def __init__(self, client) -> None:
-        self._client = client
-        self.reads = 0
-
-    def __getattr__(self, name):
-        return getattr(self._client, name)
-
-    async def get_records(self, stream, iterator):
-        self.reads += 1
-        return await self._client.get_records(stream, iterator)
-
-
 def idle(client, folder: str) -> Work:
     async def work():
-        counted = Counted(client)
-        run, outside = consuming(counted, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
+        watched = Watched(client)
+        run, outside = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
         await run.start(run.walk(BatchLimits()))
-        while counted.reads < 3 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
+        while watched.reads < 3 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)
         gc.collect()
-        start, reads = time.process_time(), counted.reads
+        start, reads = time.process_time(), watched.reads
         await asyncio.sleep(IDLE_SECONDS)
-        taken, reads = time.process_time() - start, counted.reads - reads
+        taken, reads = time.process_time() - start, watched.reads - reads
         await run.stop(5)
         await outside.store.close()
         return taken / reads * 1e6
@@ -335,6 +335,7 @@ def verdicts(shape: Shape, figures: dict[str, measure.Figure]) -> list[str]:
 def main() -> None:
     os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = "AKIDEXAMPLE", "secret"
     os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    logging.getLogger("kinesis").setLevel(logging.ERROR)  # it warns of the read that its own closing cuts off
     lines = []
     with canned_server() as (url, certificate), tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         os.environ["AWS_CA_BUNDLE"] = certificate

@@ -173,8 +173,6 @@ class Consumer(Generic[T]):
                 _log.exception("on_event failed for: %s", event)
 
     def _begin(self, outside: Outside) -> Consuming:
-        if self._consuming is not None and self._consuming.is_running:
-            raise UsageError("this consumer is running already: one iterator or one run at a time")
         settings = self._settings
         streams = ",".join(sorted(str(stream) for stream in self._streams))
         until = self._until
@@ -202,26 +200,29 @@ class Consumer(Generic[T]):
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
         )
-        self._consuming = Consuming(outside, plan, self._handling, self._budget)
-        return self._consuming
+        consuming = Consuming(outside, plan, self._handling, self._budget)
+        consuming.on_start = lambda: self._take_turn(consuming)
+        return consuming
+
+    def _take_turn(self, consuming: Consuming) -> None:
+        """It starts now, which may be long after it was made: an iterator starts with its first step."""
+        if self._consuming is not None and self._consuming.is_running:
+            raise UsageError("this consumer is running already: one iterator or one run at a time")
+        self._consuming = consuming
 
     # the caller's own loop
 
-    async def __aiter__(self) -> AsyncIterator[Record[T]]:
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
         """One record after another; each is acknowledged when the next is asked for, or by `ack` if that is set."""
-        consuming = self._begin(self._opened())
-        async for record in consuming.records(by_hand=self._by_hand):
-            yield record
+        return self._begin(self._opened()).records(by_hand=self._by_hand)
 
-    async def batches(
+    def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> AsyncIterator[Batch[T]]:
         """Batch after batch, each of one shard; acknowledged when the next is asked for."""
         self._refuse_by_hand()
         limits = _batch_limits(max_records, max_bytes, max_wait)
-        consuming = self._begin(self._opened())
-        async for batch in consuming.batches(limits):
-            yield batch
+        return self._begin(self._opened()).batches(limits)
 
     def _opened(self) -> Outside:
         if self._outside is None:

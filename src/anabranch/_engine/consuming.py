@@ -5,7 +5,7 @@ failure that then shows wherever somebody waits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from anabranch._core.handling.batches import BatchLimits
@@ -44,11 +44,13 @@ class Consuming:
         self._manual: ManualWalk | None = None
         self._walker: asyncio.Task[Any] | None = None
         self._call: HandlerCall | None = None
+        self.on_start: Callable[[], None] = lambda: None
 
     # starting
 
     async def start(self, make_sink: SinkMaker) -> None:
         """Returns when the worker has joined, or raises what kept it from it."""
+        self.on_start()
         self._host.start(self.worker.run(make_sink), "anabranch consumer")
         try:
             await self.worker.settled.wait()
@@ -130,10 +132,9 @@ class Consuming:
         walk = self._manual if by_hand else self._walk
         assert walk is not None
         self._walker = asyncio.current_task()
-        next_record = walk.next_record
-        left = WALK_SLICE
+        worker, next_record, left = self.worker, walk.next_record, WALK_SLICE
         while True:
-            record = None if self.worker.is_stopping else next_record()
+            record = None if worker.is_stopping else next_record()
             if record is not None:
                 yield record
                 left -= 1

@@ -6,7 +6,7 @@ Each waiter that finds work wakes the next, so that one page of records does not
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,7 +21,8 @@ class Shelf:
     def __init__(self, *, one_at_a_time: bool = False) -> None:
         self._one_at_a_time = one_at_a_time
         """What a session has handed out must be finished before there is more of it: who finishes it offers again."""
-        self._ready: dict[Session, None] = {}
+        # Not a dict: finding the first key of one whose first keys were deleted takes ever longer.
+        self._ready: OrderedDict[Session, None] = OrderedDict()
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def offer(self, session: Session) -> None:
@@ -38,8 +39,7 @@ class Shelf:
     def take(self, pick: Callable[[Session], T | None]) -> tuple[Session, T] | None:
         """The first thing that a session in turn has to hand out."""
         while self._ready:
-            session = next(iter(self._ready))
-            del self._ready[session]
+            session, _ = self._ready.popitem(last=False)
             picked = pick(session)
             if picked is not None:
                 if not self._one_at_a_time:

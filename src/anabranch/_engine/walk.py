@@ -5,7 +5,7 @@ the record in hand, and `stop()` inside the loop ends it after acknowledging tha
 is dropped: its rest belongs to somebody else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch._engine.batch_feed import BatchFeed
@@ -25,37 +25,40 @@ class Walk:
         on_failed: Callable[[Session, Record[bytes], str], None],
     ) -> None:
         self._feed = feed
-        self._may_start = feed.may_start
         self._decode = decode
         self._on_failed = on_failed
         self._session: Session | None = None
         self._stretch: list[Record[bytes]] = []
         self._handed_out = 0
         self._acknowledged = 0
+        self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
+        """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
 
     # one record after another
 
-    def next_record(self) -> Record[Any] | None:
-        """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
-        self._acknowledged = self._handed_out
+    def _records(self) -> Iterator[Record[Any] | None]:
+        """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
+        may_start, decode = self._feed.may_start, self._decode
         while True:
-            session, place = self._session, self._handed_out
-            if session is not None and place < len(self._stretch):
-                if session.is_live and self._may_start():
-                    record: Record[Any] | None = self._stretch[place]
-                    if self._decode is None or (record := self._decoded(session, self._stretch[place])) is not None:
-                        self._handed_out = place + 1
-                        return record
-                    continue
-                if session.is_live:
-                    return None  # fenced: a later heartbeat may lift it
-                self._drop()
-            self.settle()
             taken = self._feed.take()
             if taken is None:
-                return None
-            self._session, self._stretch = taken
-            self._handed_out = self._acknowledged = 0
+                yield None
+                continue
+            session, self._stretch = taken
+            self._session, self._handed_out, self._acknowledged = session, 0, 0
+            for place, record in enumerate(self._stretch, 1):
+                while session.is_live and not may_start():
+                    yield None  # fenced: a later heartbeat may lift it
+                if not session.is_live:
+                    break
+                decoded = record if decode is None else self._decoded(session, record)
+                if decoded is None:
+                    break
+                self._handed_out = place
+                yield decoded
+                self._acknowledged = place
+            self.settle()
+            self._drop()
 
     # batch after batch
 

@@ -81,6 +81,7 @@ class Worker:
         self._task: asyncio.Task[Any] | None = None
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
+        self.is_stopping = False
         self._paused = False
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when what still runs is not waited for any more."""
@@ -102,7 +103,7 @@ class Worker:
             self.scheduler.close()
             if self.has_joined:
                 self.member.close()
-                self._stop_deadline_ms = self._stop_deadline_ms or 0
+                self.is_stopping = True
                 self._sink.shelf.wake_all()
             for session in self.sessions.values():
                 session.empty()  # however it ended: a budget that is shared gets its bytes back
@@ -207,7 +208,7 @@ class Worker:
         if not self.has_joined and self._task is not None:
             self._task.cancel()
         if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
-            self._stop_deadline_ms = deadline_ms
+            self._stop_deadline_ms, self.is_stopping = deadline_ms, True
             self._stop.ring()
             if self.has_joined:
                 self._drain.hurry(deadline_ms)
@@ -381,10 +382,6 @@ class Worker:
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""
         await self._sink.shelf.wait()
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stop_deadline_ms is not None
 
     def pause(self) -> None:
         self._paused = True

@@ -43,7 +43,7 @@ class Page:
     def finish(self, cost: int) -> int:
         """Records of this page were finished; returns the bytes that are free again."""
         self._unfinished_bytes -= cost
-        return self._settle()
+        return self._settle() if self._drained else 0
 
     def drain(self) -> int:
         """Every record of this page was handed out; returns the bytes that are free again."""
@@ -52,8 +52,6 @@ class Page:
         return self._settle()
 
     def _settle(self) -> int:
-        if not self._drained:
-            return 0
         still = min(self.charged_bytes, self._unfinished_bytes)
         freed, self.charged_bytes = self.charged_bytes - still, still
         return freed

@@ -102,8 +102,9 @@ class Window:
         self._stretch_cost = self._data_ends[-1] + key_bytes + RECORD_OVERHEAD_BYTES * len(stretch)
 
     def finish(self, record: Record[bytes], page: Page) -> None:
-        if not self._cleared:
-            self._free(page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES))
+        freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
+        if freed_bytes and not self._cleared:
+            self._free(freed_bytes)
 
     def finish_some(self, portion: Portion) -> None:
         if not self._cleared:

@@ -92,7 +92,8 @@ class RecordRunners:
         if entry is None:
             session.settle()
             session.reason = lane.standstill or session.reason
-            if (deadline_ms := lane.next_deadline_ms) is not None:
+            deadline_ms = self._outside.clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
+            if deadline_ms is not None:
                 self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
             self._on_finished(session)  # pulling may have passed over records that the owner before had finished
         return entry

@@ -64,7 +64,7 @@ class Session:
         self.commit_lock = asyncio.Lock()
         """One write of a lease row at a time (rule L7)."""
         self.on_settled: Callable[[], None] = lambda: None
-        self._budget = budget
+        self.budget = budget
         self._held_bytes = 0
 
     @property
@@ -161,7 +161,7 @@ class Session:
             charged = self.window.accept(records, after)
             self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
         self._held_bytes += charged
-        self._budget.release(reserved_bytes - charged)
+        self.budget.release(reserved_bytes - charged)
         return charged - RECORD_OVERHEAD_BYTES * len(records)
 
     @property
@@ -176,7 +176,7 @@ class Session:
         freed = self.window.collect_freed()
         if freed:
             self._held_bytes -= freed
-            self._budget.release(freed)
+            self.budget.release(freed)
             self.on_settled()
 
     def empty(self) -> None:

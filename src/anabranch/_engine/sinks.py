@@ -45,7 +45,7 @@ class RecordSink:
         self.by_hand = False
 
     def make_lane(self, session: Session) -> Lane:
-        return Lane(session.row.checkpoint, self._order, session.window, self._limits)
+        return Lane(session.row.checkpoint, self._order, session.window, self._limits, session.budget)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return self._runners.running()

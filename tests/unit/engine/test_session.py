@@ -26,7 +26,7 @@ def make_session(order="key", checkpoint=None, until_seconds=None):
 
 
 def read(session, *records):
-    assert session._budget.try_reserve(READ_RESERVE_BYTES)
+    assert session.budget.try_reserve(READ_RESERVE_BYTES)
     session.accept(list(records), READ_RESERVE_BYTES)
 
 
@@ -73,7 +73,7 @@ def test_a_shard_that_stands_still_holds_no_bytes_and_can_still_be_committed(ord
     committed, finished_count = lane.checkpoint(), lane.finished_count
     session.move(move)
     session.empty()
-    assert session._budget.used_bytes == session.state().held_bytes == 0
+    assert session.budget.used_bytes == session.state().held_bytes == 0
     assert (lane.checkpoint(), lane.finished_count) == (committed, finished_count)
     assert (lane.unfinished_count, lane.running_count, lane.first_unfinished) == (0, 0, None)
     assert (lane.next(9999, ended=True) if order == "batch" else lane.next(9999)) is None
@@ -83,7 +83,7 @@ def test_a_read_that_arrives_after_everything_was_forgotten_costs_nothing():
     session = make_session()
     session.empty()
     read(session, plain(1))
-    assert session._budget.used_bytes == 0
+    assert session.budget.used_bytes == 0
 
 
 def test_the_time_that_a_shard_was_seen_through_is_noted_once_an_hour():

@@ -23,7 +23,7 @@ def make_session(number=0):
 
 
 def read(session, *records):
-    assert session._budget.try_reserve(READ_RESERVE_BYTES)
+    assert session.budget.try_reserve(READ_RESERVE_BYTES)
     session.accept(list(records), READ_RESERVE_BYTES)
 
 

@@ -23,12 +23,16 @@ import msgspec
 from anabranch._core.checkpoints.tracker import Entry, Tracker
 from anabranch._core.reading.window import Window
 from anabranch._model.leases import Checkpoint, OrderMode
+from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
+from anabranch.budget import Budget
 from anabranch.records import Record
 
 __all__ = ["Lane", "LaneLimits"]
 
 ENTRY_BYTES = 256
 """What a held-back record costs beside its payload (rule B2)."""
+SCAN_MAX = 1_000
+"""Records that one call may hold back: a window full of one busy key is walked through in steps."""
 
 
 class LaneLimits(msgspec.Struct, frozen=True):
@@ -47,7 +51,10 @@ class Lane:
         order: OrderMode,
         window: Window,
         limits: LaneLimits | None = None,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget
+        """Pays for opened sub-records that are held back: their page is charged for the aggregate alone."""
         self._order: OrderMode = order
         self._window = window
         self._limits = limits or LaneLimits()
@@ -58,12 +65,17 @@ class Lane:
         """With order "key": each key's unfinished entries, the first one running, ready or waiting to be retried."""
         self._running: dict[int, Entry] = {}
         self._held_back_bytes = 0
+        self._reserved_bytes = 0
+        self._has_no_room = False
+        self.scan_is_cut = False
+        """The last `next` returned nothing only because it had looked far enough: ask again."""
         self._stopped = False
 
     # what may start
 
     def next(self, now_ms: int) -> Entry | None:
         """The next record that may be started now; the caller starts it, and reports its end."""
+        self._has_no_room = self.scan_is_cut = False
         if self._stopped:
             return None
         while self._later and self._later[0][0] <= now_ms:
@@ -76,7 +88,14 @@ class Lane:
         return entry
 
     def _scan(self) -> Entry | None:
+        held_back_count = 0
         while self.standstill is None:
+            if held_back_count >= SCAN_MAX:
+                self.scan_is_cut = True
+                return None
+            if not self._may_pull():
+                self._has_no_room = True
+                return None
             pulled = self._window.pull()
             if pulled is None:
                 return None
@@ -92,8 +111,35 @@ class Lane:
                 self._queues[record.partition_key] = deque((entry,))
                 return entry
             queue.append(entry)
-            self._held_back_bytes += len(record.data) + ENTRY_BYTES
+            held_back_count += 1
+            self._hold_back(record)
         return None
+
+    # what is held back
+
+    def _may_pull(self) -> bool:
+        """False if the next record would be held back and there is no room for what it costs beside its page."""
+        if self._budget is None or self._order != "key" or not self._queues:
+            return True
+        upcoming = self._window.peek()
+        if upcoming is None or upcoming.partition_key not in self._queues:
+            return True
+        return self._budget.used_bytes + _extra_cost(upcoming) <= self._budget.limit_bytes
+
+    def _hold_back(self, record: Record[bytes]) -> None:
+        self._held_back_bytes += len(record.data) + ENTRY_BYTES
+        extra = _extra_cost(record)
+        if extra and self._budget is not None and self._budget.try_reserve(extra):
+            self._reserved_bytes += extra
+
+    def _let_go(self, record: Record[bytes]) -> None:
+        self._held_back_bytes -= len(record.data) + ENTRY_BYTES
+        self._give_back(min(self._reserved_bytes, _extra_cost(record)))
+
+    def _give_back(self, freed_bytes: int) -> None:
+        if freed_bytes and self._budget is not None:
+            self._reserved_bytes -= freed_bytes
+            self._budget.release(freed_bytes)
 
     @property
     def standstill(self) -> str | None:
@@ -104,6 +150,8 @@ class Lane:
         waiting = len(self._queues) if self._order == "key" else len(self._running) + len(self._later)
         if waiting >= limits.open_keys_max:
             return f"{waiting} keys have unfinished records, as many as may be open at once"
+        if self._has_no_room:
+            return "the byte budget has no room to look past records that wait for others of their keys"
         if self._held_back_bytes >= limits.held_back_bytes_max:
             return f"{self._held_back_bytes} bytes wait behind unfinished records of their keys"
         if self._tracker.replay_bytes >= limits.replay_bytes_max:
@@ -126,7 +174,7 @@ class Lane:
             queue.popleft()
             if queue:
                 follower = queue[0]
-                self._held_back_bytes -= len(follower.record.data) + ENTRY_BYTES
+                self._let_go(follower.record)
                 self._ready.append(follower)
             else:
                 del self._queues[entry.record.partition_key]
@@ -155,6 +203,7 @@ class Lane:
         self._queues.clear()
         self._running.clear()
         self._held_back_bytes = 0
+        self._give_back(self._reserved_bytes)
         self._stopped = True
 
     # what is known
@@ -195,3 +244,8 @@ class Lane:
         yield from self._ready
         for _, _, entry in self._later:
             yield entry
+
+
+def _extra_cost(record: Record[bytes]) -> int:
+    """What a held-back record costs beside its page: nothing, or all of itself if it was opened out of an aggregate."""
+    return 0 if record.sub_sequence_number == BEFORE_FIRST_SUB else len(record.data) + ENTRY_BYTES

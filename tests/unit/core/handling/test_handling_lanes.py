@@ -2,10 +2,11 @@
 
 import pytest
 
-from anabranch._core.handling.lanes import ENTRY_BYTES, Lane, LaneLimits
+from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, Lane, LaneLimits
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.sequence_numbers import Position
-from shard_records import make_window, plain
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from shard_records import aggregated, make_window, plain
 
 
 def make_lane(order, keys, limits=None, checkpoint=None, data=b"payload"):
@@ -171,3 +172,51 @@ def test_the_checkpoint_names_each_open_key_by_its_first_record():
     assert committed.frontier == Position(3)
     assert isinstance(committed.open_keys[0], OpenKey)
     assert first.record == lane.first_unfinished
+
+
+def test_a_window_full_of_one_busy_key_is_walked_through_in_steps():
+    lane = make_lane("key", "a" * (2 * SCAN_MAX + 5) + "b")
+    assert numbers([lane.next(0)]) == [1]
+    assert lane.next(0) is None
+    assert lane.scan_is_cut
+    assert lane.standstill is None
+    assert lane.next(0) is None
+    assert numbers([lane.next(0)]) == [2 * SCAN_MAX + 6]
+    assert not lane.scan_is_cut
+
+
+def test_opened_sub_records_that_are_held_back_are_paid_for_by_the_budget_and_given_back():
+    budget = Budget(READ_RESERVE_BYTES)
+    window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")))
+    lane = Lane(Checkpoint(), "key", window, None, budget)
+    first, other = start_all(lane)
+    assert budget.used_bytes == 2 + 3 + 2 * ENTRY_BYTES
+    lane.finish(first)
+    assert budget.used_bytes == 3 + ENTRY_BYTES
+    lane.forget()
+    assert budget.used_bytes == 0
+    assert other.record.partition_key == "b"
+
+
+def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
+    budget = Budget(READ_RESERVE_BYTES)
+    budget.try_reserve(READ_RESERVE_BYTES - ENTRY_BYTES - 2)
+    window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")), plain(2, "a"))
+    lane = Lane(Checkpoint(), "key", window, None, budget)
+    (first,) = start_all(lane)
+    assert "no room" in lane.standstill
+    assert budget.used_bytes == budget.limit_bytes
+    lane.finish(first)
+    second = lane.next(0)
+    assert second.record.data == b"yy"
+    assert budget.used_bytes == budget.limit_bytes - ENTRY_BYTES - 2
+    lane.finish(second)
+    assert [entry.record.data for entry in start_all(lane)] == [b"zzz", b""]
+
+
+def test_plain_records_that_are_held_back_cost_nothing_beside_their_page():
+    budget = Budget(READ_RESERVE_BYTES)
+    window = make_window(plain(1, "a"), plain(2, "a"), plain(3, "b"))
+    lane = Lane(Checkpoint(), "key", window, None, budget)
+    assert numbers(start_all(lane)) == [1, 3]
+    assert budget.used_bytes == 0

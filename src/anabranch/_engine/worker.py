@@ -106,7 +106,7 @@ class Worker:
                 self.is_stopping = True
                 self._sink.shelf.wake_all()
             for session in self.sessions.values():
-                session.empty()  # however it ended: a budget that is shared gets its bytes back
+                self._end(session)  # however it ended: a budget that is shared gets its bytes back
 
     async def _run(self, make_sink: SinkMaker) -> None:
         async with asyncio.TaskGroup() as group:
@@ -229,13 +229,17 @@ class Worker:
         committed = await self._checkpointer.commit_all()
         released = await self.member.leave()
         for session in sessions:
-            if session.phase not in {"finished", "lost"}:
-                session.move("lose")
-            session.empty()
+            self._end(session)
         self._outside.emit(ConsumerStopped(leftover_count=len(left)))
         return StopReport(leftovers=tuple(left), committed=committed, released=released)
 
     # sessions come and go
+
+    @staticmethod
+    def _end(session: Session) -> None:
+        if session.phase not in {"finished", "lost"}:
+            session.move("lose")
+        session.empty()
 
     def _on_held(self, holding: Holding) -> None:
         plan, row = self._plan, holding.row

@@ -21,10 +21,26 @@ right column of the audit shows a lost or misordered record.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("--seed", type=int, default=None, help="what happens to whom (default: a new one each time)")
-    parser.add_argument("--seconds", type=float, default=36.0, help="how long records are written (default: 36)")
-    parser.add_argument("--rate", type=int, default=250, help="records a second (default: 250)")
+    parser.add_argument("--seed", type=int, help="decides what happens to whom (default: a new one each time)")
+    parser.add_argument("--seconds", type=_seconds, default=36.0, help="how long records are written (default: 36)")
+    parser.add_argument("--rate", type=_rate, default=250, help="records a second (default: 250)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save what was shown as an SVG picture")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3_600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 3600")
+    return seconds
+
+
+def _rate(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 2_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of records from 1 to 2000")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,12 +4,14 @@ The river: time flows down, its width is the hash space, each colour is a worker
 banks; grey is a shard that nobody reads at that moment.
 """
 
+import shutil
+import sys
 import time
 from collections import deque
 from itertools import groupby
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -22,11 +24,14 @@ __all__ = ["River", "audit_table", "plain_line", "what_next"]
 
 COLOURS: Final = {"one": "cyan", "two": "magenta", "three": "yellow"}
 WIDTH: Final = 64
-ROWS: Final = 16
+ROWS_MAX: Final = 16
+ROWS_MIN: Final = 4
+NEWS: Final = 4
+LINES_AROUND: Final = 2 + 2 + NEWS + 1 + 1  # the panel's frame, the figures, the news, the keys, and the cursor's line
 NEXT: Final = (
-    ("anabranch serve --create orders:4", "a local Kinesis for your programs"),
-    ("anabranch put orders hello --key user-1", "writes a record"),
-    ("anabranch tail orders", "follows it through resharding"),
+    ("serve --create orders:4", "a local Kinesis; says what to paste"),
+    ("put orders hello --key user-1", "in another terminal: writes a record"),
+    ("tail orders --from horizon", "shows it, and follows resharding"),
 )
 PICTURE_ROWS: Final = 24
 
@@ -35,7 +40,7 @@ class River:
     def __init__(self, stage: Stage, *, keys: bool) -> None:
         self._stage = stage
         self._keys = keys
-        self._rows: deque[Text] = deque(maxlen=ROWS)
+        self._rows: deque[Text] = deque(maxlen=ROWS_MAX)
         self._history: list[Text] = []
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
@@ -48,9 +53,12 @@ class River:
         self._rows.append(row)
         self._history.append(row)
 
-    def __rich__(self) -> RenderableType:
-        rows = [*self._rows, *[Text("")] * (ROWS - len(self._rows))]
-        return Group(_panel(rows), self._figures(), self._news())
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
+        rows = list(self._rows)[-height:]
+        yield _panel([*rows, *[Text("")] * (height - len(rows))])
+        yield self._figures()
+        yield self._news()
 
     def whole(self) -> RenderableType:
         """The river from its source, with as many rows as fit a picture."""
@@ -66,14 +74,14 @@ class River:
         line = Text()
         for name, colour in COLOURS.items():
             owned = sum(shard.owner == name for shard in stage.shards)
-            line.append(f" ██ worker {name}: {owned} shards ", style=colour)
+            line.append(f" ██ worker {name}: {owned} {'shard ' if owned == 1 else 'shards'} ", style=colour)
         line.append(f"\n put {len(stage.put):6}   handled {handled:6}   waiting {len(stage.put) - handled:4}   ")
         line.append(f"{rate:6.0f} records/s")
         return line
 
     def _news(self) -> RenderableType:
         lines = Text()
-        for happening in list(self._stage.happenings)[-4:]:
+        for happening in list(self._stage.happenings)[-NEWS:]:
             lines.append(f" {happening.text}\n", style="bold" if happening.victim else "")
         if self._keys:
             lines.append(" keys: s split   m merge   k kill a worker   t throttle   q end", style="dim")
@@ -142,9 +150,11 @@ def audit_table(
 
 
 def what_next() -> RenderableType:
+    program = "anabranch" if shutil.which("anabranch") else sys.argv[0]  # `make demo` leaves it in .venv/bin
+    width = max(len(f"{program} {command}") for command, _ in NEXT)
     text = Text("Try next:", style="dim")
     for command, meaning in NEXT:
-        text.append(f"\n  {command:<42}", style="bold")
+        text.append(f"\n  {f'{program} {command}':<{width}}  ", style="bold")
         text.append(meaning, style="dim")
     return text
 

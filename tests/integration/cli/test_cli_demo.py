@@ -1,0 +1,115 @@
+"""`anabranch demo` as a program: the audit, the keys, Ctrl-C, and nothing left behind."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from fcntl import ioctl
+from struct import pack
+
+import pytest
+
+PROGRAM = (sys.executable, "-m", "anabranch", "demo")
+ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@contextmanager
+def on_a_terminal(folder, *options, rows=24, columns=80):
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", rows, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    process = subprocess.Popen(
+        [*PROGRAM, *options],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**environment, "TERM": "xterm", "TMPDIR": str(folder)},
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(ours)
+
+
+def read_until(descriptor, wanted):
+    """What the terminal got, without escapes, up to a text; or up to the end of the program."""
+    seen, deadline = b"", time.monotonic() + 45
+    while wanted is None or wanted not in ESCAPES.sub(b"", seen):
+        assert time.monotonic() < deadline, ESCAPES.sub(b"", seen).decode()[-2_000:]
+        try:
+            seen += os.read(descriptor, 65_536)
+        except OSError:  # the last process that held the terminal is gone
+            break
+    return ESCAPES.sub(b"", seen).decode()
+
+
+def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path):
+    ended = subprocess.run(
+        [*PROGRAM, "--seed", "7", "--seconds", "4"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "seed 7" in ended.stdout
+    assert "(kill -9)" in ended.stdout
+    assert re.search(r"lost +│ +\d+ │ +0 │", ended.stdout)
+    assert re.search(r"out of order +│ +\d+ │ +0 │", ended.stdout)
+    assert "serve --create orders:4" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_audit(tmp_path):
+    with on_a_terminal(tmp_path, "--seconds", "60") as (process, terminal):
+        before = read_until(terminal, b"q end")  # the last line of the picture fits into 24
+        os.write(terminal, b"s")
+        after = read_until(terminal, b"split shard")
+        os.write(terminal, b"q")
+        audit = read_until(terminal, b"Try next")
+        rest = read_until(terminal, None)
+        assert process.wait(20) == 0
+    assert "the stream: hash space across" in before
+    assert "could not" not in after
+    assert "What became of every record" in audit
+    assert "tail orders" in audit + rest
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path):
+    with on_a_terminal(tmp_path) as (process, terminal):
+        read_until(terminal, b"q end")
+        os.write(terminal, b"t")
+        read_until(terminal, b"throttled")
+        os.killpg(process.pid, signal.SIGINT)
+        shown = read_until(terminal, None)  # ends when nobody holds the terminal any more: no process is left
+        assert process.wait(20) == 130
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options, advice",
+    [
+        (("--seconds", "0"), "'0' is not a number of seconds from 1 to 3600"),
+        (("--seconds", "long"), "'long' is not a number of seconds from 1 to 3600"),
+        (("--rate", "-5"), "'-5' is not a number of records from 1 to 2000"),
+        (("--rate", "1e3"), "'1e3' is not a number of records from 1 to 2000"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(cli, options, advice):
+    ended = cli("demo", *options)
+    assert ended.code == 2
+    assert advice in ended.err

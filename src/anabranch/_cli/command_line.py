@@ -38,6 +38,12 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 """Name of a command to its module and its line in the help."""
 
 _EPILOG: Final = """\
+examples:
+  anabranch demo                      the whole product, without an AWS account
+  anabranch serve --create orders:4   a local Kinesis to develop against
+  anabranch doctor orders             what is missing to use a stream
+  anabranch tail orders --from -15m   what came in the last quarter of an hour
+
 `anabranch COMMAND --help` has examples. Region, credentials and endpoint come
 from the standard AWS environment and profile, or from each command's options.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.

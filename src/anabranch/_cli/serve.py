@@ -1,18 +1,21 @@
 """`anabranch serve`: the local Kinesis as a process, alone or around another program.
 
-The ready line on standard output comes when clients can connect, and is the only thing written there. SIGINT and
-SIGTERM stop it cleanly. With `-- PROGRAM...` the program finds endpoint, region and credentials in its environment,
-gets the signals, and its exit code becomes ours.
+The ready line on standard output comes when clients can connect, and is the only thing written there; somebody at a
+terminal also gets the lines to paste into other ones. SIGINT and SIGTERM stop it cleanly. With `-- PROGRAM...` the
+program finds endpoint, region and credentials in its environment, gets the signals, and its exit code becomes ours.
 """
 
 import argparse
 import asyncio
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Final
 
 from anabranch._cli.child_program import run_program
+from anabranch._cli.output import say
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
@@ -26,8 +29,9 @@ examples:
   anabranch serve --create orders:4 -- python app.py
   anabranch serve --data ./kinesis --limits aws
 
-The line that begins with `ready:` comes when clients can connect. A program
-finds endpoint, region and credentials in its environment.
+The line that begins with `ready:` comes when clients can connect; on a
+terminal, what to paste into other terminals follows. A PROGRAM finds endpoint,
+region and credentials in its environment.
 """
 
 
@@ -94,6 +98,8 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
         if program and not stopped.is_set():
             return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
         print(_ready_line(kinesis), flush=True)
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            say(_to_paste(kinesis))
         await stopped.wait()
     return 0
 
@@ -101,6 +107,11 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
 def _ready_line(kinesis: LocalKinesis) -> str:
     line = f"ready: {kinesis.endpoint_url} region {kinesis.region}"
     return f"{line} certificate {kinesis.certificate_path}" if kinesis.certificate_path is not None else line
+
+
+def _to_paste(kinesis: LocalKinesis) -> str:
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
+    return "\n".join(["", "To use it from another terminal, paste there:", *lines, "", "Ctrl-C ends it."])
 
 
 def _inherited_environment() -> dict[str, str]:

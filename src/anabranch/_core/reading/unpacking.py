@@ -68,10 +68,11 @@ class Unpacker:
                 start += 1
         for at in range(start, len(records), STRETCH):
             stretch = records[at : at + STRETCH]
-            if any([record.data.startswith(MAGIC) for record in stretch]):  # noqa: C419 -- a list costs half of it
-                yield from self._open(stretch)
+            made = self._plain(stretch, but=MAGIC)
+            if len(made) == len(stretch):
+                yield made
             else:
-                yield self._plain(stretch)
+                yield from self._open(stretch)
 
     def _before(self, until_seconds: float, records: Sequence[KinesisRecord]) -> Sequence[KinesisRecord]:
         for index, record in enumerate(records):
@@ -80,7 +81,8 @@ class Unpacker:
                 return records[:index]
         return records
 
-    def _plain(self, records: Sequence[KinesisRecord]) -> list[Record[bytes]]:
+    def _plain(self, records: Sequence[KinesisRecord], *, but: bytes | tuple[()] = ()) -> list[Record[bytes]]:
+        """As they are, but for those that begin with the given bytes: one pass, as most streams have no aggregates."""
         stream, shard_id = self._stream, self._shard_id
         return [
             Record(
@@ -89,10 +91,11 @@ class Unpacker:
                 sequence_number=record.sequence_number,
                 partition_key=record.partition_key,
                 arrival_seconds=record.arrival_seconds,
-                data=(data := record.data),
+                data=data,
                 value=data,
             )
             for record in records
+            if not (data := record.data).startswith(but)
         ]
 
     def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[list[Record[bytes]]]:

@@ -5,16 +5,19 @@ by `asyncio` alone; there are no threads, no sockets and no real time in a simul
 nothing.
 """
 
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from anabranch._engine.calls import HandlerCall
 from anabranch.policies import Retry
-from anabranch.records import Record
+from anabranch.records import Context, Record
 from anabranch.testing.world import FleetOptions, run_fleet
 from anabranch.testing.world.options import Scene
 from anabranch.testing.world.worker import SimulatedHandling
+from anabranch.values import Decoder, decode_with
 
 __all__ = ["Fault", "SimulationReport", "simulate"]
 
@@ -41,6 +44,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Virtual ones."""
     violations: tuple[str, ...]
     """Broken promises, the first one first: of anabranch, or of a handler that never ends."""
+    failure: str | None = None
+    """What the handler raised first, if it ever did. By itself no violation: a failed call is repeated."""
 
     @property
     def repeated_count(self) -> int:
@@ -49,11 +54,43 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises AssertionError with the first violation and the seed, if there is any."""
         if self.violations:
-            raise AssertionError(f"{self.violations[0]} (simulate(..., seed={self.seed}) repeats this run)")
+            blame = "" if self.failure is None else f"; {self.failure}"
+            raise AssertionError(f"{self.violations[0]}{blame} (simulate(..., seed={self.seed}) repeats this run)")
+
+
+class _Watched:
+    """A handler whose failures are remembered: they are the likely reason of a standstill."""
+
+    def __init__(self, handler: Callable[..., Awaitable[Any]]) -> None:
+        self._call = HandlerCall(handler, threads=1)
+        if not self._call.is_async:
+            raise ValueError(
+                f"simulate runs async functions, and {getattr(handler, '__name__', handler)} is a plain one, which "
+                "would need threads: simulate an async function that calls it"
+            )
+        self._count = 0
+        self._first = ""
+
+    @property
+    def failure(self) -> str | None:
+        if not self._count:
+            return None
+        times = "once" if self._count == 1 else f"{self._count} times"
+        return f"the handler failed {times}, first with {self._first}"
+
+    async def __call__(self, record: Record[Any], context: Context) -> None:
+        try:
+            await self._call(record, context, lambda: True)
+        except Exception as error:
+            self._count += 1
+            if not self._first:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                self._first = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+            raise
 
 
 def simulate(
-    handler: Callable[[Record[bytes]], Awaitable[Any]],
+    handler: Callable[[Record[Any]], Awaitable[Any]] | Callable[[Record[Any], Context], Awaitable[Any]],
     records: Iterable[tuple[str, bytes]],
     *,
     seed: int = 0,
@@ -61,6 +98,7 @@ def simulate(
     shards: int = 2,
     order: Literal["shard", "key", "none"] = "shard",
     concurrency: int = 8,
+    decode: Decoder[Any] = bytes,
     faults: Iterable[Fault] = (),
     script: Iterable[tuple[float, Scene]] = (),
     seconds: float = 30.0,
@@ -92,7 +130,9 @@ def simulate(
         script=scenes,
         **chosen,
     )
-    verdict = run_fleet(seed, options, handling=SimulatedHandling(handler, on_failure or Retry()), records=written)
+    watched = _Watched(handler)
+    handling = SimulatedHandling(watched, on_failure or Retry(), decode_with(decode))
+    verdict = run_fleet(seed, options, handling=handling, records=written)
     return SimulationReport(
         seed=seed,
         record_count=len(written),
@@ -100,4 +140,5 @@ def simulate(
         finished_count=verdict.finishes,
         seconds=verdict.seconds,
         violations=tuple(str(violation) for violation in verdict.violations),
+        failure=watched.failure,
     )

@@ -59,7 +59,41 @@ def test_a_handler_that_fails_for_good_is_reported():
         if record.data == b"60":
             raise RuntimeError("poison")
 
-    assert "never finished" in simulate(handle, ORDERS).violations[0]
+    report = simulate(handle, ORDERS)
+    assert "never finished" in report.violations[0]
+    with pytest.raises(AssertionError, match=r"the handler failed 3 times, first with RuntimeError: poison \(.*\.py:"):
+        report.check()
+
+
+def test_a_failure_that_a_repetition_heals_breaks_no_promise():
+    failed = []
+
+    async def handle(record):
+        if record.data == b"60" and not failed:
+            failed.append(record)
+            raise TimeoutError
+
+    report = simulate(handle, ORDERS)
+    report.check()
+    assert report.failure.startswith("the handler failed once, first with TimeoutError")
+
+
+def test_a_handler_gets_what_a_consumer_would_give_it():
+    totals = {}
+
+    async def handle(record, context):
+        assert context.fence_token > 0
+        totals[record.partition_key] = totals.get(record.partition_key, 0) + record.value["amount"]
+
+    simulate(handle, [("ann", b'{"amount": 3}'), ("ann", b'{"amount": 4}')], decode=dict).check()
+    assert totals == {"ann": 7}
+
+
+def test_a_plain_function_is_refused_with_what_to_do():
+    def handle(record): ...
+
+    with pytest.raises(ValueError, match="handle is a plain one, which would need threads: simulate an async"):
+        simulate(handle, ORDERS)
 
 
 def test_an_unknown_fault_names_the_known_ones():

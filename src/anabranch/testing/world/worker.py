@@ -36,8 +36,9 @@ _WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused",
 class SimulatedHandling(NamedTuple):
     """What a simulated fleet does with its records: nothing that takes longer than the options say, by default."""
 
-    handler: Callable[[Record[bytes]], Awaitable[Any]] | None = None
+    handler: Callable[[Record[Any], Context], Awaitable[Any]] | None = None
     policy: Retry = Retry()
+    decode: Callable[[bytes], Any] | None = None
 
 
 class SimulatedWorker:
@@ -62,7 +63,7 @@ class SimulatedWorker:
         self._options = options
         self._random = random
         self._handler = handling.handler or self._pretend
-        self._policy = handling.policy
+        self._given = handling
         self._budget = Budget()
         outside = Outside(
             kinesis=kinesis,
@@ -89,7 +90,8 @@ class SimulatedWorker:
 
     def _handling(self) -> Handling:
         options = self._options
-        return Handling(order=options.order, concurrency=options.concurrency, decode=None, policy=self._policy)
+        given = self._given
+        return Handling(order=options.order, concurrency=options.concurrency, decode=given.decode, policy=given.policy)
 
     async def _live(self) -> None:
         call = HandlerCall(self._handle, threads=1)
@@ -126,14 +128,14 @@ class SimulatedWorker:
         self._journal.started(self._call(record, context, was_paused=was_paused))
         self._measure()
         try:
-            await self._handler(record)
+            await self._handler(record, context)
         except BaseException:
             self._journal.abandoned(self._call(record, context, was_paused=was_paused))
             raise
         self._journal.finished(self._call(record, context, was_paused=was_paused))
         self._measure()
 
-    async def _pretend(self, _: Record[bytes]) -> None:
+    async def _pretend(self, _record: Record[Any], _context: Context) -> None:
         seconds = self._random.uniform(0, self._options.handler_seconds_max)
         await self.process.clock.sleep_until_ms(self.process.clock.now_ms() + int(seconds * 1000))
 

@@ -1,7 +1,7 @@
 """Every Python sample of the README and the docs is run, as its reader would run it, against a local Kinesis.
 
-A block is one program; one without a call of its own `main` gets it. A block fenced as anything but `python` is not a
-sample.
+A block is one program; one without a call of its own `main` gets it. The files that a page names (`# file: work.py`)
+lie beside each of its programs. A block fenced as anything but `python` is not a sample.
 """
 
 import os
@@ -17,17 +17,22 @@ from anabranch.testing.local_kinesis import run_local_kinesis
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"# file: (\w+\.py)\n")
 _RUN_FOR_SECONDS = 4
 
 
 def _blocks():
     for page in PAGES:
-        for number, block in enumerate(_BLOCK.findall(page.read_text()), 1):
-            yield pytest.param(block, id=f"{page.name}-{number}")
+        blocks = _BLOCK.findall(page.read_text())
+        files = {named[1]: block for block in blocks if (named := _NAMED.match(block))}
+        for number, block in enumerate(blocks, 1):
+            yield pytest.param(block, files, id=f"{page.name}-{number}")
 
 
-@pytest.mark.parametrize("block", list(_blocks()))
-def test_a_sample_runs_as_it_is_printed(block, tmp_path):
+@pytest.mark.parametrize("block, files", list(_blocks()))
+def test_a_sample_runs_as_it_is_printed(block, files, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     if "def test_" in block:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sample.py"]
         (tmp_path / "test_sample.py").write_text(block)

@@ -337,7 +337,10 @@ class Consumer(Generic[T]):
         return self._running().worker.status()
 
     async def stop(self, *, deadline: float = 30.0) -> StopReport:
-        """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline."""
+        """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline.
+
+        In a handler it returns at once, since it would wait for that handler; `run` returns the report.
+        """
         if self._consuming is None:
             return StopReport()
         return await self._consuming.stop(deadline)

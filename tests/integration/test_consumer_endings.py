@@ -411,6 +411,9 @@ def test_a_checkpoint_that_is_still_there_is_no_loss():
     run(main, 20)
 
 
+TOP = str((1 << 128) - 1)
+
+
 class AwayStore(MemoryLeaseStore):
     """A store that can be away for heartbeats."""
 
@@ -607,3 +610,64 @@ def test_a_worker_joins_no_fleet_of_a_newer_protocol():
                 await world.consumer(app="billing", leases=Store()).run(lambda record: None)
 
     run(main, 10)
+
+
+@pytest.mark.parametrize("way", ["records", "batches"])
+def test_a_stop_waits_for_the_loops_body_and_no_longer(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            async with world.consumer(app="billing", leases="memory://") as consumer:
+                stopping = None
+                async for _ in consumer if way == "records" else consumer.batches(max_wait=0.1):
+                    stopping = asyncio.create_task(consumer.stop(deadline=60))
+                    await asyncio.sleep(0.2)
+                assert (await stopping).clean
+
+    run(main, 10)
+
+
+def test_a_handler_may_ask_for_the_stop_that_waits_for_it():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            seen = []
+            consumer = world.consumer(app="billing", leases="memory://")
+
+            async def handle(record):
+                seen.append(record)
+                if len(seen) == 2:
+                    assert not (await consumer.stop(deadline=60)).clean
+
+            assert (await consumer.run(handle)).clean
+            assert numbers(seen) == [0, 1]
+
+    run(main, 10)
+
+
+def test_a_shard_that_a_slow_loop_walks_through_is_handed_over_between_two_records():
+    async def main():
+        async with stream_world(2) as world:
+            for number in range(100):
+                world.call("PutRecord", PartitionKey="a", ExplicitHashKey=TOP, Data=str(number).encode())
+            store, mine, others = MemoryLeaseStore(), [], []
+            other = world.consumer(app="billing", leases=store)
+            async with world.consumer(app="billing", leases=store) as first:
+
+                async def walk():
+                    async for record in first:
+                        mine.append(record)
+                        await asyncio.sleep(0.05)
+
+                walking = asyncio.create_task(walk())
+                await until(lambda: bool(mine) and len(first.status().shards) == 2, "both shards")
+                running = asyncio.create_task(other.run(others.append, handle_signals=False))
+                await until(lambda: len(mine) + len(others) >= 100, "all records, by both workers")
+                await other.stop()
+                await first.stop()
+                await running
+                await walking
+            assert others
+            assert numbers(mine) + numbers(others) == list(range(100))
+
+    run(main, 20)

@@ -167,6 +167,7 @@ class Consuming:
         if self.worker.is_stopping or not self._host.is_running:
             if self._walk is not None:
                 self._walk.acknowledge()
+                self._walk.settle()  # the stop waits for it
             await self._host.wait()
             self._raise_failure()
             return True
@@ -187,6 +188,8 @@ class Consuming:
             walk.acknowledge()  # called in the loop's body: the record in hand is done
         if self._host.is_running:
             self.worker.stop(self._outside.clock.now_ms() + round(deadline * 1000))
+            if self.worker.is_called_by_handler:
+                return StopReport(committed=False, released=False)  # yet: the stop waits for this very call
             await self._host.wait()
         self.close()
         self._raise_failure()

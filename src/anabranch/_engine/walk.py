@@ -47,8 +47,9 @@ class Walk:
             session, self._stretch = taken
             self._session, self._handed_out, self._acknowledged = session, 0, 0
             for place, record in enumerate(self._stretch, 1):
-                while session.is_live and not may_start():
-                    yield None  # fenced: a later heartbeat may lift it
+                while session.is_live and (session.drains or not may_start()):
+                    self._feed.on_ended(session)
+                    yield None  # fenced, or to be handed over: both may end without that
                 if not session.is_live:
                     break
                 decoded = record if decode is None else self._decoded(session, record)

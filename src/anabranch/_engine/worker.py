@@ -79,6 +79,7 @@ class Worker:
         self._end_watch: EndWatch
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[Any] | None = None
+        self._runners: list[asyncio.Task[None]] = []
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
         self.is_stopping = False
@@ -132,11 +133,14 @@ class Worker:
         await self._lineage.prepare()
         await self.member.join()
         self._wire(group)
+        self._runners = [
+            group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)
+        ]
         tasks = [
             group.create_task(self.leases.run(), name="leases"),
             group.create_task(self._checkpointer.run(), name="checkpoints"),
             group.create_task(self._lineage.run(), name="lineage"),
-            *(group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)),
+            *self._runners,
         ]
         outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
         self._end_watch.start()
@@ -212,6 +216,8 @@ class Worker:
             self._stop.ring()
             if self.has_joined:
                 self._drain.hurry(deadline_ms)
+            for session in self.sessions.values():
+                session.drains = True  # in this step: a handler that stops its consumer is not called again
 
     async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
         """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
@@ -386,6 +392,10 @@ class Worker:
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""
         await self._sink.shelf.wait()
+
+    @property
+    def is_called_by_handler(self) -> bool:
+        return asyncio.current_task() in self._runners
 
     def pause(self) -> None:
         self._paused = True

@@ -39,7 +39,8 @@ class Checkpointer:
     def note(self, session: Session) -> None:
         """Records of this session were finished."""
         self._dirty[session] = None
-        if session.lane.finished_count - session.committed_count >= self._records_max:
+        uncommitted_count = session.lane.finished_count - session.committed_count
+        if uncommitted_count >= self._records_max or (uncommitted_count and session.lane.one_at_a_time):
             self._alarm.ring()
 
     def forget(self, session: Session) -> None:
@@ -82,6 +83,8 @@ class Checkpointer:
                 if outcome == "written":
                     session.committed_count = count
                     self._failing = False
+                    if not session.row.takes_without_progress:
+                        session.lane.one_at_a_time = False
                 if outcome == "unknown":
                     self._report_failure(session)
                 if outcome != "again":

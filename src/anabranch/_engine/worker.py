@@ -49,6 +49,9 @@ from anabranch.reports import ConsumerStatus, StopReport
 
 __all__ = ["SinkMaker", "Worker"]
 
+WARY_AFTER = 2
+"""After so many owners that ended without finishing anything of a shard, it is handled one record at a time, each
+committed at once, until something of it is: then the record that ends its owners is known (rule D5)."""
 OWNERS_MAX = 5
 """After so many owners that ended without finishing anything of a shard, it stops: a record kills them (rule D5)."""
 Work = Coroutine[Any, Any, None]
@@ -261,6 +264,7 @@ class Worker:
         pace = Pace(plan.pace, self._outside.clock.now_ms())
         session = Session(holding, stream, unpacker, pace, self.budget)
         session.lane = self._sink.make_lane(session)
+        session.lane.one_at_a_time = row.takes_without_progress > WARY_AFTER and not self._sink.by_hand
         self.sessions[row.key] = session
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
         if row.takes_without_progress > OWNERS_MAX:

@@ -1,5 +1,7 @@
 """Commits: how a store that is away is met, and what a stopped shard writes."""
 
+import asyncio
+
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -14,7 +16,7 @@ from anabranch.config import CheckpointSettings
 from anabranch.testing.clock import ManualClock
 from shard_records import STREAM, plain
 
-from stream_world import run
+from stream_world import run, until
 
 
 class Leases:
@@ -23,9 +25,12 @@ class Leases:
     def __init__(self, outcome):
         self.outcome = outcome
         self.written = []
+        self.holdings = {}
 
     async def write(self, step):
         self.written.append(step.row)
+        if step.row.key in self.holdings:
+            self.holdings[step.row.key].row = step.row
         return self.outcome
 
 
@@ -82,3 +87,18 @@ def test_a_stop_ends_the_count_of_owners_without_progress():
     row, _ = checkpointer.next_row(make_session(takes_without_progress=6), stopped=stopped)
     assert row.takes_without_progress == 0
     assert row.stopped == stopped
+
+
+def test_a_wary_lane_is_committed_record_by_record_until_something_is_finished():
+    async def main():
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session(takes_without_progress=3)
+        session.lane.one_at_a_time = True
+        leases.holdings[session.key] = session.holding
+        checkpointer.note(session)
+        committing = asyncio.create_task(checkpointer.run())
+        await until(lambda: not session.lane.one_at_a_time, "the commit, while no time passes", 2)
+        committing.cancel()
+        assert leases.written[0].takes_without_progress == 0
+
+    run(main, 5)

@@ -41,6 +41,8 @@ class BatchLane:
         self._finished_here = 0
         """How many records of the batch that is out are finished already."""
         self._stopped = False
+        self.one_at_a_time = False
+        """Whatever the limits: a batch is one record."""
         self.attempts = 0
         """Failed attempts at the batch that is out."""
 
@@ -59,7 +61,8 @@ class BatchLane:
     def _fill(self, now_ms: int) -> bool:
         """Pulls what fits; True if the batch can grow no more."""
         limits, window, tracker = self._limits, self._window, self._tracker
-        while (room := limits.max_records - len(self._filling)) > 0 and self._filling_bytes < limits.max_bytes:
+        max_records = 1 if self.one_at_a_time else limits.max_records
+        while (room := max_records - len(self._filling)) > 0 and self._filling_bytes < limits.max_bytes:
             upcoming = window.peek()
             if upcoming is None:
                 return False

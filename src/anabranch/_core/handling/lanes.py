@@ -70,6 +70,8 @@ class Lane:
         self.scan_is_cut = False
         """The last `next` returned nothing only because it had looked far enough: ask again."""
         self._stopped = False
+        self.one_at_a_time = False
+        """Whatever the order: nothing is started beside a record that runs."""
 
     # what may start
 
@@ -80,7 +82,8 @@ class Lane:
             return None
         while self._later and self._later[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._later)[2])
-        if self._order == "shard" and (self._running or (self._later and not self._ready)):
+        alone = self._order == "shard" or self.one_at_a_time
+        if alone and (self._running or (self._later and not self._ready)):
             return None
         entry = self._ready.popleft() if self._ready else self._scan()
         if entry is not None:

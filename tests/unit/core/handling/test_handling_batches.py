@@ -27,6 +27,15 @@ def test_a_batch_that_is_full_by_count_is_handed_out_at_once():
     assert numbers(lane.next(0, ended=False)) == [1, 2]
 
 
+def test_a_wary_lane_hands_out_one_record_at_a_time():
+    lane, _ = make_lane(*some(3), max_records=10)
+    lane.one_at_a_time = True
+    assert numbers(lane.next(0, ended=False)) == [1]
+    lane.finish_through(1)
+    lane.one_at_a_time = False
+    assert numbers(lane.next(0, ended=True)) == [2, 3]
+
+
 def test_a_batch_that_would_be_too_large_with_the_next_record_is_handed_out_without_it():
     lane, _ = make_lane(*some(5, bytes(40)), max_bytes=100)
     assert numbers(lane.next(0, ended=False)) == [1, 2]

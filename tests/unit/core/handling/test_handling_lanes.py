@@ -46,6 +46,19 @@ def test_order_key_starts_one_record_of_each_key_and_then_the_next_of_that_key()
     assert numbers(start_all(lane)) == [6, 2]
 
 
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_a_wary_lane_starts_nothing_beside_a_record_that_runs_or_waits_to_be_tried_again(order):
+    lane = make_lane(order, "abc")
+    lane.one_at_a_time = True
+    (first,) = start_all(lane)
+    lane.retry_at(first, 10)
+    assert not start_all(lane, 9)
+    assert start_all(lane, 10) == [first]
+    lane.finish(first)
+    lane.one_at_a_time = False
+    assert numbers(start_all(lane)) == [2, 3]
+
+
 def test_order_none_starts_whatever_is_there():
     assert numbers(start_all(make_lane("none", "aaab"))) == [1, 2, 3, 4]
 

@@ -192,7 +192,7 @@ class Consumer(Generic[T]):
                 share=settings.polling.shard_share, idle_interval_ms=round(settings.polling.idle_interval * 1000)
             ),
             settings=settings,
-            store_name=type(outside.store).__name__,
+            store_name=str(outside.store),
             ends=Ends(
                 at_tip=until is not None,
                 idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),

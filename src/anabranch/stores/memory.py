@@ -35,6 +35,9 @@ class MemoryLeaseStore(LeaseStore):
         self._leases: dict[LeaseKey, LeaseRow] = {}
         self._controls: dict[str, ControlRow] = {}
 
+    def __str__(self) -> str:
+        return "memory://"
+
     async def open(self, app: AppRow) -> AppRow:
         with self._lock:
             if self._app is None:

@@ -1,6 +1,7 @@
 """`anabranch run`: a consumer of the user's, alone and as a fleet of processes, and every way to name it wrongly."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_a_consumer_runs_until_its_end_and_says_what_it_does(server, folder, pro
     ended = program("run", "app:once")
     assert ended.code == 0
     assert [line.split()[1:] for line in ended.out.splitlines()] == [["a", "one"], ["a", "two"]]
-    assert "INFO application 'once' started as member" in ended.err
+    assert re.search(r"INFO application 'once' started as member \S+, leases in sqlite:///\S+once\.db\n", ended.err)
     quiet = program("run", "app:batches", "--log", "warning")
     assert (quiet.code, quiet.out, quiet.err) == (0, "batch of 2\n", "")
 

@@ -64,6 +64,9 @@ class SqliteLeaseStore(LeaseStore):
         self._presence = Presence(self.path.with_name(f"{beside}.d"))
         self._locks_are_true = False
 
+    def __str__(self) -> str:
+        return f"sqlite://{self.path.absolute()}"
+
     # the application
     async def open(self, app: AppRow) -> AppRow:
         if app.app != self.app:

@@ -90,6 +90,7 @@ def _run(given: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     chosen = next((word for word in given if not word.startswith("-")), None)
     command: Command | None = None
+    asked = parser
     program: list[str] | None = None
     for name, (module, summary) in COMMANDS.items():
         subparser = commands.add_parser(
@@ -100,11 +101,14 @@ def _run(given: list[str]) -> int:
             allow_abbrev=False,
         )
         if name == chosen:
+            asked = subparser
             command = cast("Command", importlib.import_module(module))
             command.add_arguments(subparser)
             if getattr(command, "TAKES_PROGRAM", False):
                 given, program = _split_program(given)
-    arguments = parser.parse_args(join_spans(given), argparse.Namespace(program=program))
+    arguments, unknown = parser.parse_known_args(join_spans(given), argparse.Namespace(program=program))
+    if unknown:
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists what there is")
     if command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE

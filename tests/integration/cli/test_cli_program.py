@@ -51,6 +51,13 @@ def test_no_command_is_answered_with_the_list_of_them(cli):
     assert "invalid choice: 'strems'" in unknown.err
 
 
+def test_an_unknown_option_is_answered_by_the_command_that_was_asked(cli):
+    ended = cli("tail", "orders", "--horizon")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("usage: anabranch tail")
+    assert "unrecognized arguments: --horizon; `anabranch tail --help` lists" in ended.err
+
+
 @pytest.mark.parametrize("words", ACTIONS, ids=" ".join)
 def test_help_has_an_example_and_fits_eighty_columns(cli, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")

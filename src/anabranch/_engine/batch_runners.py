@@ -170,9 +170,9 @@ class BatchRunners:
 
     def interrupt(self) -> None:
         """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts.
-        A call in a pool cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
+        A call in a thread cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
         """
-        if not self._call.is_async:
+        if not self._call.is_cancellable:
             return
         for task in self._running:
             if task not in self._revoked:

@@ -2,17 +2,17 @@
 
 A pool has a queue between the look at the fence and the start of the call, so the fence is looked at again
 where the call starts (rule L8): a call that comes too late is not made, and its record is given back. Processes
-are spawned, never forked, and compare the same boot-time clock.
+compare the same boot-time clock.
 """
 
 import asyncio
 import functools
 import inspect
-import multiprocessing
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from anabranch._engine.process_slots import ProcessSlots
 from anabranch._engine.system_clock import SystemClock
 from anabranch.errors import ConfigurationError
 from anabranch.records import Context
@@ -48,25 +48,25 @@ class HandlerCall:
         """The handler itself, where a call of it needs no more than the record."""
         if processes and _takes_context(handler):
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
-        self._pool: Executor | None = None
-        if processes:
-            self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-        elif not self.is_async:
-            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
-        self._in_processes = bool(processes)
+        self.is_cancellable = self.is_async or bool(processes)
+        """Whether a call that runs can be made to end; one in a thread cannot."""
+        self._processes = ProcessSlots(processes) if processes else None
+        self._threads = None
+        if not self.is_cancellable:
+            self._threads = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
         self._closed = False
 
     async def __call__(self, item: Any, context: Context | None, may_start: Callable[[], bool]) -> Any:
         arguments = (item, context) if self._passes_context else (item,)
-        if self._pool is None:
-            return await self._handler(*arguments)
-        loop = asyncio.get_running_loop()
-        if self._in_processes:
+        if self._processes is not None:
             fenced_at_ms = None if context is None else context.fenced_at_ms
-            call: Callable[[], Any] = functools.partial(_call_before, fenced_at_ms, self._handler, arguments)
-        else:
-            call = functools.partial(_call_if, may_start, self._handler, arguments)
-        pending = loop.run_in_executor(self._pool, call)
+            return await self._processes.run(functools.partial(_call_before, fenced_at_ms, self._handler, arguments))
+        if self._threads is None:
+            return await self._handler(*arguments)
+        return await self._call_in_thread(functools.partial(_call_if, may_start, self._handler, arguments))
+
+    async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
+        pending = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -88,8 +88,10 @@ class HandlerCall:
 
     def close(self) -> None:
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _takes_context(handler: Callable[..., Any]) -> bool:

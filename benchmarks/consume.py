@@ -78,10 +78,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("records of 1 KB", "1000x1024", 1000, 16, 2, {"aiobotocore": 5, "async-kinesis": 12}),
-    Shape("records of 100 B", "10000x100", 10_000, 4, 1, {}),
-    Shape("aggregated records of 1 KB", "25x40x1024", 1000, 16, 2, {}),
-    Shape("aggregated records of 100 B", "100x100x100", 10_000, 4, 1, {}),
+    Shape("records of 1 KB", "1000x1024", 1000, 8, 2, {"aiobotocore": 5, "async-kinesis": 12}),
+    Shape("records of 100 B", "10000x100", 10_000, 2, 1, {}),
+    Shape("aggregated records of 1 KB", "25x40x1024", 1000, 8, 2, {}),
+    Shape("aggregated records of 100 B", "100x100x100", 10_000, 2, 1, {}),
 )
 
 

@@ -147,3 +147,23 @@ def test_what_the_owner_before_finished_is_in_no_batch_and_the_watermark_passes_
     assert lane.checkpoint() == Checkpoint(watermark=Position(6), order="shard")
     assert lane.finished_count == 2
     assert window.is_empty
+
+
+def test_a_portion_that_is_partly_finished_is_freed_with_its_last_record():
+    lane, window = make_lane(*some(3), max_records=3)
+    lane.next(0, ended=False)
+    assert window.is_empty
+    lane.finish_through(2)
+    assert window.collect_freed() == 0
+    lane.finish_through(3)
+    assert window.collect_freed() > 0
+
+
+def test_a_lane_that_forgets_lets_go_of_its_records_and_keeps_what_is_safe_to_commit():
+    lane, _ = make_lane(*some(5), max_records=2)
+    lane.next(0, ended=False)
+    lane.finish_through(1)
+    lane.forget()
+    assert (lane.unfinished_count, lane.first_unfinished) == (0, None)
+    assert lane.next(10_000, ended=True) is None
+    assert lane.checkpoint().watermark == Position(1)

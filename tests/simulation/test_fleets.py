@@ -73,10 +73,12 @@ def test_the_command_names_the_seed_and_the_way_to_replay_it(monkeypatch, capsys
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_many_fresh_fleets_keep_their_promises():
-    assert main(["--worlds", "1500", "--first", "1000"]) == 0
+    assert main(["--worlds", "300", "--first", "1000", "--cores", "1"]) == 0
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_many_fresh_worlds_of_the_protocol_keep_their_promises():
-    assert main(["--protocol", "--worlds", "10000", "--first", "1000"]) == 0
+    assert main(["--protocol", "--worlds", "2000", "--first", "1000", "--cores", "1"]) == 0

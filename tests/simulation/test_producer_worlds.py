@@ -24,6 +24,7 @@ def test_every_record_has_one_true_outcome_and_every_key_its_order(first):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_thousand_more_worlds_hold_too():
     for seed in range(SEEDS, SEEDS + 1_000):
         run_world(seed)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 
 import msgspec
 import pytest
@@ -29,20 +28,6 @@ async def _rows(store):
 def process_id_of(record):
     with open(record.data.decode(), "a") as file:  # noqa: PTH123 -- runs in a process of its own
         file.write(f"{os.getpid()}\n")
-
-
-def is_gone(process_id):
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def sleep_long(record):
-    with open(record.data.decode(), "a") as file:  # noqa: PTH123 -- runs in a process of its own
-        file.write(f"{os.getpid()}\n")
-    time.sleep(600)
 
 
 def die_or_write(record):
@@ -247,23 +232,6 @@ def test_processes_handle_records_outside_of_this_one(tmp_path):
             assert int(target.read_text()) != os.getpid()
 
     run(main)
-
-
-def test_a_call_in_a_process_that_takes_too_long_ends_with_its_process(tmp_path):
-    async def main():
-        async with stream_world(1) as world:
-            target = tmp_path / "ids"
-            world.call("PutRecord", PartitionKey="a", Data=str(target).encode())
-            consumer = world.consumer(
-                app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=2, backoff=0, timeout=2)
-            )
-            await consumer.run(sleep_long, processes=1)
-            first, second = map(int, target.read_text().split())
-            assert first != second
-            for process_id in (first, second):
-                await until(lambda pid=process_id: is_gone(pid), "the end of the process")
-
-    run(main, 40)
 
 
 def test_a_record_that_kills_its_process_stops_its_shard_and_no_other(tmp_path):

@@ -29,9 +29,9 @@ ROWS_MIN: Final = 4
 NEWS: Final = 4
 LINES_AROUND: Final = 2 + 2 + NEWS + 1 + 1  # the panel's frame, the figures, the news, the keys, and the cursor's line
 NEXT: Final = (
-    ("serve --create orders:4", "a local Kinesis; says what to paste"),
-    ("put orders hello --key user-1", "in another terminal: writes a record"),
-    ("tail orders --from horizon", "shows it, and follows resharding"),
+    ("serve --create orders:4", "a local Kinesis"),
+    ("put orders hello --key user-1", "writes a record"),
+    ("tail orders --from horizon", "shows it"),
 )
 PICTURE_ROWS: Final = 24
 
@@ -152,7 +152,7 @@ def audit_table(
 def what_next() -> RenderableType:
     program = "anabranch" if shutil.which("anabranch") else sys.argv[0]  # `make demo` leaves it in .venv/bin
     width = max(len(f"{program} {command}") for command, _ in NEXT)
-    text = Text("Try next:", style="dim")
+    text = Text("Try next (serve prints what other terminals need):", style="dim")
     for command, meaning in NEXT:
         text.append(f"\n  {f'{program} {command}':<{width}}  ", style="bold")
         text.append(meaning, style="dim")

@@ -61,7 +61,7 @@ def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path
         text=True,
         timeout=55,
         check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"},
+        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "80"},
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "seed 7" in ended.stdout
@@ -69,6 +69,7 @@ def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path
     assert re.search(r"lost +│ +\d+ │ +0 │", ended.stdout)
     assert re.search(r"out of order +│ +\d+ │ +0 │", ended.stdout)
     assert "serve --create orders:4" in ended.stdout
+    assert max(len(line) for line in ended.stdout.partition("Try next")[2].splitlines()) <= 80
     assert list(tmp_path.iterdir()) == []
 
 

@@ -109,7 +109,9 @@ class Watched:
         return (time.process_time() - self._start) / count * 1e6
 
 
-def consuming(client, folder: str, stream: str, order="shard", pace: PaceLimits = NO_PACE) -> tuple[Consuming, Outside]:
+def consuming(
+    client, folder: str, stream: str, order="shard", *, pace=NO_PACE, budget_bytes=BUDGET_BYTES
+) -> tuple[Consuming, Outside]:
     gc.collect()
     token = secrets.token_hex(8)
     outside = Outside(
@@ -129,7 +131,7 @@ def consuming(client, folder: str, stream: str, order="shard", pace: PaceLimits 
         pace=pace,
     )
     handling = Handling(order=order, concurrency=32, decode=None, policy=Retry())
-    return Consuming(outside, plan, handling, Budget(BUDGET_BYTES)), outside
+    return Consuming(outside, plan, handling, Budget(budget_bytes)), outside
 
 
 def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
@@ -262,9 +264,11 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        run, outside = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
+        run, outside = consuming(
+            watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE, budget_bytes=256 << 20
+        )
         await run.start(run.walk(BatchLimits()))
-        while watched.reads < 3 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
+        while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)
         gc.collect()
         start, reads = time.process_time(), watched.reads

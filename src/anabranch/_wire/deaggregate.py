@@ -21,7 +21,7 @@ import hashlib
 from array import array
 from typing import Final, TypeAlias
 
-from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.hash_keys import HashKeyRange, md5_digest
 from anabranch._wire.aggregate import DIGEST_BYTES, MAGIC, Tag
 from anabranch._wire.protobuf import read_length, read_tag, read_varint, skip_field
 from anabranch.errors import CodecError
@@ -108,11 +108,7 @@ class Aggregate:
     def misrouted(self, shard: HashKeyRange) -> list[int]:
         """The places of the sub-records whose hash key lies outside the range of their shard."""
         low, high = shard.start.to_bytes(_HASH_KEY_BYTES), shard.end.to_bytes(_HASH_KEY_BYTES)
-        md5 = hashlib.md5
-        # Digests compare as the big-endian numbers that they are.
-        keys_outside = [
-            not low <= md5(key.encode(), usedforsecurity=False).digest() <= high for key in self.partition_keys
-        ]
+        keys_outside = [not low <= md5_digest(key) <= high for key in self.partition_keys]
         hash_keys_outside = [int(hash_key) not in shard for hash_key in self.explicit_hash_keys]
         if not any(keys_outside) and not any(hash_keys_outside):
             return []

@@ -249,3 +249,16 @@ def test_stretches_and_single_records_are_not_mixed():
     enter(tracker, (1, "a"))
     with pytest.raises(AssertionError, match="not mixed"):
         tracker.finish_through(make_record(1), 1)
+
+
+def test_a_row_that_would_grow_too_large_says_only_where_everything_is_finished():
+    tracker = Tracker(FRESH, "none")
+    entries = enter(tracker, *((number, "a") for number in range(1, tracker_module.OPEN_KEYS_MAX + 4)))
+    tracker.finish(entries[0])
+    tracker.finish(entries[-1])
+    opened = entries[1:-1]
+    assert len(opened) == tracker_module.OPEN_KEYS_MAX + 1
+    checkpoint = tracker.checkpoint(opened)
+    assert checkpoint == Checkpoint(watermark=Position(1), order="none")
+    tracker.finish(opened.pop())
+    assert len(tracker.checkpoint(opened).open_keys) == tracker_module.OPEN_KEYS_MAX

@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import random
+import signal
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["add_arguments", "run"]
 
@@ -47,4 +49,26 @@ def run(arguments: argparse.Namespace) -> int:
     from anabranch._demo.show import perform
 
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000)
-    return asyncio.run(perform(seed=seed, seconds=arguments.seconds, rate=arguments.rate, picture=arguments.picture))
+    return asyncio.run(
+        _until_told(perform(seed=seed, seconds=arguments.seconds, rate=arguments.rate, picture=arguments.picture))
+    )
+
+
+async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
+    """SIGTERM, and the SIGHUP of a closed terminal, end it as Ctrl-C does: processes, files and terminal in order."""
+    told: list[int] = []
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(performance)
+
+    def end(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return 128 + told[0]  # as a shell reports what a signal ended

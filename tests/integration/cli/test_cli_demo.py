@@ -89,14 +89,15 @@ def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_au
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path):
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path, number, code):
     with on_a_terminal(tmp_path) as (process, terminal):
         read_until(terminal, b"q end")
         os.write(terminal, b"t")
         read_until(terminal, b"throttled")
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         shown = read_until(terminal, None)  # ends when nobody holds the terminal any more: no process is left
-        assert process.wait(20) == 130
+        assert process.wait(20) == code
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
 

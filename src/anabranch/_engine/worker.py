@@ -17,6 +17,7 @@ from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
 from anabranch._engine.end_watch import EndWatch
+from anabranch._engine.fence_watch import FenceWatch
 from anabranch._engine.fleet import check_fleet
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage
@@ -35,14 +36,12 @@ from anabranch.budget import Budget
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
-    Event,
     LeaseGiven,
     LeaseLost,
     LeaseReleased,
     LeaseTaken,
     Misrouted,
     ShardStarted,
-    ZombieCall,
 )
 from anabranch.records import Record
 from anabranch.reports import ConsumerStatus, StopReport
@@ -80,6 +79,7 @@ class Worker:
         self._drain: Drain
         self._partings: Partings
         self._end_watch: EndWatch
+        self._fence_watch: FenceWatch
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[Any] | None = None
         self._runners: list[asyncio.Task[None]] = []
@@ -127,8 +127,9 @@ class Worker:
         stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
         self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
         self._sink = make_sink(self)
+        self._fence_watch = FenceWatch(outside, self.scheduler, self.member, self._sink)
         if plan.settings.leases.on_zombie == "exit":
-            self.member.zombies = self._zombies
+            self.member.zombies = self._fence_watch.zombies
         self._drain = Drain(outside.clock, self._sink.running)
         self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
         self.app = await insist(outside, self._open)
@@ -315,33 +316,7 @@ class Worker:
         pulse = self.member.pulse
         if pulse.fence.ending is not None or (pulse.row is not None and pulse.row.wanted):
             self.leases.hasten()
-        if pulse.fence.valid_until_ms is not None:
-            self.scheduler.call_at(pulse.fence.valid_until_ms, self._on_fence)
-
-    def _on_fence(self) -> None:
-        """The time of an earlier acknowledgement is up: unless a later one moved it, what runs is interrupted."""
-        if self.member.may_start() or not self._sink.running():
-            return
-        self._sink.interrupt()
-        self.scheduler.call_at(self._outside.clock.now_ms() + self._plan.timing.grace_ms, self._on_grace_over)
-
-    def _on_grace_over(self) -> None:
-        """What still runs now may run beside the next owner's calls: it is named (rule L11)."""
-        if self.member.may_start():
-            return
-        for zombie in self._zombies():
-            self._outside.emit(zombie)
-
-    def _zombies(self) -> list[Event]:
-        return [
-            ZombieCall(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                position=str(record.position),
-                fence_token=session.row.fence_token,
-            )
-            for session, record in self._sink.running()
-        ]
+        self._fence_watch.note()
 
     # records come and are finished
 

@@ -11,6 +11,8 @@ import time
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
+from anabranch._demo.lifeline import end_with_the_demo
+
 __all__ = ["main"]
 
 STDOUT = 1
@@ -48,4 +50,5 @@ def main(stream: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_demo()
     main(sys.argv[1])

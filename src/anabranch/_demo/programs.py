@@ -28,7 +28,7 @@ class Program:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             env={**os.environ, **self._environment},
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,  # the lifeline
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the demo's to handle, and ends its children in order

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 
+from anabranch._demo.lifeline import end_with_the_demo
 from anabranch.config import ConsumerSettings, LeaseSettings, PollingSettings
 from anabranch.consumer import Consumer
 from anabranch.records import Record
@@ -30,4 +31,5 @@ def main(name: str, stream: str, leases: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_demo()
     main(*sys.argv[1:4])

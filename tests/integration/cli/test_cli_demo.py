@@ -53,6 +53,19 @@ def read_until(descriptor, wanted):
     return ESCAPES.sub(b"", seen).decode()
 
 
+def children_of(process):
+    listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True, timeout=10, check=True)
+    pairs = [line.split() for line in listed.stdout.splitlines()]
+    return {int(child) for parent, child in pairs if int(parent) == process.pid} - {process.pid}
+
+
+def is_running(process_id):
+    listed = subprocess.run(
+        ["ps", "-o", "stat=,args=", "-p", str(process_id)], capture_output=True, text=True, timeout=10, check=False
+    )
+    return "anabranch._demo" in listed.stdout and not listed.stdout.startswith("Z")
+
+
 def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path):
     ended = subprocess.run(
         [*PROGRAM, "--seed", "7", "--seconds", "4"],
@@ -95,11 +108,27 @@ def test_a_signal_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path, nu
         read_until(terminal, b"q end")
         os.write(terminal, b"t")
         read_until(terminal, b"throttled")
+        children = children_of(process)
+        assert len(children) >= 4
         os.killpg(process.pid, number)
-        shown = read_until(terminal, None)  # ends when nobody holds the terminal any more: no process is left
+        shown = read_until(terminal, None)
         assert process.wait(20) == code
     assert "Traceback" not in shown
+    assert not any(is_running(child) for child in children)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_its_processes_do_not_outlive_a_demo_that_was_killed(tmp_path):
+    with on_a_terminal(tmp_path) as (process, terminal):
+        read_until(terminal, b"q end")
+        children = children_of(process)
+        assert len(children) >= 4
+        process.kill()
+        process.wait(20)
+    deadline = time.monotonic() + 20
+    while any(is_running(child) for child in children):
+        assert time.monotonic() < deadline, "processes outlive the demo"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

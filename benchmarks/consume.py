@@ -55,6 +55,7 @@ NO_PACE = PaceLimits(share=50)
 BUDGET_BYTES = 64 << 20
 IDLE_SHARDS = 500
 IDLE_SECONDS = 3.0
+IDLE_ROUNDS = 3
 IDLE_PACE = PaceLimits(idle_interval_ms=200)
 
 Work = Callable[[], Awaitable[float]]
@@ -313,26 +314,33 @@ def bare_idle(client) -> Work:
 # all together
 
 
-def compare(runner: asyncio.Runner, works: dict[str, Work], rounds: int) -> dict[str, measure.Figure]:
+def rounds_of(runner: asyncio.Runner, works: dict[str, Work], count: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
+    for _ in range(count):
         for name, work in works.items():
             taken[name].append(runner.run(once(work)))
-    return measure.figures_of(taken, reference="aiobotocore")
+    return taken
 
 
 async def once(work: Work) -> float:
     return await work()
 
 
-def verdicts(shape: Shape, figures: dict[str, measure.Figure]) -> list[str]:
+def print_table(title: str, taken: dict[str, list[float]], *, unit: str) -> None:
+    figures = measure.figures_of(taken, reference="aiobotocore")
+    measure.print_table(title, figures, unit=unit, reference="aiobotocore")
+
+
+def verdicts(shape: Shape, taken: dict[str, list[float]]) -> list[str]:
     lines = []
     peers = ("aiobotocore", "async-kinesis")
-    for name, figure in figures.items():
+    for name in taken:
+        figures = measure.figures_of(taken, reference=name)
         for peer in () if name in peers else peers:
-            times, bar = figures[peer].microseconds / figure.microseconds, shape.bars.get(peer)
+            times, (low, high), bar = figures[peer].ratio, figures[peer].ratio_spread, shape.bars.get(peer)
             verdict = "" if bar is None else f", bar {bar:>2}: {'holds' if times >= bar else 'FALLS SHORT'}"
-            lines.append(f"  {shape.title + ', ' + name:50}{times:6.1f} times less than {peer}{verdict}")
+            title = f"{shape.title}, {name}"
+            lines.append(f"  {title:50}{times:6.1f} ({low:.1f} to {high:.1f}) times less than {peer}{verdict}")
     return lines
 
 
@@ -350,11 +358,11 @@ def main() -> None:
                 "aiobotocore": bare(peer, shape),
                 "async-kinesis": async_kinesis(url, shape),
             }
-            figures = compare(runner, works, ROUNDS)
-            measure.print_table(shape.title, figures, unit="record", reference="aiobotocore")
-            lines += verdicts(shape, figures)
-        figures = compare(runner, {"anabranch": idle(client, folder), "aiobotocore": bare_idle(peer)}, 3)
-        measure.print_table(f"{IDLE_SHARDS} idle shards", figures, unit="poll", reference="aiobotocore")
+            taken = rounds_of(runner, works, ROUNDS)
+            print_table(shape.title, taken, unit="record")
+            lines += verdicts(shape, taken)
+        taken = rounds_of(runner, {"anabranch": idle(client, folder), "aiobotocore": bare_idle(peer)}, IDLE_ROUNDS)
+        print_table(f"{IDLE_SHARDS} idle shards", taken, unit="poll")
         runner.run(stack.aclose())
     print("\nTimes less CPU\n" + "\n".join(lines))
 

@@ -33,7 +33,7 @@ def apply_leases(book: Book, stopwatches: Stopwatches, rows: Sequence[LeaseRow],
 
 def apply_seal(book: Book, stopwatches: Stopwatches, row: MemberRow | None, now_ms: int) -> None:
     """The member's row as it stands after the attempt to seal it. None: no answer, or no such row."""
-    if row is not None and stopwatches.observe_row(row, now_ms):
+    if row is not None and stopwatches.observe_row(row, now_ms, is_answer=True):
         book.changed = True
         book.read_again()
 

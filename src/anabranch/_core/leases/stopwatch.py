@@ -49,8 +49,10 @@ class Stopwatches:
             changed |= self._miss_others(rows, now_ms)
         return changed
 
-    def observe_row(self, row: MemberRow, now_ms: int) -> bool:
-        """One member's row, in an answer received now. Rows older than one already seen are ignored."""
+    def observe_row(self, row: MemberRow, now_ms: int, *, is_answer: bool = False) -> bool:
+        """One member's row, in an answer received now. A row older than one already seen is ignored, unless it answers
+        a write: then it is what stands. (A row that somebody deleted may come back by a late registration.)
+        """
         watch = self._watches.get(row.member_id)
         if watch is None:
             self._watches[row.member_id] = _Watch(row, now_ms, row.expiry_ms)
@@ -62,9 +64,10 @@ class Stopwatches:
             watch.row, watch.since_ms, watch.expiry_ms = row, now_ms, row.expiry_ms
             self.membership_changed_ms = now_ms
             return True
-        if row.counter < seen.counter or (seen.state != "live" and row.state == "live"):
+        is_older = row.state == "live" and (row.counter < seen.counter or seen.state != "live")
+        if is_older and not is_answer:
             return False
-        if row.counter > seen.counter:
+        if row.counter != seen.counter:
             watch.since_ms, watch.moved = now_ms, True
         watch.row = row
         if row.state != seen.state or row.draining != seen.draining:

@@ -60,6 +60,19 @@ def test_an_older_row_in_a_later_answer_is_ignored():
     assert stopwatches.row("a#1") is SEALED
 
 
+def test_a_row_that_came_back_younger_is_believed_when_it_answers_a_write():
+    stopwatches = watching((0, [replace(A, counter=5)]))
+    stopwatches.observe_row(replace(A, counter=0), 20_000, is_answer=True)
+    assert stopwatches.row("a#1").counter == 0
+    assert stopwatches.sealable(29_999) == []
+    assert stopwatches.sealable(30_000) == [replace(A, counter=0)]
+
+
+def test_an_end_is_believed_whatever_the_counter():
+    stopwatches = watching((0, [replace(A, counter=5)]), (1_000, [replace(A, counter=0, state="sealed")]))
+    assert stopwatches.is_over("a#1", 1_000)
+
+
 def test_sealed_and_left_members_are_over_at_once():
     for state in ("sealed", "left"):
         stopwatches = watching((0, [replace(A, state=state)]))

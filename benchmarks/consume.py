@@ -2,8 +2,7 @@
 
 A stream of prepared bytes, served over TLS from another core, is read from its beginning to its tip. Ours is the whole
 consumer: leases and checkpoints in a SQLite file, every record acknowledged; only the pace is raised, because five
-reads a second of a shard would make it wait, and its budget lowered, because it would then prefetch hundreds of pages
-that a paced consumer never has in hand. Bare aiobotocore reads page after page and keeps no account of anything;
+reads a second of a shard would make it wait. Bare aiobotocore reads page after page and keeps no account of anything;
 async-kinesis keeps its checkpoints in memory, its rate limit raised out of the way. CPU time is counted from the first
 read to the last record; opening clients and joining is not. Every round runs each of them once.
 
@@ -52,7 +51,6 @@ from client import canned_server
 ROUNDS = 5
 SHARDS = 8
 NO_PACE = PaceLimits(share=50)
-BUDGET_BYTES = 64 << 20
 IDLE_SHARDS = 500
 IDLE_SECONDS = 3.0
 IDLE_ROUNDS = 3
@@ -110,9 +108,7 @@ class Watched:
         return (time.process_time() - self._start) / count * 1e6
 
 
-def consuming(
-    client, folder: str, stream: str, order="shard", *, pace=NO_PACE, budget_bytes=BUDGET_BYTES
-) -> tuple[Consuming, Outside]:
+def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[Consuming, Outside]:
     gc.collect()
     token = secrets.token_hex(8)
     outside = Outside(
@@ -132,7 +128,7 @@ def consuming(
         pace=pace,
     )
     handling = Handling(order=order, concurrency=32, decode=None, policy=Retry())
-    return Consuming(outside, plan, handling, Budget(budget_bytes)), outside
+    return Consuming(outside, plan, handling, Budget()), outside
 
 
 def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
@@ -265,9 +261,7 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        run, outside = consuming(
-            watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE, budget_bytes=256 << 20
-        )
+        run, outside = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
         await run.start(run.walk(BatchLimits()))
         while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)

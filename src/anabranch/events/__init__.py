@@ -2,8 +2,8 @@
 
 The set is closed. Every event names the stream and shard it is about, reads as one sentence (`str(event)`), and has a
 level for the log. A handler given as `on_event` is called on the event loop, right when it happens: it must not block,
-and an error in it is logged and changes nothing. `LoopBlocked` and `LoopStalled` come from another thread, since the
-loop cannot tell of itself that it stands still.
+and an error in it is logged and changes nothing. `LoopBlocked`, `LoopStalled` and the `ZombieCall` of a blocked loop
+come from another thread, since the loop cannot tell of itself that it stands still.
 """
 
 from anabranch.events.event import Event

@@ -149,8 +149,15 @@ def audit_table(
     return Group(table, note)
 
 
+def _program() -> str:
+    """How to call the command line from here: `make demo` leaves it in .venv/bin, `python -m anabranch` runs it too."""
+    if shutil.which("anabranch"):
+        return "anabranch"
+    return "python -m anabranch" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+
+
 def what_next() -> RenderableType:
-    program = "anabranch" if shutil.which("anabranch") else sys.argv[0]  # `make demo` leaves it in .venv/bin
+    program = _program()
     width = max(len(f"{program} {command}") for command, _ in NEXT)
     text = Text("Try next (serve prints what other terminals need):", style="dim")
     for command, meaning in NEXT:

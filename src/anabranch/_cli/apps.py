@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from anabranch._cli.actions import Actions, perform
 from anabranch._cli.aws_options import add_json_option
 from anabranch._cli.fleet_options import add_application_argument, add_leases_option
 from anabranch._cli.fleet_tables import fleet_lines, headline
@@ -29,7 +29,6 @@ examples:
 `anabranch top APP` watches an application, `anabranch explain APP` tells why a
 shard does not move.
 """
-_Work = Callable[[argparse.Namespace], int]
 
 
 class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,25 +46,12 @@ class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
-
-    def add(name: str, work: _Work, summary: str, example: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example:\n  anabranch apps {name}{example}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        action.set_defaults(work=work)
-        return action
-
-    ls = add("ls", _ls, "list the applications of a store, or of this machine", "")
-    add_leases_option(ls)
-    show = add("show", _show, "show an application's workers and shards", " billing")
+    actions = Actions(parser)
+    ls = actions.add("ls", _ls, "list the applications of a store, or of this machine")
+    add_leases_option(ls, "a lease store", default="all files of this machine")
+    show = actions.add("show", _show, "show an application's workers and shards", example="billing")
     add_application_argument(show)
-    delete = add("delete", _delete, "forget an application: its leases and positions", " billing --yes")
+    delete = actions.add("delete", _delete, "forget an application: its leases and positions", example="billing --yes")
     add_application_argument(delete)
     delete.add_argument("--yes", action="store_true", help="do not ask")
     for action in (ls, show):
@@ -73,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    work: _Work = arguments.work
-    return work(arguments)
+    return perform(arguments)
 
 
 def _ls(arguments: argparse.Namespace) -> int:

@@ -18,14 +18,13 @@ __all__ = [
     "aws_from",
     "hash_key_argument",
     "partition_key_argument",
-    "positive_integer",
     "shard_id_argument",
     "stream_argument",
 ]
 
 
 def add_aws_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("AWS options", "left out: the standard environment variables and profile")
+    group = parser.add_argument_group("AWS options", "what is left out comes from the standard environment and profile")
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
     group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
     group.add_argument(
@@ -77,9 +76,3 @@ def partition_key_argument(text: str) -> str:
         return check_partition_key(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def positive_integer(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Final, NoReturn, Protocol, cast
 
 from anabranch._cli.moments import join_spans
@@ -20,22 +21,31 @@ from anabranch.errors import AnabranchError, ConfigurationError
 
 __all__ = ["COMMANDS", "Command", "main"]
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "apps": ("anabranch._cli.apps", "list, show and delete applications: their workers and positions"),
-    "demo": ("anabranch._cli.demo", "see it work on this machine, without an AWS account"),
-    "doctor": ("anabranch._cli.doctor", "check credentials, permissions, clock, limits and lease store"),
-    "explain": ("anabranch._cli.explain", "say in words why a shard does or does not move"),
-    "put": ("anabranch._cli.put", "write records: one, or one for each line of standard input"),
-    "reshard": ("anabranch._cli.reshard", "change a stream's shards: to a number, split one, merge two"),
-    "run": ("anabranch._cli.run", "run a consumer of yours, also as several processes"),
-    "serve": ("anabranch._cli.serve", "run a local Kinesis that AWS SDKs can use"),
-    "shards": ("anabranch._cli.shards", "show a stream's shards: their lineage and hash ranges"),
-    "streams": ("anabranch._cli.streams", "list, create, describe and delete streams"),
-    "tail": ("anabranch._cli.tail", "show the records of a stream as they come"),
-    "top": ("anabranch._cli.top", "watch an application live: workers, shards, lag, rate"),
-    "which-shard": ("anabranch._cli.which_shard", "say which shard a partition key goes to"),
+_GROUPS: Final[dict[str, dict[str, str]]] = {
+    "first steps": {
+        "demo": "see it work on this machine, without an AWS account",
+        "serve": "run a local Kinesis that AWS SDKs can use",
+        "doctor": "check credentials, permissions, clock, limits and lease store",
+    },
+    "streams": {
+        "streams": "list, create, describe and delete streams",
+        "shards": "show a stream's shards: their lineage and hash ranges",
+        "reshard": "change a stream's shards: to a number, split one, merge two",
+        "which-shard": "say which shard a partition key goes to",
+    },
+    "records": {
+        "put": "write records: one, or one for each line of standard input",
+        "tail": "show the records of a stream as they come",
+    },
+    "applications": {
+        "run": "run a consumer of yours, also as several processes",
+        "apps": "list, show and delete applications: their workers and positions",
+        "top": "watch an application live: workers, shards, lag, rate",
+        "explain": "say in words why a shard does or does not move",
+    },
 }
-"""Name of a command to its module and its line in the help."""
+COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
+"""Each is the module of its name here, and has this line in the help."""
 
 _EPILOG: Final = """\
 examples:
@@ -81,18 +91,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="anabranch",
-        description="Kinesis for Python.",
+        usage="anabranch [-h] [--version] COMMAND ...",
+        description=f"Kinesis for Python.\n\n{_listed()}",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(prog="anabranch", dest="command", help=argparse.SUPPRESS)
     chosen = next((word for word in given if not word.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        parser.error(_unknown(chosen))
     command: Command | None = None
     asked = parser
     program: list[str] | None = None
-    for name, (module, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         subparser = commands.add_parser(
             name,
             help=summary,
@@ -102,7 +115,7 @@ def _run(given: list[str]) -> int:
         )
         if name == chosen:
             asked = subparser
-            command = cast("Command", importlib.import_module(module))
+            command = cast("Command", importlib.import_module(f"anabranch._cli.{name.replace('-', '_')}"))
             command.add_arguments(subparser)
             if getattr(command, "TAKES_PROGRAM", False):
                 given, program = _split_program(given)
@@ -121,6 +134,22 @@ def _run(given: list[str]) -> int:
     except AnabranchError as error:
         print(f"anabranch {arguments.command}: {_one_line(str(error))}", file=sys.stderr)
         return FAILED
+
+
+def _listed() -> str:
+    """The commands by their groups: argparse lists them in one piece, and breaks the line of the longest."""
+    width = max(map(len, COMMANDS))
+    groups = (
+        "\n".join([f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in commands.items())])
+        for title, commands in _GROUPS.items()
+    )
+    return "\n\n".join(groups)
+
+
+def _unknown(command: str) -> str:
+    similar = get_close_matches(command, COMMANDS, n=1)
+    advice = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(COMMANDS)}"
+    return f"there is no command {command!r}; {advice}"
 
 
 def _one_line(message: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from anabranch._cli.number_arguments import bounded_integer, bounded_number
+
 __all__ = ["add_arguments", "run"]
 
 _EXAMPLES: Final = """\
@@ -23,26 +25,23 @@ right column of the audit shows a lost or misordered record.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("--seed", type=int, help="decides what happens to whom (default: a new one each time)")
-    parser.add_argument("--seconds", type=_seconds, default=36.0, help="how long records are written (default: 36)")
-    parser.add_argument("--rate", type=_rate, default=250, help="records a second (default: 250)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="decides what happens to whom (default: a new one each time)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=bounded_number("number of seconds", 1, 3_600),
+        default=36.0,
+        help="how long records are written (default: 36)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=bounded_integer("number of records", 1, 2_000),
+        default=250,
+        metavar="N",
+        help="records a second (default: 250)",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save what was shown as an SVG picture")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds <= 3_600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 3600")
-    return seconds
-
-
-def _rate(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 2_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of records from 1 to 2000")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

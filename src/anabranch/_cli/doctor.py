@@ -5,6 +5,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.aws_options import add_aws_options, add_json_option, aws_from, stream_argument
+from anabranch._cli.fleet_options import add_leases_option
 from anabranch._cli.outcomes import DONE, FAILED
 from anabranch._cli.output import make_console, print_json, styled
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also check this stream, and what may be done with it",
     )  # fmt: skip
     parser.add_argument("--app", metavar="NAME", help="an application, to check its lease store")
-    parser.add_argument("--leases", metavar="URL", help="its lease store (default: its file on this machine)")
+    add_leases_option(parser, "its lease store", default="its file on this machine")
     add_json_option(parser)
     add_aws_options(parser)
 

@@ -26,6 +26,7 @@ from anabranch._cli.aws_options import (
 )
 from anabranch._cli.connection import connect
 from anabranch._cli.input_lines import input_lines
+from anabranch._cli.number_arguments import bounded_number
 from anabranch._cli.outcomes import DONE, FAILED
 from anabranch._cli.output import say
 from anabranch._cli.put_outcomes import PutOutcomes
@@ -77,7 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explicit-hash-key", type=hash_key_argument, metavar="N", help="decides the shard instead of the key"
     )
-    parser.add_argument("--rate", type=_rate, metavar="N", help="at most this many records a second")
+    parser.add_argument(
+        "--rate",
+        type=bounded_number("number of records a second", 0.001, 100_000),
+        metavar="N",
+        help="at most this many records a second",
+    )
     parser.add_argument("--no-aggregate", action="store_true", help="one Kinesis record for each of ours")
     parser.add_argument("--quiet", action="store_true", help="print only what failed, and the sum")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, for programs")
@@ -185,13 +191,3 @@ class _Pace:
         if self._next > now:
             await asyncio.sleep(self._next - now)
         self._next += self._interval
-
-
-def _rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of records a second above 0")
-    return rate

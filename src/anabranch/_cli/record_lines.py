@@ -21,8 +21,8 @@ __all__ = ["DEFAULT_FORMAT", "FORMAT_HELP", "RecordDocument", "format_argument",
 Formatter = Callable[[Record[bytes]], str]
 
 DEFAULT_FORMAT: Final = r"%T  %p  %k  %s"
-FORMAT_HELP: Final = r"""
-in --format:
+FORMAT_HELP: Final = rf"""
+in --format (default: '{DEFAULT_FORMAT}'):
   %s  data as text      %S  its size in bytes   %b  data in base64
   %k  partition key     %n  sequence number, with :place in an aggregate
   %p  shard             %T  time of arrival     %e  the same, in ms since 1970

@@ -11,11 +11,11 @@ from anabranch._cli.aws_options import (
     add_json_option,
     add_stream_argument,
     hash_key_argument,
-    positive_integer,
     shard_id_argument,
 )
 from anabranch._cli.connection import Connection, connect
 from anabranch._cli.lineage import range_bar, share
+from anabranch._cli.number_arguments import positive_integer
 from anabranch._cli.outcomes import CommandFailed
 from anabranch._cli.output import confirm, counted, drawing_of, make_console, print_json, print_table, say
 from anabranch._cli.progress import progress

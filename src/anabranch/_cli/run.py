@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from anabranch._cli.aws_options import positive_integer
+from anabranch._cli.number_arguments import positive_integer
 from anabranch._cli.outcomes import DONE, FAILED
 from anabranch._cli.output import counted, say
 from anabranch._cli.targets import find_consumer

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from anabranch._cli.child_program import run_program
+from anabranch._cli.number_arguments import bounded_integer, bounded_number
 from anabranch._cli.output import say
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
@@ -40,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=_port, default=None, help=f"default: {_PORT}, or a free port with PROGRAM; 0 takes a free one"
+        "--port",
+        type=bounded_integer("port", 0, 65_535),
+        default=None,
+        help=f"default: {_PORT}, or a free port with PROGRAM; 0 takes a free one",
     )
     parser.add_argument(
         "--create", type=_stream, action="append", default=[], metavar="NAME[:SHARDS]",
@@ -49,13 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="keep streams and records in this folder (default: in memory)")
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
     parser.add_argument("--region", default="us-east-1", help="default: us-east-1")
-    parser.add_argument("--account-id", default="000000000000", help="twelve digits (default: 000000000000)")
     parser.add_argument(
-        "--state-delay", type=_seconds, default=0.0, metavar="SECONDS",
+        "--account-id", default="000000000000", metavar="ID", help="twelve digits (default: 000000000000)"
+    )
+    parser.add_argument(
+        "--state-delay", type=bounded_number("number of seconds", 0, 86_400), default=0.0, metavar="SECONDS",
         help="how long CREATING, UPDATING and DELETING last (default: 0)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-scale", type=_scale, default=1.0, metavar="FACTOR",
+        "--time-scale", type=bounded_number("factor", 0.0001, 1_000), default=1.0, metavar="FACTOR",
         help="scales durations (subscriptions, iterators, retention): 0.01 makes five minutes three seconds",
     )  # fmt: skip
     parser.add_argument(
@@ -63,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
     parser.add_argument("--key", metavar="FILE", help="PEM file, where the certificate's file does not hold the key")
-    parser.add_argument("--seed", type=int, help="makes the chance in faults repeatable")
+    parser.add_argument("--seed", type=int, metavar="N", help="makes the chance in faults repeatable")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -133,30 +139,3 @@ def _stream(text: str) -> tuple[str, int]:
     if not name or (colon and not (shards.isascii() and shards.isdigit() and int(shards) > 0)):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME:SHARDS, such as orders:4")
     return name, int(shards) if colon else 1
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port between 0 and 65535")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0 and 86400")
-    return value
-
-
-def _scale(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= 1_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0 and up to 1000")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0

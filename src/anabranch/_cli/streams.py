@@ -2,13 +2,14 @@
 
 import argparse
 import datetime as dt
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument, positive_integer
+from anabranch._cli.actions import Actions, perform
+from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument
 from anabranch._cli.connection import connect
+from anabranch._cli.number_arguments import bounded_integer, positive_integer
 from anabranch._cli.output import confirm, counted, print_facts, print_json, print_table, say, styled
 from anabranch._cli.progress import progress
 from anabranch._cli.waiting import wait_until_active, wait_until_gone
@@ -32,7 +33,7 @@ examples:
 
 `anabranch streams ls --help`, and so on, has the options of each.
 """
-_Work = Callable[[argparse.Namespace], int]
+_RETENTION: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETENTION_HOURS_MAX)
 _STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
 
 
@@ -63,29 +64,18 @@ class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
-
-    def add(name: str, work: _Work, summary: str, example: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example:\n  anabranch streams {name}{example}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        action.set_defaults(work=work)
-        return action
-
-    ls = add("ls", _ls, "list the streams of this account and region", "")
-    create = add("create", _create, "create a stream and wait until it can be used", " orders --shards 4")
+    actions = Actions(parser)
+    ls = actions.add("ls", _ls, "list the streams of this account and region")
+    create = actions.add(
+        "create", _create, "create a stream and wait until it can be used", example="orders --shards 4"
+    )
     create.add_argument("stream", type=_stream_name, metavar="NAME", help="of the new stream")
     create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on demand)")
-    create.add_argument("--retention", type=_retention, metavar="HOURS", help="24 (the default) to 8760")
+    create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
-    describe = add("describe", _describe, "show all that is known of a stream", " orders")
+    describe = actions.add("describe", _describe, "show all that is known of a stream", example="orders")
     add_stream_argument(describe)
-    delete = add("delete", _delete, "delete a stream with all its records", " orders --yes")
+    delete = actions.add("delete", _delete, "delete a stream with all its records", example="orders --yes")
     add_stream_argument(delete)
     delete.add_argument("--with-consumers", action="store_true", help="also if fan-out consumers are registered")
     delete.add_argument("--yes", action="store_true", help="do not ask")
@@ -97,8 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    work: _Work = arguments.work
-    return work(arguments)
+    return perform(arguments)
 
 
 def _ls(arguments: argparse.Namespace) -> int:
@@ -221,10 +210,3 @@ def _stream_name(text: str) -> StreamName:
     if stream.arn is not None:
         raise argparse.ArgumentTypeError("a new stream has a name only; its region is that of --region")
     return stream
-
-
-def _retention(text: str) -> int:
-    hours = positive_integer(text)
-    if not RETENTION_HOURS_MIN <= hours <= RETENTION_HOURS_MAX:
-        raise argparse.ArgumentTypeError(f"{hours} hours are not {RETENTION_HOURS_MIN} to {RETENTION_HOURS_MAX}")
-    return hours

@@ -13,11 +13,11 @@ from anabranch._cli.aws_options import (
     add_stream_argument,
     aws_from,
     partition_key_argument,
-    positive_integer,
     shard_id_argument,
 )
 from anabranch._cli.connection import connect
 from anabranch._cli.moments import end_argument, start_argument
+from anabranch._cli.number_arguments import positive_integer
 from anabranch._cli.outcomes import DONE, CommandFailed
 from anabranch._cli.record_lines import DEFAULT_FORMAT, FORMAT_HELP, format_argument, json_line, text_line
 from anabranch._model.streams import StreamName
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard; its number will do")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument(
-        "--format", type=format_argument, metavar="FORMAT", help=f"default: '{DEFAULT_FORMAT}'".replace("%", "%%")
+        "--format", type=format_argument, metavar="FORMAT", help="a line for each record, as described below"
     )
     shape.add_argument("--json", action="store_true", help="print one JSON object a line, for programs")
     add_aws_options(parser)

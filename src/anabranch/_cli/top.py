@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.fleet_options import add_application_argument
 from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch._cli.number_arguments import bounded_number
 from anabranch._cli.outcomes import DONE
 from anabranch._cli.output import make_console, styled
 
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_application_argument(parser)
     parser.add_argument("--once", action="store_true", help="one look, and end")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+        "--interval",
+        type=bounded_number("number of seconds", 0.1, 3_600),
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a look, for programs")
 
@@ -110,13 +115,3 @@ def _frame(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
     title.append(time.strftime("%H:%M:%S"), "dim")
     head = [title, styled(headline(status)), styled("")]
     return head + fleet_lines(status, height=None if height is None else height - len(head))
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3_600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return seconds

@@ -46,9 +46,23 @@ def test_no_command_is_answered_with_the_list_of_them(cli):
     ended = cli()
     assert (ended.code, ended.out) == (2, "")
     assert all(f"  {name}" in ended.err for name in COMMANDS)
-    unknown = cli("strems")
-    assert unknown.code == 2
-    assert "invalid choice: 'strems'" in unknown.err
+
+
+def test_an_unknown_command_is_answered_with_the_one_that_was_meant(cli):
+    ended = cli("strems", "--json")
+    assert (ended.code, ended.out) == (2, "")
+    assert "there is no command 'strems'; did you mean streams?" in ended.err
+    other = cli("consume")
+    assert other.code == 2
+    assert f"there is no command 'consume'; there are {', '.join(COMMANDS)}" in other.err
+
+
+def test_the_list_of_commands_has_one_line_for_each_within_eighty_columns(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("--help").out.splitlines()
+    assert max(map(len, shown)) <= 80
+    for name, summary in COMMANDS.items():
+        assert f"  {name:<11}  {summary}" in shown
 
 
 def test_an_unknown_option_is_answered_by_the_command_that_was_asked(cli):

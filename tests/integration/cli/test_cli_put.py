@@ -118,7 +118,11 @@ def test_wrong_usage_and_a_missing_stream_are_told_before_anything_is_read(serve
     for arguments, code, said in (
         (("put", "orders", "x"), 2, "one of the arguments --key --key-field is required"),
         (("put", "orders", "x", "--key", ""), 2, "a partition key has 1 to 256 characters"),
-        (("put", "orders", "x", "--key", "k", "--rate", "0"), 2, "not a number of records a second above 0"),
+        (
+            ("put", "orders", "x", "--key", "k", "--rate", "0"),
+            2,
+            "is not a number of records a second from 0.001 to 100000",
+        ),
         (("put", "ordrs", "--key", "k"), 1, "did you mean 'orders'?"),
     ):
         ended = cli(*arguments)

@@ -94,7 +94,7 @@ def test_wrong_usage_ends_with_two_and_says_what_would_be_right(server, cli):
         (("streams", "create", "a/b"), "a stream's name has 1 to 128 letters"),
         (("streams", "create", ARN), "a new stream has a name only"),
         (("streams", "create", "x", "--shards", "0"), "not a whole number above 0"),
-        (("streams", "create", "x", "--retention", "1"), "1 hours are not 24 to 8760"),
+        (("streams", "create", "x", "--retention", "1"), "'1' is not a number of hours from 24 to 8760"),
         (("streams", "create", "x", "--retention", "48", "--no-wait"), "leave out --no-wait"),
         (("streams", "ls", "--region", "nowhere"), "a region looks like eu-west-1"),
         (("streams", "ls", "--endpoint-url", "localhost"), "an endpoint looks like http://localhost:4567"),

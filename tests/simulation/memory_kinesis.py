@@ -8,6 +8,7 @@ from collections import Counter
 
 from anabranch._aws.errors import service_error
 from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.sequence_numbers import Position
 from anabranch._model.shards import Shard
 from anabranch._wire.deaggregate import open_aggregate
 from anabranch._wire.messages import ListShardsResponse, PutRecordsResponse, PutRecordsResultEntry, StreamSummary
@@ -151,15 +152,20 @@ class MemoryKinesis:
 
     def records(self, name="orders"):
         """What a consumer is given, in the order of sequence numbers: (partition key, data)."""
+        return [(key, data) for _, _, key, data in self.placed_records(name)]
+
+    def placed_records(self, name="orders"):
+        """The same with its place: (position, shard, partition key, data)."""
         found = []
         for shard, record in self.stored(name):
             aggregate = open_aggregate(record["Data"])
             number = int(record["SequenceNumber"])
             if aggregate is None:
-                found.append((number, -1, record["PartitionKey"], record["Data"]))
+                found.append((Position(number), shard.shard_id, record["PartitionKey"], record["Data"]))
             elif not aggregate.misrouted(shard.hash_key_range):
-                found += [(number, i, key, data) for i, (key, _, data) in enumerate(aggregate.sub_records())]
-        return [(key, data) for _, _, key, data in sorted(found)]
+                for index, (key, _, data) in enumerate(aggregate.sub_records()):
+                    found.append((Position(number, index), shard.shard_id, key, data))
+        return sorted(found)
 
     def split(self, name="orders"):
         shard = max((s for s in self.shards(name) if s.is_open), key=lambda s: s.hash_key_range.size)

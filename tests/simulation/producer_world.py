@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from anabranch._core.writing.aggregation import OutgoingRecord, cost_of
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
+from anabranch._model.sequence_numbers import Position
 from anabranch._model.shards import Shard
 from anabranch._wire.deaggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
 from anabranch.errors import AccessDeniedError, StreamNotFoundError, ThrottledError, TransportError, UnavailableError
+from anabranch.testing.checkers import WriteOutcomes
 
 THROTTLED = "ProvisionedThroughputExceededException"
 
@@ -128,8 +130,8 @@ class World:
         self.agenda: list[tuple[int, int, object]] = []
         self.ticket = 0
         self.records: list[OutgoingRecord] = []
-        self.put_order: dict[str, list[int]] = defaultdict(list)
-        self.settled_times: dict[int, int] = defaultdict(int)
+        keeps_order = self.rules.order == "key" and not self.is_auto and not self.recreates
+        self.outcomes = WriteOutcomes(keeps_order=keeps_order)
         self.in_flight_keys: dict[str, int] = defaultdict(int)
         self.zombie_copies = 0
         self.is_missing = self.noticed = self.waited_long = False
@@ -150,7 +152,7 @@ class World:
             explicit = str(rng.getrandbits(128)) if rng.random() < 0.02 else None
             record = self.pipeline.put(data, key, explicit, cost_of(data, key), self.now_ms)
             self.records.append(record)
-            self.put_order[key].append(number)
+            self.outcomes.put(data, key)
         self.step()
 
     def see_failures(self) -> None:
@@ -281,7 +283,7 @@ class World:
         for bundle in self.pipeline.take_settled():
             if bundle.is_settled:
                 for record in bundle.records:
-                    self.settled_times[id(record)] += 1
+                    self.outcomes.told(self.now_ms, record.put_result)
             bundle.release()
 
     def run(self, duration_ms: int = 4_000) -> None:
@@ -330,38 +332,13 @@ class World:
 
     def check(self) -> None:
         assert self.pipeline.is_idle, "something was never settled"
-        for record in self.records:
-            assert self.settled_times[id(record)] == 1, "each delivery is settled once"
-            assert record.bundle.is_settled
         if self.rules.delivery_timeout_ms == 60_000 and not self.recreates:
             # Trouble ends long before: then everything gets through.
             assert all(record.put_result.delivered for record in self.records), "a record was given up without need"
-        copies = defaultdict(list)
         for data, sequence_number, index, shard_id in self.stream.copies():
-            copies[data].append((sequence_number, index, shard_id))
-        first_place: dict[int, tuple[int, int]] = {}
-        for number, record in enumerate(self.records):
-            result = record.put_result
-            found = copies.get(record.data, [])
-            if result.delivered:
-                wanted = (int(result.sequence_number), result.sub_sequence_number, result.shard_id)
-                assert wanted in found or self.is_auto, f"record {number} was reported delivered and is not there"
-                first_place[number] = min(found)[:2] if found else (0, 0)
-                assert result.attempts[-1].code is None
-            elif not result.maybe_written:
-                assert not found, f"record {number} failed for certain and is there"
-            else:
-                assert result.attempts
-        if self.rules.order == "key" and not self.is_auto and not self.recreates:
-            self.check_order(first_place)
-
-    def check_order(self, first_place) -> None:
-        for key, numbers in self.put_order.items():
-            last = None
-            for number in numbers:
-                if number in first_place and self.records[number].explicit_hash_key is None:
-                    assert last is None or first_place[last] < first_place[number], f"{key}: {last} after {number}"
-                    last = number
+            self.outcomes.read(data, shard_id, Position(sequence_number, index))
+        self.outcomes.ended(self.now_ms)
+        assert not self.outcomes.violations, self.outcomes.violations[0]
 
 
 def _keys(bundle) -> list[str]:

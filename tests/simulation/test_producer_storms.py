@@ -5,7 +5,6 @@ was told.
 
 import asyncio
 import random
-from collections import defaultdict
 
 import pytest
 from memory_kinesis import MemoryKinesis
@@ -14,6 +13,7 @@ from anabranch._engine.intake import Intake
 from anabranch._engine.writer import Writer
 from anabranch.config import ProducerSettings
 from anabranch.errors import BufferFull, DeliveryFailed, ThrottledError, TransportError, UnavailableError
+from anabranch.testing.checkers import WriteOutcomes
 from anabranch.testing.loop import Deadlock, run
 
 SEEDS = 80
@@ -34,8 +34,8 @@ class Storm:
         self.trouble = rng.choice([0.0, 0.1, 0.3])
         self.order = rng.choice(["key", "key", "none"])
         self.undelivered = []
-        self.told = {}
-        self.put_order = defaultdict(list)
+        self.deliveries = []
+        self.outcomes = WriteOutcomes(keeps_order=self.order == "key")
         self.number = 0
         self.peak_bytes = 0
 
@@ -60,16 +60,16 @@ class Storm:
         rng = self.rng
         number, self.number = self.number, self.number + 1
         data = b"%d:" % number + b"x" * rng.choice([0, 50, 20_000, 200_000])
-        self.put_order[key].append(number)  # the order of calls
+        self.outcomes.put(data, key)
         try:
             if rng.random() < 0.2:
                 delivery = producer.put_nowait(data, key)
             else:
                 delivery = await producer.put(data, key, timeout=rng.choice([None, None, 0.01]))
         except BufferFull:
-            self.put_order[key].remove(number)
+            self.outcomes.refused(data)
             return
-        self.told[number] = delivery
+        self.deliveries.append(delivery)
         if rng.random() < 0.3:
             await delivery
 
@@ -110,24 +110,21 @@ class Storm:
 
     async def flush(self, producer):
         await asyncio.sleep(self.rng.random())
-        before = list(self.told.values())
+        before = self.deliveries.copy()
         report = await producer.flush()
         assert report.complete
         assert all(delivery.done() for delivery in before), "a flush is a barrier"
 
     def check(self):
         assert self.peak_bytes <= BUFFER_BYTES, "the buffer was over its limit"
-        copies = defaultdict(list)
-        for place, (_, data) in enumerate(self.kinesis.records()):
-            copies[int(data.partition(b":")[0])].append(place)
-        for number, delivery in self.told.items():
-            assert delivery.done(), f"record {number} was never settled"
-            assert delivery.result().delivered, f"record {number}: {delivery.result().error}"
-            assert copies[number], f"record {number} was reported delivered and is not there"
-        if self.order == "key":
-            for key, numbers in self.put_order.items():
-                places = [copies[number][0] for number in numbers]
-                assert places == sorted(places), f"{key} is out of order"
+        for delivery in self.deliveries:
+            assert delivery.done(), "a record was never settled"
+            assert delivery.result().delivered, delivery.result().error
+            self.outcomes.told(0, delivery.result())
+        for position, shard_id, _, data in self.kinesis.placed_records():
+            self.outcomes.read(data, shard_id, position)
+        self.outcomes.ended(0)
+        assert not self.outcomes.violations, self.outcomes.violations[0]
 
 
 def storm(seed):

@@ -91,12 +91,17 @@ class Routing:
         lane_id = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
         lane = self._key_lanes.get(lane_id)
         if lane is None:
-            lane = Lane(lane_id, digest, self._queue_of(shard, now_ms), grows=self.aggregate == "key")
+            lane = Lane(lane_id, digest, self._queue_of(shard, now_ms), grows=self._keys_grow)
             self._key_lanes[lane_id] = lane
             if self.is_ordered:
                 lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
                 lane.waits += lane_id in self._draining_keys
         return lane
+
+    @property
+    def _keys_grow(self) -> bool:
+        """Not before the first listing: until then it is not known whether the service places records by key."""
+        return self.aggregate == "key" and self.shard_map.updated_at_ms is not None
 
     def _queue_of(self, shard: MappedShard | None, now_ms: int) -> ShardQueue:
         name = None if shard is None else shard.shard_id
@@ -204,6 +209,7 @@ class Routing:
         for lane in list(self._key_lanes.values()):
             shard = self.shard_map.predict(_digest(lane))
             if self._keeps(lane, shard):
+                lane.grows = self._keys_grow
                 self._list_anew(lane, shard, now_ms)
             else:
                 del self._key_lanes[lane.lane_id]
@@ -212,7 +218,7 @@ class Routing:
 
     def _keeps(self, lane: Lane, shard: MappedShard | None) -> bool:
         if self.aggregate == "key":
-            return lane.grows
+            return True
         return self.is_ordered and not lane.grows and (self.aggregate is None or shard is None)
 
     def _list_anew(self, lane: Lane, shard: MappedShard | None, now_ms: int) -> None:

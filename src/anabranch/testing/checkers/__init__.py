@@ -13,6 +13,7 @@ from anabranch.testing.checkers.one_owner import OneOwner
 from anabranch.testing.checkers.order_per_key import OrderPerKey
 from anabranch.testing.checkers.parents_first import ParentsFirst
 from anabranch.testing.checkers.within_budget import WithinBudget
+from anabranch.testing.checkers.write_outcomes import WriteOutcomes
 
 __all__ = [
     "Call",
@@ -29,6 +30,7 @@ __all__ = [
     "ShardOpened",
     "Violation",
     "WithinBudget",
+    "WriteOutcomes",
     "Written",
     "all_checkers",
 ]

@@ -394,6 +394,26 @@ def test_a_service_that_places_records_itself_gets_each_one_alone(order):
     assert desk.pipeline.is_idle
 
 
+def test_a_key_is_not_aggregated_before_it_is_known_who_places_records():
+    """Consumers skip an aggregate that lies in a foreign shard: on an AUTO stream it would be lost as delivered."""
+    desk = Desk(aggregate="key")
+    for number in range(3):
+        desk.put(b"%d" % number, "k")
+    desk.tick()
+    assert [entry.data for call in desk.calls for entry in call.entries] == [b"0"]
+    desk.now_ms += 5
+    desk.list(listing(2))
+    desk.put(b"3", "k")
+    desk.put(b"4", "k")
+    later = []
+    for number in range(3):
+        desk.answer(written(9 + number))
+        desk.tick(5)
+        later += [entry.data for call in desk.calls for entry in call.entries]
+    assert later[:2] == [b"1", b"2"]
+    assert len(later) == 3, "once the stream is listed, a key's records travel together"
+
+
 def test_a_service_that_places_records_itself_is_told_once_and_stays_so():
     from stream_of_shards import summary
 

@@ -16,12 +16,12 @@ __all__ = ["check_fleet"]
 
 
 async def check_fleet(outside: Outside, profile: MemberProfile, timing: LeaseTiming) -> None:
-    first = await _differing(outside, profile)
+    first = await _differing(outside, profile, timing)
     waited_until_ms = outside.clock.now_ms() + max([timing.expiry_ms, *(row.expiry_ms for row in first.values())])
     seen = first
     while seen and outside.clock.now_ms() < waited_until_ms:
         await outside.clock.sleep_until_ms(outside.clock.now_ms() + timing.poll_interval_ms)
-        seen = await _differing(outside, profile)
+        seen = await _differing(outside, profile, timing)
         for member_id, row in seen.items():
             known = first.get(member_id)
             if known is None or row.counter > known.counter:
@@ -32,9 +32,9 @@ async def check_fleet(outside: Outside, profile: MemberProfile, timing: LeaseTim
                 )
 
 
-async def _differing(outside: Outside, profile: MemberProfile) -> dict[str, MemberRow]:
-    rows = await insist(outside, outside.store.read_members)
-    dead = await insist(outside, outside.store.dead_members)
+async def _differing(outside: Outside, profile: MemberProfile, timing: LeaseTiming) -> dict[str, MemberRow]:
+    rows = await insist(outside, outside.store.read_members, deadline_ms=timing.call_deadline_ms)
+    dead = await insist(outside, outside.store.dead_members, deadline_ms=timing.call_deadline_ms)
     return {
         row.member_id: row
         for row in rows

@@ -229,11 +229,14 @@ class LeaseLoop:
     async def write(self, step: Write) -> Written:
         if self._member.pulse.fence.ending is not None:
             return "lost"  # of a forked child the store would take it: it goes by the name of its parent
+        holding = self.book.held.get(step.row.key)
         answer = await self.call(
             self._outside.store.write_lease(
                 step.row, member_id=self.book.member_id, expected_version=step.expected_version
             )
         )
+        if self.book.held.get(step.row.key) is not holding:
+            return "lost"  # an answer to an earlier holding says nothing of the one that there is now
         outcome = apply_write(self.book, step, answer, self._outside.clock.now_ms())
         self.synchronise()
         return outcome

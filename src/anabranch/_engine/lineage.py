@@ -4,7 +4,8 @@ The core plans (`_core.shards`); this performs, in the order that survives a cra
 the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
 """
 
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -46,6 +47,8 @@ from anabranch.events import DataLost, ListingFailed, ShardFinished, StreamChang
 
 __all__ = ["Lineage", "Start"]
 
+T = TypeVar("T")
+
 Start = Literal["latest", "trim_horizon"] | float
 """`latest`, `trim_horizon`, or a time in seconds since 1970."""
 
@@ -57,9 +60,16 @@ UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
 
 class Lineage:
     def __init__(
-        self, outside: Outside, streams: tuple[StreamName, ...], start: Start, settings: ConsumerSettings
+        self,
+        outside: Outside,
+        streams: tuple[StreamName, ...],
+        start: Start,
+        settings: ConsumerSettings,
+        *,
+        call_deadline_ms: int,
     ) -> None:
         self._outside = outside
+        self._call_deadline_ms = call_deadline_ms
         self._wanted = streams
         self._start = start
         self._settings = settings
@@ -96,7 +106,7 @@ class Lineage:
         outside = self._outside
         account = parse_stream(summary.arn).account_id
         key = f"{account}:{summary.name}:{int(summary.created_seconds)}"
-        known = [row for row in await insist(outside, outside.store.read_streams) if row.arn == summary.arn]
+        known = [row for row in await self._insist(outside.store.read_streams) if row.arn == summary.arn]
         if known and all(row.stream_key != key for row in known):
             outside.emit(
                 StreamChanged(
@@ -110,7 +120,7 @@ class Lineage:
         row = StreamRow(
             stream_key=key, name=summary.name, arn=summary.arn, created_seconds=summary.created_seconds, origin=origin
         )
-        return await insist(outside, lambda: outside.store.put_stream(row))
+        return await self._insist(lambda: outside.store.put_stream(row))
 
     async def _bootstrap(self, row: StreamRow) -> None:
         """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
@@ -124,17 +134,20 @@ class Lineage:
         else:
             raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
         for lease in plan:
-            await insist(outside, lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
+            await self._insist(lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
         done = replace(row, bootstrapped=True)
-        await insist(outside, lambda: outside.store.write_stream(done, row.version))
+        await self._insist(lambda: outside.store.write_stream(done, row.version))
         self._rows[row.stream_key] = done
 
     async def _lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         """All rows of this stream and generation, finished ones included."""
-        rows = await insist(self._outside, lambda: self._outside.store.read_leases(with_finished=True))
+        rows = await self._insist(lambda: self._outside.store.read_leases(with_finished=True))
         return [
             lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
         ]
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms)
 
     # the end of a shard
 

@@ -1,28 +1,40 @@
 """Calls to the lease store that must succeed before anything else can go on: tried again until they do.
 
-A store that is away delays the start; it does not end it. What is wrong for good (no database, another schema) raises.
+A store that is away delays the start; it does not end it. Each try has a deadline, after which its outcome is unknown:
+it may still take effect, so only calls go here that find out by being repeated (reads, and writes of what is not there
+yet). What is wrong for good (no database, another schema) raises.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from anabranch._engine.outside import Outside
 from anabranch.errors import LeaseStoreError
 
-__all__ = ["insist"]
+__all__ = ["OPENING_DEADLINE_MS", "insist"]
 
 T = TypeVar("T")
 
-PAUSE_MS = 500
-TRIES_MAX = 60
+PAUSE_MS: Final = 500
+TRIES_MAX: Final = 60
+OPENING_DEADLINE_MS: Final = 30_000
+"""Of one try to open the store: making its tables takes longer than any call later on."""
 
 
-async def insist(outside: Outside, call: Callable[[], Awaitable[T]]) -> T:
+async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:
+    """The answer of the first try that gets one within the deadline; the error of the last try, if none does."""
     for attempt in range(TRIES_MAX):
         try:
-            return await call()
+            async with asyncio.timeout(deadline_ms / 1000):
+                return await call()
         except LeaseStoreError:
             if attempt == TRIES_MAX - 1:
                 raise
+        except TimeoutError:
+            if attempt == TRIES_MAX - 1:
+                raise LeaseStoreError(
+                    f"lease store {outside.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"
+                ) from None
         await outside.clock.sleep_until_ms(outside.clock.now_ms() + PAUSE_MS)
     raise AssertionError("unreachable")

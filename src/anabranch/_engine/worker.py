@@ -29,7 +29,7 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
-from anabranch._engine.store_calls import insist
+from anabranch._engine.store_calls import OPENING_DEADLINE_MS, insist
 from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
 from anabranch.budget import Budget
@@ -131,8 +131,10 @@ class Worker:
         if plan.settings.leases.on_zombie == "exit":
             self.member.zombies = self._fence_watch.zombies
         self._drain = Drain(outside.clock, self._sink.running)
-        self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings)
-        self.app = await insist(outside, self._open)
+        self._lineage = Lineage(
+            outside, plan.streams, plan.start, plan.settings, call_deadline_ms=plan.timing.call_deadline_ms
+        )
+        self.app = await insist(outside, self._open, deadline_ms=OPENING_DEADLINE_MS)
         await check_fleet(outside, plan.profile, plan.timing)
         await self._lineage.prepare()
         await self.member.join()

@@ -112,3 +112,43 @@ def test_a_forked_child_is_no_member_and_writes_nothing():
             assert await loop.write(step) == "written"
 
     run(main)
+
+
+class StoreThatAnswersLate(MemoryLeaseStore):
+    """A write takes effect at once; its answer comes when it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.written = asyncio.Event()
+
+    async def write_lease(self, row, *, member_id, expected_version):
+        answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
+        self.written.set()
+        await self.answers.wait()
+        return answer
+
+
+def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_anew_leaves_the_new_holding_alone():
+    async def main():
+        store, held = StoreThatAnswersLate(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+            before = loop.book.member_id
+            commit = asyncio.create_task(loop.write(Write(held[0].row, held[0].row.version)))
+            await store.written.wait()
+            await store.seal_member(before, 0)
+            loop.book.held.clear()  # as the loop does when its heart says that the member was sealed
+            loop.book.become("me#2")
+            loop.observe_lease(await store.read_lease(KEY))
+            await loop.take(Take(KEY, before, 2))
+            assert [holding.row.owner for holding in held] == [before, "me#2"]
+            store.answers.set()
+            assert await commit == "lost"
+            assert loop.book.held[KEY] is held[1]
+            assert not loop.book.rolled_back
+
+    run(main)

@@ -93,6 +93,9 @@ class LeaseSettings:
     on_zombie: Literal["report", "exit"] = "report"
     """What follows when a handler call outlives its lease: `report` says so and lets it run; `exit` ends the process at
     once, before another worker can start the same record. For sinks that cannot refuse a write by its fence token."""
+    create: Literal["if_missing", "never"] = "if_missing"
+    """Whether a start makes the application where the store holds none. `never` is for production: a store that was
+    emptied, or a name that was misspelt, is then an error and not an application that begins anew."""
 
     def __post_init__(self) -> None:
         violations = []
@@ -108,6 +111,8 @@ class LeaseSettings:
             violations.append(f"drain_deadline is {self.drain_deadline} s; it must be positive")
         if self.on_zombie not in {"report", "exit"}:
             violations.append(f"on_zombie is {self.on_zombie!r}; it must be 'report' or 'exit'")
+        if self.create not in {"if_missing", "never"}:
+            violations.append(f"create is {self.create!r}; it must be 'if_missing' or 'never'")
         if self.worker_id is not None and not 1 <= len(self.worker_id) <= 128:
             violations.append("worker_id must have 1 to 128 characters")
         _refuse(violations)

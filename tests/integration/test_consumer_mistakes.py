@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import anabranch
 from anabranch import Aws, Consumer, errors
 
-from stream_world import Credentials, run, stream_world, until
+from stream_world import QUICK, Credentials, run, stream_world, until
 
 
 def _consume(consumer):
@@ -72,6 +73,26 @@ def test_a_lease_file_that_is_no_database_is_named(tmp_path):
                     async for _ in consumer:
                         pass
             assert path.read_text().startswith("these are no leases")
+
+    run(main)
+
+
+def test_an_application_that_is_not_there_is_made_only_where_that_was_not_forbidden(tmp_path):
+    path = tmp_path / "leases.db"
+    never = replace(QUICK, leases=replace(QUICK.leases, create="never"))
+
+    async def main():
+        async with stream_world(1) as world:
+            options = {"app": "billing", "leases": f"sqlite:///{path}", "until": "tip"}
+            advice = rf"no application 'billing' in sqlite://{path}, and LeaseSettings\(create='never'\) makes none"
+            with pytest.raises(errors.LeaseStoreInvalidError, match=advice):
+                await world.consumer(**options, settings=never).run(lambda record: None, handle_signals=False)
+            assert not path.exists()
+            world.put("abc")
+            handled = []
+            await world.consumer(**options).run(handled.append, handle_signals=False)
+            await world.consumer(**options, settings=never).run(handled.append, handle_signals=False)
+            assert len(handled) == 3
 
     run(main)
 

@@ -33,6 +33,7 @@ from anabranch._engine.store_calls import OPENING_DEADLINE_MS, insist
 from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
 from anabranch.budget import Budget
+from anabranch.errors import LeaseStoreInvalidError
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
@@ -159,8 +160,15 @@ class Worker:
 
     async def _open(self) -> AppRow:
         """Each attempt proposes another identity: one proposed before may have been reset since (rule L14)."""
+        store, app = self._outside.store, self._plan.app.app
+        if self._plan.settings.leases.create == "never" and await store.read_app() is None:
+            raise LeaseStoreInvalidError(
+                f"there is no application {app!r} in {self._plan.store_name}, and LeaseSettings(create='never') makes "
+                "none: check app= and leases=; if the store was emptied, restore it; to begin anew, start one worker "
+                "with create='if_missing'"
+            )
         app_id = f"{self._outside.entropy.getrandbits(128):032x}"
-        return await self._outside.store.open(replace(self._plan.app, app_id=app_id))
+        return await store.open(replace(self._plan.app, app_id=app_id))
 
     def _wire(self, group: asyncio.TaskGroup) -> None:
         outside, plan = self._outside, self._plan

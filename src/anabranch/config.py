@@ -89,7 +89,11 @@ class LeaseSettings:
     stall_limit: float = 120.0
     """When the event loop has stood still for this long, the worker gives its shards up on purpose."""
     drain_deadline: float = 30.0
-    """How long a hand-off waits for running handler calls before the shard is kept instead."""
+    """How long a hand-off waits for running handler calls; what follows then, `hand_off` says."""
+    hand_off: Literal["keep", "force"] = "keep"
+    """When handler calls outlast `drain_deadline` while another worker waits for their shard: `keep` keeps the shard
+    and repeats nothing; `force` cancels them and gives the shard away when the last of them has ended. What was
+    cancelled is handled again by the new owner. Calls in threads cannot be cancelled, and are waited for."""
     on_zombie: Literal["report", "exit"] = "report"
     """What follows when a handler call outlives its lease: `report` says so and lets it run; `exit` ends the process at
     once, before another worker can start the same record. For sinks that cannot refuse a write by its fence token."""
@@ -109,6 +113,8 @@ class LeaseSettings:
             )
         if self.drain_deadline <= 0:
             violations.append(f"drain_deadline is {self.drain_deadline} s; it must be positive")
+        if self.hand_off not in {"keep", "force"}:
+            violations.append(f"hand_off is {self.hand_off!r}; it must be 'keep' or 'force'")
         if self.on_zombie not in {"report", "exit"}:
             violations.append(f"on_zombie is {self.on_zombie!r}; it must be 'report' or 'exit'")
         if self.create not in {"if_missing", "never"}:

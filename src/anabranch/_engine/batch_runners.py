@@ -168,14 +168,14 @@ class BatchRunners:
                 self._revoked[task] = None
                 task.cancel()
 
-    def interrupt(self) -> None:
-        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts.
-        A call in a thread cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
+    def interrupt(self, session: Session | None = None) -> None:
+        """Cancels what runs, all of it or that of one session: the fence has passed, or a hand-off waits. Its records
+        count as not started. A call in a thread cannot be cancelled: it runs on, and counts if it may by its end.
         """
         if not self._call.is_cancellable:
             return
-        for task in self._running:
-            if task not in self._revoked:
+        for task, (owner, _) in self._running.items():
+            if session in {None, owner} and task not in self._revoked:
                 self._revoked[task] = None
                 task.cancel()
 

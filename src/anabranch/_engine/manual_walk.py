@@ -110,7 +110,7 @@ class ManualWalk:
         """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
         self.shelf.withdraw(session)
 
-    def interrupt(self) -> None:
+    def interrupt(self, session: Session | None = None) -> None:
         """What is in the caller's hands cannot be interrupted."""
 
     def before_commit(self) -> None:

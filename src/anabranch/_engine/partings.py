@@ -1,7 +1,8 @@
 """How one shard stops moving here, in order: stopped at a record and kept, or given to another member.
 
 Both drain first: nothing more is started, what runs may end, and what is finished is committed. A hand-off that does
-not drain in time is called off: the shard stays, and says so (rule L12).
+not drain in time is called off: the shard stays, and says so; or its calls are told to end, if that was asked for
+(`hand_off="force"`). No shard is ever given away while a call of it runs (rule L12).
 """
 
 from anabranch._core.leases.steps import Write
@@ -13,7 +14,7 @@ from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
 from anabranch._model.leases import HandOffRequest, Stopped
 from anabranch.config import LeaseSettings
-from anabranch.events import HandOffKept, ShardStopped
+from anabranch.events import HandOffForced, HandOffKept, ShardStopped
 from anabranch.records import Record
 
 __all__ = ["Partings"]
@@ -37,6 +38,7 @@ class Partings:
         self._drain = drain
         self._sink = sink
         self._deadline_ms = round(settings.drain_deadline * 1000)
+        self._forces = settings.hand_off == "force"
 
     async def stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
         """Drain, commit, free the buffers, keep the lease (rule D4)."""
@@ -69,17 +71,23 @@ class Partings:
 
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Another member asked for the lease; False if it stays here."""
-        left = await self._drain.wait([session], self._outside.clock.now_ms() + self._deadline_ms)
+        clock = self._outside.clock
+        left = await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        if left and self._forces:
+            left = await self._end_calls(session, request, len(left))
+        if self._leases.draining:
+            return True  # this worker stops: what it holds becomes free when it leaves
         if not self._is_asked_for(session, request):
             if session.phase == "stopped":
-                self._leases.book.keep(request.key)  # it stopped meanwhile, and stays: that is the answer
+                self._leases.book.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
             return True
-        if left:
-            self._leases.book.keep(request.key)
-            session.drains = False
-            self._outside.emit(
-                HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
-            )
+        if left or not self._is_waited_for(request):
+            self._leases.book.keep(request.key, clock.now_ms())
+            session.drains, session.reason = False, None
+            if left:
+                self._outside.emit(
+                    HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
+                )
             return False
         self._sink.before_commit()
         async with session.commit_lock:
@@ -89,6 +97,34 @@ class Partings:
                 await self._leases.write(Write(row, session.row.version))
                 self._leases.hasten()
         return True
+
+    async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
+        """Tells the calls of this shard to end and waits until they have, for as long as somebody waits for the shard;
+        those that run on after that.
+        """
+        clock = self._outside.clock
+        self._outside.emit(
+            HandOffForced(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                running_count=count,
+                to_member=request.requester,
+            )
+        )
+        session.reason = (
+            f"it is to be handed over to {request.requester}, and {count} handler calls that were told to end still run"
+        )
+        self._sink.interrupt(session)
+        while left := await self._drain.wait([session], clock.now_ms() + RETRY_MS):
+            wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
+            if self._leases.draining or not wanted:
+                break
+        return left
+
+    def _is_waited_for(self, request: HandOffRequest) -> bool:
+        """Whether the member that asked is still there, as far as is known here."""
+        requester = self._leases.stopwatches.row(request.requester)
+        return requester is not None and requester.state == "live"
 
     def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
         holding = session.holding

@@ -194,14 +194,14 @@ class RecordRunners:
             if runner.session is session:
                 self._cancel(runner)
 
-    def interrupt(self) -> None:
-        """The fence has passed: everything that runs is cancelled, and may be started again if the fence lifts.
-        A call in a thread cannot be cancelled: it runs on, and counts if the fence has lifted by its end.
+    def interrupt(self, session: Session | None = None) -> None:
+        """Cancels what runs, all of it or that of one session: the fence has passed, or a hand-off waits. Its records
+        count as not started. A call in a thread cannot be cancelled: it runs on, and counts if it may by its end.
         """
         if not self._call.is_cancellable:
             return
         for runner in self._runners:
-            if runner.session is not None:
+            if runner.session is not None and session in {None, runner.session}:
                 self._cancel(runner)
 
     def _cancel(self, runner: _Runner) -> None:

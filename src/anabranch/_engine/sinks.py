@@ -30,7 +30,7 @@ class Sink(Protocol):
     def make_lane(self, session: Session) -> Lane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
     def revoke(self, session: Session) -> None: ...
-    def interrupt(self) -> None: ...
+    def interrupt(self, session: Session | None = None) -> None: ...
     def before_commit(self) -> None: ...
     async def run_one(self) -> None: ...
 
@@ -53,8 +53,8 @@ class RecordSink:
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
 
-    def interrupt(self) -> None:
-        self._runners.interrupt()
+    def interrupt(self, session: Session | None = None) -> None:
+        self._runners.interrupt(session)
 
     def before_commit(self) -> None:
         """Every finished record was reported when it finished."""
@@ -80,8 +80,8 @@ class BatchSink:
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
 
-    def interrupt(self) -> None:
-        self._runners.interrupt()
+    def interrupt(self, session: Session | None = None) -> None:
+        self._runners.interrupt(session)
 
     def before_commit(self) -> None:
         """Every finished batch was reported when it finished."""
@@ -111,7 +111,7 @@ class WalkSink:
         """The walk looks before each record; what is in the caller's hands cannot be taken back."""
         self.shelf.withdraw(session)
 
-    def interrupt(self) -> None:
+    def interrupt(self, session: Session | None = None) -> None:
         """What is in the caller's hands cannot be interrupted."""
 
     def before_commit(self) -> None:

@@ -9,6 +9,7 @@ __all__ = [
     "ConsumerStarted",
     "ConsumerStopped",
     "DataLost",
+    "HandOffForced",
     "HandOffKept",
     "HandlerFailed",
     "LeaseGiven",
@@ -100,6 +101,22 @@ class HandOffKept(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"kept although it was asked for: {self.running_count} handler calls did not end in time"
+
+
+class HandOffForced(Event, frozen=True, kw_only=True):
+    """A hand-off was asked for, and handler calls outlasted its deadline: they are told to end (`hand_off="force"`).
+    The shard is given away when none of them runs any more; their records are handled again by its new owner.
+    """
+
+    level = logging.WARNING
+    running_count: int
+    to_member: str
+
+    def sentence(self) -> str:
+        return (
+            f"{self.running_count} handler calls did not end in time and are told to: the shard goes to "
+            f"{self.to_member} when the last has ended"
+        )
 
 
 class MemberSealed(Event, frozen=True, kw_only=True):

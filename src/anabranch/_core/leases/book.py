@@ -35,6 +35,8 @@ class Holding(msgspec.Struct):
     """Whom it is drained for; None for a release."""
     parting_row: LeaseRow | None = None
     """What is being written to give it away."""
+    kept_until_ms: int = 0
+    """A hand-off that did not drain is not tried again before: each try stands still for as long as its deadline."""
 
 
 class Book:
@@ -182,14 +184,17 @@ class Book:
         holding = self.held.get(request.key)
         return request not in self.answered and (holding is None or holding.request != request)
 
-    def keep(self, key: LeaseKey) -> None:
-        """The drain did not end in time: the lease stays here, and the request is answered with that (rule L12)."""
+    def keep(self, key: LeaseKey, now_ms: int) -> None:
+        """The drain did not end in time: the lease stays here for a while, and the request is answered with that (rule
+        L12).
+        """
         holding = self.held[key]
         if holding.state != "draining":
             return
         if holding.request is not None:
             self.answered[holding.request] = None
         holding.state, holding.request = "held", None
+        holding.kept_until_ms = now_ms + MOVE_COOL_DOWN_MS
 
     def part(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
         """Give a drained lease to whoever asked for it, or release it; `final` carries the last checkpoint. From here

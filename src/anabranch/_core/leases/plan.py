@@ -93,7 +93,9 @@ def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: i
         and moved_ms - changed_ms > SETTLING_MS
         and now_ms - moved_ms < MOVE_COOL_DOWN_MS
     )
-    return Claim(row.key, owner, 0 if book.waits(row) else weight(row), not cooling)
+    holding = book.held.get(row.key)
+    kept = holding is not None and now_ms < holding.kept_until_ms
+    return Claim(row.key, owner, 0 if book.waits(row) else weight(row), not (cooling or kept))
 
 
 def _forget_answers(book: Book, wanted: tuple[HandOffRequest, ...]) -> None:

@@ -116,7 +116,7 @@ class Reader:
         if not self._running and not self.writing:
             self._write(self._worker.book.part(self.key, self.row_so_far()))
         elif self._worker.now_ms() - (self._drain_since_ms or 0) > _DRAIN_DEADLINE_MS and self._running:
-            self._worker.book.keep(self.key)
+            self._worker.book.keep(self.key, self._worker.now_ms())
             self._drain_since_ms = None
 
     def _write(self, row: LeaseRow) -> None:

@@ -62,7 +62,7 @@ def test_a_parting_lease_is_never_started_again():
     gift = known.part(P)
     assert (gift.owner, gift.epoch) == ("b#1", 2)
     known.observe_lease(replace(MINE, version=4), 1_000)
-    known.keep(P)
+    known.keep(P, 1_000)
     assert not known.is_startable(P)
     assert known.held[P].parting_row is gift
 
@@ -76,7 +76,7 @@ def test_a_drain_that_takes_too_long_keeps_the_lease_and_answers():
     known = book(MINE)
     known.drain(REQUEST)
     assert not known.is_unanswered(REQUEST)
-    known.keep(P)
+    known.keep(P, 1_000)
     assert known.is_startable(P)
     assert list(known.answered) == [REQUEST]
 
@@ -84,7 +84,7 @@ def test_a_drain_that_takes_too_long_keeps_the_lease_and_answers():
 def test_a_lease_that_was_drained_for_nobody_can_be_kept():
     known = book(MINE)
     known.held[P].state = "draining"
-    known.keep(P)
+    known.keep(P, 1_000)
     assert known.is_startable(P)
     assert not known.answered
 

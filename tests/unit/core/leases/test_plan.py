@@ -165,6 +165,23 @@ def test_a_lease_that_was_just_given_stays_for_a_while():
     assert member.plan(moved_ms + MOVE_COOL_DOWN_MS) == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
 
 
+def test_a_lease_that_did_not_drain_stays_for_a_while_without_another_try():
+    donor = asked_for(1)
+    request = HandOffRequest(KEYS[1], "me#1")
+    donor.plan()
+    donor.book.keep(KEYS[1], 30_000)
+    for counter, now_ms in enumerate((30_000, 60_000, 29_999 + MOVE_COOL_DOWN_MS), 1):
+        donor.stopwatches.observe([ME, replace(DONOR, counter=counter)], now_ms)
+        donor.plan(now_ms)
+        donor.stopwatches.observe([ME, replace(DONOR, counter=counter, wanted=(request,))], now_ms)
+        assert donor.plan(now_ms) == []
+    later_ms = 30_000 + MOVE_COOL_DOWN_MS
+    donor.stopwatches.observe([ME, replace(DONOR, counter=8)], later_ms)
+    donor.plan(later_ms)
+    donor.stopwatches.observe([ME, replace(DONOR, counter=8, wanted=(request,))], later_ms)
+    assert donor.plan(later_ms) == [Drain(request)]
+
+
 def test_a_lease_that_was_given_to_a_joiner_may_go_on_to_the_next_one():
     third = replace(DONOR, member_id="third#1")
     donor = Member([DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1"), lease(2, "third#1")], "donor#1")

@@ -28,9 +28,9 @@ _ASK_AFTER_FAILURE_SECONDS: Final = 10.0
 _TRUSTED_SECONDS: Final = 300.0  # older than this, credentials are asked for before they are used
 
 NO_CREDENTIALS: Final = (
-    "no AWS credentials: there are none in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), in the profile "
-    "(aws configure, aws sso login), from a web identity, a container or an instance role; another profile is "
-    "named by Aws(profile=...) or --profile, a session by Aws(session=...)"
+    "no AWS credentials: run `aws configure` or `aws sso login`, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "name another profile (--profile, Aws(profile=...)) or session (Aws(session=...)); web identity, container and "
+    "instance role have none either"
 )
 
 

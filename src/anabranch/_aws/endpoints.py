@@ -28,12 +28,14 @@ class ServiceAddress:
 
 
 def resolve_region(session: Any, aws: Aws, region: str | None) -> str:
-    """By botocore's chain, then AWS_REGION, which other SDKs and platforms use."""
-    found = aws.region or region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+    """That of a stream's ARN, if one is given: no other has the stream. Else by botocore's chain, then AWS_REGION,
+    which other SDKs and platforms use.
+    """
+    found = region or aws.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
     if not found:
         raise CredentialsError(
-            "no AWS region: give one (Aws(region=...), or --region), set AWS_DEFAULT_REGION or AWS_REGION, or name one "
-            "in the profile (aws configure)"
+            "no AWS region: set AWS_REGION, give one (--region, Aws(region=...)), or name one in the profile "
+            "(aws configure)"
         )
     return str(found)
 

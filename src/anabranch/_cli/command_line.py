@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         # Whoever read our output has seen enough (`| head`); what is still buffered goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return FAILED
     except KeyboardInterrupt:
         if argv is None:
@@ -100,6 +101,8 @@ def _run(given: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
     commands = parser.add_subparsers(prog="anabranch", dest="command", help=argparse.SUPPRESS)
     chosen = next((word for word in given if not word.startswith("-")), None)
+    if given and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}:
+        parser.error(f"{given[0]} comes after the command, if that has it: anabranch COMMAND {given[0]} ...")
     if chosen is not None and chosen not in COMMANDS:
         parser.error(_unknown(chosen))
     command: Command | None = None

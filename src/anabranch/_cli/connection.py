@@ -36,7 +36,7 @@ _NAMES_SHOWN_MAX: Final = 10
 
 @contextmanager
 def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> Iterator["Connection"]:
-    """With the options of `aws_options`; the region of a stream's ARN counts where no option names one."""
+    """With the options of `aws_options`; a stream's ARN says its region itself."""
     from anabranch._aws.account import AwsAccount
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import open_kinesis
@@ -116,20 +116,20 @@ class Connection:
 
     async def _advice_instead_of(self, stream: StreamName) -> str:
         address = await self._account.address("kinesis", region=self._region)
-        where = f"in {address.region}"
+        where = f" in {address.region}" if stream.arn is None else ""
         if not address.endpoint.host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
             where += f" at {address.endpoint.url}"
-        missing = f"there is no stream {stream.name!r} {where}"
-        if stream.account_id is not None:
-            missing += f" for account {stream.account_id}"
+        missing = f"there is no stream {str(stream)!r}{where}"
         try:
-            names = [listed.name for listed in await self.control.list_streams()]
+            streams = {listed.name: listed for listed in await self.control.list_streams()}
         except AnabranchError:
             return f"{missing}; is that its region, and is this its account?"
+        if (namesake := streams.get(stream.name)) is not None:
+            return f"{missing}; the one of that name here is {namesake.arn or stream.name}"
+        names = list(streams)
         if not names:
             return f"{missing}, nor any other: make it by `anabranch streams create {stream.name} --shards 1`"
         similar = get_close_matches(stream.name, names, n=1)
-        hint = f"did you mean {similar[0]!r}? " if similar else ""
-        shown = ", ".join(names[:_NAMES_SHOWN_MAX])
+        there_are = f"did you mean {similar[0]!r}? There are" if similar else "there are"
         more = f" and {len(names) - _NAMES_SHOWN_MAX} more" if len(names) > _NAMES_SHOWN_MAX else ""
-        return f"{missing}; {hint}There are: {shown}{more}" if hint else f"{missing}; there are: {shown}{more}"
+        return f"{missing}; {there_are}: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}"

@@ -39,7 +39,7 @@ def start_argument(text: str) -> Start:
         return _STARTS[word]
     moment = _moment(text, f"horizon, latest, {_ACCEPTED}")
     if moment.timestamp() > time.time():
-        raise argparse.ArgumentTypeError(f"{text!r} is in the future")
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future: leave it out for what comes from now on")
     return moment
 
 

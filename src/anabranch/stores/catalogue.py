@@ -49,7 +49,7 @@ async def find_store(app: str, leases: str | LeaseStore | None, environ: Mapping
         await _close(store, leases)
         raise
     await _close(store, leases)
-    raise LeaseStoreInvalidError(await _advice(app, leases, environ))
+    raise LeaseStoreInvalidError(await _advice(app, store, leases, environ))
 
 
 async def _close(store: LeaseStore, given: object) -> None:
@@ -57,13 +57,15 @@ async def _close(store: LeaseStore, given: object) -> None:
         await store.close()
 
 
-async def _advice(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> str:
+async def _advice(app: str, store: LeaseStore, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> str:
     others: list[str] = []
     where, hint = "this store", ""
     if leases is None:
         where, hint = str(embedded_folder(environ)), "; if it names a lease store (leases=), name the same one here"
     elif isinstance(leases, str):
         where = leases
+        if isinstance(store, SqliteLeaseStore) and not store.path.exists():
+            return f"there is no lease store {leases}: no file {store.path}"
     if leases is None or isinstance(leases, str):
         others = [one.app for one in await stored_applications(leases, environ)]
     missing = f"there is no application {app!r} in {where}"

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from anabranch._cli import main
@@ -54,6 +55,11 @@ class ServerThread:
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def freeze(self):
+        """From now on no change is ever finished."""
+        account = self.local.state.account
+        account.settings = msgspec.structs.replace(account.settings, state_delay_ms=3_600_000)
 
     def open_shard_ids(self, stream="orders"):
         listed = self.call("ListShards", StreamName=stream, ShardFilter={"Type": "AT_LATEST"})["Shards"]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def test_an_unknown_command_is_answered_with_the_one_that_was_meant(cli):
     assert f"there is no command 'consume'; there are {', '.join(COMMANDS)}" in other.err
 
 
+def test_an_option_before_the_command_is_told_its_place(cli):
+    ended = cli("--profile", "production", "streams", "ls")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--profile comes after the command, if that has it: anabranch COMMAND --profile ..." in ended.err
+
+
 def test_the_list_of_commands_has_one_line_for_each_within_eighty_columns(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = cli("--help").out.splitlines()
@@ -88,8 +95,8 @@ def test_first_mistakes_are_answered_in_one_line_of_advice(cli, monkeypatch):
         assert ended.err.count("\n") == 1
         return ended.err
 
-    assert "no AWS region: give one (Aws(region=...), or --region), set AWS_DEFAULT_REGION" in said()
-    assert "no AWS credentials" in said("--region", "eu-west-1")
+    assert "no AWS region: set AWS_REGION, give one (--region, Aws(region=...))" in said()
+    assert "no AWS credentials: run `aws configure` or `aws sso login`" in said("--region", "eu-west-1")
     assert "The config profile (nobody) could not be found" in said("--profile", "nobody")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
@@ -109,12 +116,31 @@ def test_help_and_mistakes_load_nothing_heavy(program):
     assert "loaded: ['asyncio']" in ended.stdout or "loaded: []" in ended.stdout
 
 
-def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(frozen_server):
-    with running("streams", "create", "payments", "--shards", "1") as process:
-        assert process.stderr.readline() == b"creating payments: CREATING\n"
+@pytest.mark.parametrize(
+    "words, title, state",
+    [
+        (("streams", "create", "payments", "--shards", "1"), "creating payments", "CREATING"),
+        (("streams", "delete", "orders", "--yes"), "deleting orders", "DELETING"),
+        (("reshard", "orders", "--to", "4", "--yes"), "step 1 of 1", "UPDATING, 2 open shards"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(slow_server, words, title, state):
+    while (
+        slow_server.call("DescribeStreamSummary", StreamName="orders")["StreamDescriptionSummary"]["StreamStatus"]
+        != "ACTIVE"
+    ):
+        time.sleep(0.02)
+    slow_server.freeze()
+    with running(*words) as process:
+        said = b""
+        while f"{title}: {state}\n".encode() not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert process.stderr.read() == b"creating payments: no longer waited for; the service goes on with it\n"
+        assert process.stderr.read() == f"{title}: no longer waited for; the service goes on with it\n".encode()
 
 
 def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):

@@ -88,6 +88,15 @@ def test_the_streams_that_exist_are_named_for_one_that_does_not(server, cli):
     assert missing.err.count("\n") == 1
 
 
+def test_an_arn_of_another_region_or_account_is_answered_with_the_one_that_is_here(server, cli):
+    for elsewhere in (ARN.replace("us-east-1", "eu-west-1"), ARN.replace("000000000000", "123456789012")):
+        missing = cli("shards", elsewhere)
+        assert missing.code == 1
+        assert f"there is no stream '{elsewhere}' at http://127.0.0.1:" in missing.err
+        assert f"; the one of that name here is {ARN}\n" in missing.err
+    assert cli("shards", ARN, "--region", "eu-west-1").code == 0  # an ARN's own region counts
+
+
 def test_wrong_usage_ends_with_two_and_says_what_would_be_right(server, cli):
     for arguments, said in (
         (("streams",), "required: ACTION"),

@@ -145,7 +145,7 @@ def test_refused_credentials_are_looked_for_anew():
 def test_none_at_all_is_an_error_that_says_where_they_are_looked_for(found):
     async def main():
         source = CredentialSource(lambda anew: found)
-        with pytest.raises(CredentialsError, match=r"AWS_ACCESS_KEY_ID.*aws configure.*instance role"):
+        with pytest.raises(CredentialsError, match=r"aws configure.*AWS_ACCESS_KEY_ID.*instance role"):
             await source.get()
         source.close()
 

@@ -24,6 +24,7 @@ def test_a_region_alone_is_enough(monkeypatch):
     assert (found.region, found.endpoint.url) == ("eu-north-1", "https://kinesis.eu-north-1.amazonaws.com")
     assert address(Aws(region="cn-north-1")).endpoint.host == "kinesis.cn-north-1.amazonaws.com.cn"
     assert address(region="eu-west-3").region == "eu-west-3"
+    assert address(Aws(region="eu-north-1"), region="eu-west-3").region == "eu-west-3"  # as a stream's ARN says
     monkeypatch.setenv("AWS_REGION", "sa-east-1")
     assert address().region == "sa-east-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
@@ -31,7 +32,7 @@ def test_a_region_alone_is_enough(monkeypatch):
 
 
 def test_no_region_is_an_error_that_says_where_to_put_one():
-    with pytest.raises(CredentialsError, match=r"Aws\(region=...\).*AWS_REGION.*aws configure"):
+    with pytest.raises(CredentialsError, match=r"AWS_REGION.*Aws\(region=...\).*aws configure"):
         address()
 
 

@@ -61,6 +61,9 @@ class ServerThread:
         account = self.local.state.account
         account.settings = msgspec.structs.replace(account.settings, state_delay_ms=3_600_000)
 
+    def status(self, stream):
+        return self.call("DescribeStreamSummary", StreamName=stream)["StreamDescriptionSummary"]["StreamStatus"]
+
     def open_shard_ids(self, stream="orders"):
         listed = self.call("ListShards", StreamName=stream, ShardFilter={"Type": "AT_LATEST"})["Shards"]
         return [shard["ShardId"] for shard in listed]

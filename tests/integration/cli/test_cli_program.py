@@ -126,10 +126,7 @@ def test_help_and_mistakes_load_nothing_heavy(program):
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(slow_server, words, title, state):
-    while (
-        slow_server.call("DescribeStreamSummary", StreamName="orders")["StreamDescriptionSummary"]["StreamStatus"]
-        != "ACTIVE"
-    ):
+    while slow_server.status("orders") != "ACTIVE":
         time.sleep(0.02)
     slow_server.freeze()
     with running(*words) as process:

@@ -60,8 +60,11 @@ def test_a_named_file_may_hold_several(tmp_path):
 
 def test_looking_makes_nothing(tmp_path):
     async def main():
-        for leases in (None, f"sqlite://{tmp_path}/leases.db"):
-            with pytest.raises(LeaseStoreInvalidError, match=r"there is no application 'billing' in .*, nor any other"):
+        for leases, said in (
+            (None, "there is no application 'billing' in .*, nor any other"),
+            (f"sqlite://{tmp_path}/leases.db", "there is no lease store sqlite://.*: no file .*/leases.db"),
+        ):
+            with pytest.raises(LeaseStoreInvalidError, match=said):
                 await find_store("billing", leases, environment(tmp_path))
         assert list(tmp_path.iterdir()) == []
 

@@ -50,6 +50,9 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     store_outage_seconds: float = 0.0
     roll_back_seconds: float = 0.0
     same_worker_id: bool = False
+    hand_off: Literal["keep", "force"] = "keep"
+    drain_seconds: float = 30.0
+    """How long a hand-off waits for running calls."""
 
 
 def fleet_options_for(seed: int) -> FleetOptions:
@@ -87,4 +90,6 @@ def fleet_options_for(seed: int) -> FleetOptions:
         store_outage_seconds=sometimes(0.1, 3, 30),
         roll_back_seconds=sometimes(0.05, 1, 10),
         same_worker_id=random.random() < 0.1,
+        hand_off=random.choice(["keep", "force"]),
+        drain_seconds=random.choice([30.0, 30.0, 0.1]),
     )

@@ -18,6 +18,7 @@ from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import Budget
+from anabranch.config import ConsumerSettings, LeaseSettings
 from anabranch.events import Event
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
@@ -86,6 +87,9 @@ class SimulatedWorker:
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
             timing=lease_timing(),
             pace=PaceLimits(),
+            settings=ConsumerSettings(
+                leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds)
+            ),
         )
 
     def _handling(self) -> Handling:

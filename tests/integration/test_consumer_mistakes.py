@@ -1,6 +1,7 @@
 """What people get wrong first: each a clear error that names what is wrong, none a hang."""
 
 import asyncio
+import functools
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import anabranch
-from anabranch import Aws, Consumer, errors
+from anabranch import Aws, Consumer, Retry, errors, events
 
 from stream_world import QUICK, Credentials, run, stream_world, until
 
@@ -135,6 +136,75 @@ def test_an_asynchronous_handler_is_refused_for_processes():
                 await world.consumer().run(handle, processes=2)
 
     run(main)
+
+
+async def _yield_asynchronously(record):
+    yield record
+
+
+def _yield(record):
+    yield record
+
+
+class _Yields:
+    async def __call__(self, record):
+        yield record
+
+
+@pytest.mark.parametrize(
+    "handler", [_yield, _yield_asynchronously, functools.partial(_yield), _Yields()], ids=lambda each: repr(each)[:30]
+)
+def test_a_handler_with_a_yield_in_it_is_refused_since_nothing_of_it_would_run(handler):
+    async def main():
+        async with stream_world(1) as world:
+            with pytest.raises(errors.ConfigurationError, match="yield"):
+                await world.consumer().run(handler)
+
+    run(main)
+
+
+class _Promise:
+    def __await__(self):
+        yield
+
+
+async def _forgets_to_await(record, context):
+    return _Promise()
+
+
+def _returns_a_generator(record):
+    return (each for each in [record])
+
+
+@pytest.mark.parametrize("handler", [lambda record: _Promise(), _returns_a_generator, _forgets_to_await])
+def test_a_handler_that_returns_work_instead_of_doing_it_is_no_success(handler):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            await consumer.run(handler)
+            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
+            assert "nothing was handled" in str(stop)
+
+    run(main, 10)
+
+
+def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            await consumer.run(lambda record: next(iter(())))
+            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
+            assert "StopIteration" in str(stop)
+
+    run(main, 10)
 
 
 @pytest.mark.parametrize(

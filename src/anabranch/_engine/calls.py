@@ -31,9 +31,13 @@ class HandlerCall:
         if not callable(handler):
             raise ConfigurationError(f"a handler is a function of a record, not {handler!r}")
         self._handler = handler
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 -- an object with an asynchronous __call__
-        )
+        called = (handler, getattr(handler, "__call__", None))  # noqa: B004 -- an object may have one of its own
+        if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called):
+            raise ConfigurationError(
+                f"the handler {handler!r} has a yield in it, so that calling it would run nothing of it: "
+                "a handler returns when its record is handled"
+            )
+        self.is_async = any(map(inspect.iscoroutinefunction, called))
         if processes and self.is_async:
             raise ConfigurationError(
                 "processes= runs plain functions; this handler is asynchronous. Make it a plain function, or leave "
@@ -62,7 +66,10 @@ class HandlerCall:
             fenced_at_ms = None if context is None else context.fenced_at_ms
             return await self._processes.run(functools.partial(_call_before, fenced_at_ms, self._handler, arguments))
         if self._threads is None:
-            return await self._handler(*arguments)
+            result = await self._handler(*arguments)
+            if result is not None:
+                refuse_unfinished(result)
+            return result
         return await self._call_in_thread(functools.partial(_call_if, may_start, self._handler, arguments))
 
     async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
@@ -74,12 +81,8 @@ class HandlerCall:
             while not (pending.done() or self._closed):
                 await asyncio.wait([pending], timeout=0.1)
             raise
-        if inspect.iscoroutine(result):
-            result.close()
-            raise ConfigurationError(
-                "the handler is a plain function and returned a coroutine, so that nothing was handled: "
-                "make it an async def"
-            )
+        if result is not None:
+            refuse_unfinished(result)
         return result
 
     def give_up(self) -> None:
@@ -110,13 +113,32 @@ def _takes_context(handler: Callable[..., Any]) -> bool:
     return len(required) == 2
 
 
+def refuse_unfinished(result: Any) -> None:
+    """What a handler returned must not be work that nobody has done yet: its record would count as handled."""
+    if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise ConfigurationError(
+        f"the handler returned a {type(result).__name__}, so that nothing was handled: make it an async def that "
+        "awaits what it calls, or a plain function that has no yield"
+    )
+
+
 def _call_if(may_start: Callable[[], bool], handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     if not may_start():
         raise NotStarted
-    return handler(*arguments)
+    return _call(handler, arguments)
 
 
 def _call_before(fenced_at_ms: int | None, handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
         raise NotStarted
-    return handler(*arguments)
+    return _call(handler, arguments)
+
+
+def _call(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return handler(*arguments)
+    except StopIteration as error:  # as from next() of nothing: a future cannot hold it, and would never be done
+        raise RuntimeError("the handler raised StopIteration") from error

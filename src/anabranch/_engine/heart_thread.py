@@ -76,6 +76,8 @@ class HeartThread:
             asyncio.run(self._run(heartbeat, guard, started))
         except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
             self.failure = error
+        finally:
+            started.set()  # also where it could not start, for want of file descriptors: nobody waits for it in vain
 
     async def _run(self, heartbeat: Heartbeat, guard: ZombieGuard | None, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

@@ -81,3 +81,15 @@ def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
         assert said == []
 
     run(main)
+
+
+def test_a_heart_that_cannot_start_keeps_nobody_waiting(monkeypatch):
+    def fail(coroutine):
+        coroutine.close()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(heart_thread.asyncio, "run", fail)
+    thread = HeartThread(SystemClock(), 1_000, lambda event: None)
+    thread.start(None)
+    thread._thread.join()
+    assert "too many open files" in str(thread.failure)

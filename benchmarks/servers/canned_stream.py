@@ -2,21 +2,23 @@
 
 The stream's name says what it holds: `plain-8s-12p-1000x1024` has 8 shards of 12 pages, each of 1000 records of 1 KiB;
 `aggregated-8s-12p-100x100x100` has pages of 100 aggregates of 100 records of 100 bytes. After its pages a shard is
-empty and stays open. Iterators carry everything, so that nothing is remembered; a page's bytes are made once, and only
-its sequence numbers are written anew for each page.
+empty and stays open. Iterators carry everything, so that nothing is remembered; a page's bytes are made when they are
+first asked for, by writing its own sequence numbers into bytes that all pages of a shard share.
 """
 
 import hashlib
 import json
 import random
 import re
-from functools import cache
+from functools import cache, lru_cache
 
 import pybase64
 
 from anabranch._wire.aggregate import AggregateBuilder
 
 PAGE = b"000000000000"  # stands for the page's number in every sequence number, where nothing else looks like it
+PAGES_KEPT = 64
+"""What the streams of one shape have: making a page anew while it is asked for would slow down the core beside it."""
 _NAME = re.compile(rb"(plain|aggregated)-(\d+)s-(\d+)p-(?:(\d+)x)?(\d+)x(\d+)")
 _ITERATOR = re.compile(rb"((?:plain|aggregated)-[\dspx-]+)/(\d+)/(\d+)/")
 _SHARD = re.compile(rb"shardId-(\d{12})")
@@ -58,10 +60,16 @@ def get_records(name: bytes, number: int, page: int) -> bytes:
     page_count = int(shape[3])
     if page >= page_count:
         return b'{"MillisBehindLatest":0,"NextShardIterator":"%s","Records":[]}' % _iterator(name, number, page_count)
-    whole = one_page(shape[1], number, int(shape[2]), int(shape[4] or 1), int(shape[5]), int(shape[6]))
+    kind, shard_count, *counts = shape[1], int(shape[2]), int(shape[4] or 1), int(shape[5]), int(shape[6])
     return b'{"MillisBehindLatest":%d,"NextShardIterator":"%s",%s' % (
-        1000 * (page_count - page - 1), _iterator(name, number, page + 1), whole.replace(PAGE, b"%012d" % (page + 1)),
+        1000 * (page_count - page - 1), _iterator(name, number, page + 1),
+        numbered_page(page, kind, number, shard_count, *counts),
     )  # fmt: skip
+
+
+@lru_cache(PAGES_KEPT)
+def numbered_page(page: int, kind: bytes, number: int, *counts: int) -> bytes:
+    return one_page(kind, number, *counts).replace(PAGE, b"%012d" % (page + 1))
 
 
 @cache

@@ -58,6 +58,8 @@ class Owner:
         self.started = []
         """Every start, a retry included."""
         self.finished = []
+        self.failed = []
+        """Every attempt that failed, of a batch its first unfinished record."""
         self.running = []
         self.lane = self.make_lane(checkpoint, limits)
 
@@ -75,7 +77,6 @@ class Owner:
         entry = self.lane.next(self.now_ms)
         if entry is None:
             return False
-        entry.attempts += 1
         self.running.append(entry)
         self.started.append(entry.record)
         return True
@@ -90,6 +91,8 @@ class Owner:
             self.lane.finish(entry)
             self.finished.append(entry.record)
         elif outcome < 0.85:
+            entry.attempts += 1
+            self.failed.append(entry.record)
             self.lane.retry_at(entry, self.now_ms + self.draw.randint(0, 3))
         else:
             self.lane.give_back(entry)
@@ -127,7 +130,10 @@ class BatchOwner(Owner):
         return True
 
     def end(self):
-        if self.running:
+        if self.running and self.draw.random() < 0.15:
+            self.failed.append(self.running[0])
+            self.lane.fail()
+        elif self.running:
             count = self.draw.randint(1, len(self.running))
             self.done += count
             self.finished += self.running[:count]

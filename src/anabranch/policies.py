@@ -21,7 +21,7 @@ class Retry:
     """Try again with growing, jittered pauses; the record's key (or its shard) waits meanwhile."""
 
     attempts: int = 3
-    """Calls in all, the first included. They are counted over fail-overs where the order mode keeps count."""
+    """Calls in all, the first included. Failed ones are counted over fail-overs, too."""
     backoff: float = 0.2
     """The longest first pause in seconds; it doubles with every attempt."""
     backoff_max: float = 30.0

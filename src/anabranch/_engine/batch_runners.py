@@ -127,7 +127,7 @@ class BatchRunners:
         if isinstance(failure, NotStarted):
             return 100  # fenced, or to be handed over: until that is over, or the lease is lost
         lane, first = batch_lane(session), records[0]
-        lane.attempts += 1
+        lane.fail()
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
         reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
         self._outside.emit(

@@ -100,7 +100,6 @@ class RecordRunners:
 
     async def _handle(self, runner: _Runner, session: Session, entry: Entry) -> None:
         runner.session, runner.entry = session, entry
-        entry.attempts += 1
         failure: BaseException | None = None
         try:
             if self._outside.before_call is not None:
@@ -147,7 +146,6 @@ class RecordRunners:
         assert isinstance(lane, Lane)
         assert failure is not None
         if isinstance(failure, NotStarted):
-            entry.attempts -= 1
             lane.give_back(entry)
         else:
             self._fail(session, lane, entry, failure)
@@ -156,6 +154,7 @@ class RecordRunners:
 
     def _fail(self, session: Session, lane: Lane, entry: Entry, failure: BaseException) -> None:
         record, now_ms = entry.record, self._outside.clock.now_ms()
+        entry.attempts += 1
         pause_ms = retry_in_ms(self._policy, entry.attempts, self._outside.entropy)
         reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
         self._outside.emit(
@@ -178,7 +177,7 @@ class RecordRunners:
 
     def _context(self, session: Session, entry: Entry) -> Context:
         return Context(
-            attempt=entry.attempts,
+            attempt=entry.attempts + 1,
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
             deadline_seconds=self._policy.timeout,

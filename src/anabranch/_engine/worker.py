@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from anabranch._core.checkpoints.tracker import discards
 from anabranch._core.leases.book import Holding
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.unpacking import Unpacker
@@ -31,7 +32,7 @@ from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
 from anabranch._engine.store_calls import OPENING_DEADLINE_MS, insist
 from anabranch._engine.worker_plan import WorkerPlan
-from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, ShardStatus
+from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey, ShardStatus
 from anabranch.budget import Budget
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.events import (
@@ -42,6 +43,7 @@ from anabranch.events import (
     LeaseReleased,
     LeaseTaken,
     Misrouted,
+    OrderChanged,
     ShardStarted,
 )
 from anabranch.records import Record
@@ -278,6 +280,9 @@ class Worker:
         session.lane.one_at_a_time = row.takes_without_progress > WARY_AFTER and not self._sink.by_hand
         self.sessions[row.key] = session
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
+        before, now = row.checkpoint, session.lane.order
+        if before.order != now and before != Checkpoint():
+            self._tell(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
         if row.takes_without_progress > OWNERS_MAX:
             self._spawn(
                 self._partings.stop_shard(

@@ -22,6 +22,7 @@ __all__ = [
     "MemberEnded",
     "MemberSealed",
     "Misrouted",
+    "OrderChanged",
     "ReadFailed",
     "ShardFinished",
     "ShardStarted",
@@ -181,6 +182,20 @@ class StandstillBegan(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"stands still: {self.reason}"
+
+
+class OrderChanged(Event, frozen=True, kw_only=True):
+    """The shard was handled in another order before: `order=` was changed, or the way in which records are taken."""
+
+    level = logging.WARNING
+    before: str
+    now: str
+    repeats: bool
+    """What was finished above the checkpoint is handled again: without an order it says nothing about keys."""
+
+    def sentence(self) -> str:
+        then = "what was finished above the checkpoint is handled again" if self.repeats else "nothing is repeated"
+        return f"handled by order {self.now!r} from here on, and by {self.before!r} before: {then}"
 
 
 class HandlerFailed(Event, frozen=True, kw_only=True):

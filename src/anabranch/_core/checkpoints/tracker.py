@@ -8,6 +8,8 @@ Every record that leaves the window is entered here in stream order, and finishe
   records lie between watermark and frontier;
 - what the owner before had finished above its watermark is entered as finished and not handled again; until this
   owner has come as far as that frontier, its own commits carry on what they inherited;
+- a record that has failed is named with its number of attempts, wherever it lies: a fail-over does not begin to count
+  anew (rule M5);
 - only unfinished records are kept: a finished one is no longer counted in the byte budget, so nothing here may hold
   it, however long an earlier one keeps the watermark below it (P5).
 
@@ -15,7 +17,7 @@ The tracker knows nothing of handlers, stores or time, and never looks into a re
 """
 
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -25,7 +27,7 @@ from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
 from anabranch._model.sequence_numbers import Position
 from anabranch.records import Record
 
-__all__ = ["Entry", "Tracker", "adopt", "key_digest"]
+__all__ = ["Entry", "Tracker", "adopt", "discards", "key_digest"]
 
 DIGEST_BYTES = 8
 OPEN_KEYS_MAX = 1_000
@@ -58,6 +60,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     before: Mark | None
     """The record entered before this one: the watermark, while this one is the first unfinished."""
     attempts: int = 0
+    """That have failed, those of earlier owners included."""
     finished: bool = False
 
 
@@ -68,6 +71,10 @@ class Tracker:
         self._inherited_frontier = self._base.frontier
         """None once this owner has come past it: from then on its commits speak for themselves."""
         self._inherited_keys = {entry.digest: entry for entry in self._base.open_keys}
+        failed = [entry for entry in self._base.open_keys if entry.attempts]
+        self._failed = deque(sorted(failed, key=lambda entry: entry.first_open))
+        """Records that earlier owners have failed at and that have not come yet, in stream order."""
+        self._failed_stretch: OpenKey | None = None
         # Not a dict: finding the first key of one whose first keys were deleted takes ever longer.
         self._unfinished: OrderedDict[int, Entry] = OrderedDict()
         self._entered: Mark | None = None
@@ -82,6 +89,8 @@ class Tracker:
         read_bytes += len(record.data) + len(record.partition_key)
         mark = self._entered = Mark(ordinal, read_bytes, record.sequence_number, record.sub_sequence_number)
         entry = Entry(record, page, ordinal, mark, before)
+        if self._failed:
+            entry.attempts = self.attempts_before(record)
         if self._inherited_frontier is not None:
             self._recognise(entry, self._inherited_frontier)
         if entry.finished:
@@ -99,8 +108,16 @@ class Tracker:
         opened = self._inherited_keys.get(key_digest(entry.record, self._base.order))
         if opened is None or position < opened.first_open:
             entry.finished = True
-        elif position == opened.first_open:
-            entry.attempts = opened.attempts
+
+    def attempts_before(self, record: Record[bytes]) -> int:
+        """How often earlier owners have failed at this record. To be asked in stream order: what lies before it is
+        not asked for any more.
+        """
+        failed, attempts = self._failed, 0
+        while failed and failed[0].first_open <= record.position:
+            entry = failed.popleft()
+            attempts = entry.attempts if entry.first_open == record.position else 0
+        return attempts
 
     def finish(self, entry: Entry) -> None:
         assert not entry.finished, f"finished twice: {entry.record.position}"
@@ -129,7 +146,13 @@ class Tracker:
         self._entered = Mark(0, 0, record.sequence_number, record.sub_sequence_number)
         if self._inherited_frontier is not None and record.position >= self._inherited_frontier:
             self._inherited_frontier = None
+        if self._failed_stretch is not None and record.position >= self._failed_stretch.first_open:
+            self._failed_stretch = None
         self.finished_count += count
+
+    def fail_stretch(self, record: Record[bytes], attempts: int) -> None:
+        """For who handles one stretch after another: the one that begins with this record has failed so often."""
+        self._failed_stretch = OpenKey(key_digest(record, self._order), record.position, attempts)
 
     @property
     def unfinished_count(self) -> int:
@@ -162,9 +185,15 @@ class Tracker:
             order, frontier = base.order, self._inherited_frontier
             self._open(opened, heads, order)
             self._carry_on(opened)
-        elif first is not None and self._frontier is not None and first.ordinal < self._frontier.ordinal:
-            frontier = self._frontier.position
-            self._open(opened, (head for head in heads if head.ordinal < self._frontier.ordinal), order)
+        else:
+            passed_ordinal = 0
+            if first is not None and self._frontier is not None and first.ordinal < self._frontier.ordinal:
+                frontier, passed_ordinal = self._frontier.position, self._frontier.ordinal
+            self._open(opened, (head for head in heads if head.attempts or head.ordinal < passed_ordinal), order)
+            for entry in self._failed:  # all of them above the frontier, where they say nothing but their attempts
+                opened.setdefault(entry.digest, entry)
+        if self._failed_stretch is not None:
+            opened[self._failed_stretch.digest] = self._failed_stretch
         if len(opened) > OPEN_KEYS_MAX:
             opened, frontier = {}, None  # a row must stay small: after a crash more is repeated, nothing is skipped
         passed = self._entered if first is None else first.before
@@ -207,6 +236,11 @@ def adopt(checkpoint: Checkpoint, order: OrderMode) -> Checkpoint:
             seen_through_seconds=checkpoint.seen_through_seconds,
         )
     return checkpoint
+
+
+def discards(checkpoint: Checkpoint, order: OrderMode) -> bool:
+    """Whether an owner of this order handles again what lies finished above the watermark."""
+    return adopt(checkpoint, order).frontier != checkpoint.frontier
 
 
 def key_digest(record: Record[bytes], order: OrderMode) -> bytes:

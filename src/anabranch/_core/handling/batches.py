@@ -6,13 +6,14 @@ then a stretch that is walked record by record.
 """
 
 from collections import deque
+from typing import Final
 
 import msgspec
 
 from anabranch._core.checkpoints.tracker import Tracker
 from anabranch._core.reading.pages import Portion
 from anabranch._core.reading.window import Window
-from anabranch._model.leases import Checkpoint
+from anabranch._model.leases import Checkpoint, OrderMode
 from anabranch.records import Record
 
 __all__ = ["BatchLane", "BatchLimits"]
@@ -26,8 +27,10 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class BatchLane:
+    order: Final[OrderMode] = "shard"
+
     def __init__(self, checkpoint: Checkpoint, window: Window, limits: BatchLimits) -> None:
-        self._tracker = Tracker(checkpoint, "shard")
+        self._tracker = Tracker(checkpoint, self.order)
         self._window = window
         self._limits = limits
         self._filling: list[Record[bytes]] = []
@@ -44,7 +47,7 @@ class BatchLane:
         self.one_at_a_time = False
         """Whatever the limits: a batch is one record."""
         self.attempts = 0
-        """Failed attempts at the batch that is out."""
+        """Failed attempts at the batch that is out, those of earlier owners included."""
 
     def next(self, now_ms: int, *, ended: bool) -> list[Record[bytes]] | None:
         """The next batch, if one is due; `ended` says that the shard has no more than what was read."""
@@ -55,7 +58,8 @@ class BatchLane:
         if not (full or waited or (ended and self._filling)):
             return None
         self._out, self._filling = self._filling, []
-        self._filling_bytes = self._finished_here = self.attempts = 0
+        self._filling_bytes = self._finished_here = 0
+        self.attempts = self._tracker.attempts_before(self._out[0])
         return self._out
 
     def _fill(self, now_ms: int) -> bool:
@@ -99,6 +103,14 @@ class BatchLane:
             if self._passed_over is not None:
                 self._tracker.finish_through(self._passed_over, 0)
             self._out, self._passed_over = None, None
+
+    def fail(self) -> None:
+        """An attempt at the batch that is out has failed."""
+        first = self.first_unfinished
+        assert self._out is not None
+        assert first is not None
+        self.attempts += 1
+        self._tracker.fail_stretch(first, self.attempts)
 
     def stop(self) -> None:
         """No batch is handed out any more; the one that is out may still finish."""

@@ -55,7 +55,7 @@ class Lane:
     ) -> None:
         self._budget = budget
         """Pays for opened sub-records that are held back: their page is charged for the aggregate alone."""
-        self._order: OrderMode = order
+        self.order: OrderMode = order
         self._window = window
         self._limits = limits or LaneLimits()
         self._tracker = Tracker(checkpoint, order)
@@ -82,7 +82,7 @@ class Lane:
             return None
         while self._later and self._later[0][0] <= now_ms:
             self._ready.append(heapq.heappop(self._later)[2])
-        alone = self._order == "shard" or self.one_at_a_time
+        alone = self.order == "shard" or self.one_at_a_time
         if alone and (self._running or (self._later and not self._ready)):
             return None
         entry = self._ready.popleft() if self._ready else self._scan()
@@ -107,7 +107,7 @@ class Lane:
             if entry.finished:
                 self._window.finish(record, page)
                 continue
-            if self._order != "key":
+            if self.order != "key":
                 return entry
             queue = self._queues.get(record.partition_key)
             if queue is None:
@@ -122,7 +122,7 @@ class Lane:
 
     def _may_pull(self) -> bool:
         """False if the next record would be held back and there is no room for what it costs beside its page."""
-        if self._budget is None or self._order != "key" or not self._queues:
+        if self._budget is None or self.order != "key" or not self._queues:
             return True
         upcoming = self._window.peek()
         if upcoming is None or upcoming.partition_key not in self._queues:
@@ -148,9 +148,9 @@ class Lane:
     def standstill(self) -> str | None:
         """Why nothing beyond what was entered may be started, in words for the operator; None while it may."""
         limits = self._limits
-        if self._order == "shard":
+        if self.order == "shard":
             return None
-        waiting = len(self._queues) if self._order == "key" else len(self._running) + len(self._later)
+        waiting = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
         if waiting >= limits.open_keys_max:
             return f"{waiting} keys have unfinished records, as many as may be open at once"
         if self._has_no_room:
@@ -172,7 +172,7 @@ class Lane:
         del self._running[entry.ordinal]
         self._tracker.finish(entry)
         self._window.finish(entry.record, entry.page)
-        if self._order == "key":
+        if self.order == "key":
             queue = self._queues[entry.record.partition_key]
             queue.popleft()
             if queue:
@@ -199,7 +199,7 @@ class Lane:
     def forget(self) -> None:
         """Lets go of every record, since the shard stands still for good; what is safe to commit stays as it is."""
         finished_count = self._tracker.finished_count
-        self._tracker = Tracker(self.checkpoint(), self._order)
+        self._tracker = Tracker(self.checkpoint(), self.order)
         self._tracker.finished_count = finished_count
         self._ready.clear()
         self._later.clear()
@@ -239,7 +239,7 @@ class Lane:
         return self._tracker.checkpoint(self._heads(), seen_through_seconds)
 
     def _heads(self) -> Iterator[Entry]:
-        if self._order == "key":
+        if self.order == "key":
             for queue in self._queues.values():
                 yield queue[0]
             return

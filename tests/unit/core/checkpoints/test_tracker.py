@@ -1,11 +1,12 @@
 """What may be committed while records are finished in any order, and what a new owner makes of it."""
 
+import itertools
 import sys
 
 import pytest
 
 from anabranch._core.checkpoints import tracker as tracker_module
-from anabranch._core.checkpoints.tracker import Tracker, adopt, key_digest
+from anabranch._core.checkpoints.tracker import Tracker, adopt, discards, key_digest
 from anabranch._core.reading.pages import Page
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.sequence_numbers import Position
@@ -82,6 +83,48 @@ def test_the_number_of_attempts_is_kept_with_the_open_key():
     committed = tracker.checkpoint([first])
     heir = Tracker(committed, "key")
     assert [entry.attempts for entry in enter(heir, (1, "a"), (2, "b"), (3, "a"))] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("order", ["shard", "key", "none"])
+def test_a_record_that_failed_is_named_though_nothing_after_it_is_finished(order):
+    tracker = Tracker(FRESH, order)
+    _, second = entries = enter(tracker, (1, "a"), (2, "b"))
+    tracker.finish(entries[0])
+    second.attempts = 2
+    committed = tracker.checkpoint([second])
+    assert (committed.watermark, committed.frontier) == (Position(1), None)
+    assert [(entry.first_open, entry.attempts) for entry in committed.open_keys] == [(Position(2), 2)]
+    heir = Tracker(committed, order)
+    assert heir.checkpoint(()) == committed
+    assert [entry.attempts for entry in enter(heir, (2, "b"), (3, "b"))] == [2, 0]
+
+
+def test_attempts_at_a_record_that_has_not_come_yet_are_carried_on_and_at_one_that_never_comes_forgotten():
+    failed = (OpenKey(b"trimmed ", Position(2), 1), OpenKey(b"to come ", Position(9), 2))
+    tracker = Tracker(Checkpoint(watermark=Position(1), order="key", open_keys=failed), "key")
+    (entry,) = enter(tracker, (3, "a"))
+    assert entry.attempts == 0
+    tracker.finish(entry)
+    assert tracker.checkpoint(()).open_keys == failed[1:]
+
+
+def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is_finished():
+    tracker = Tracker(FRESH, "shard")
+    tracker.fail_stretch(make_record(1), 2)
+    committed = tracker.checkpoint(())
+    assert [(entry.first_open, entry.attempts) for entry in committed.open_keys] == [(Position(1), 2)]
+    heir = Tracker(committed, "shard")
+    assert heir.attempts_before(make_record(1)) == 2
+    heir.fail_stretch(make_record(1), 3)
+    heir.finish_through(make_record(1), 1)
+    assert heir.checkpoint(()).open_keys == ()
+
+
+@pytest.mark.parametrize("before, now", list(itertools.product(["shard", "key", "none"], repeat=2)))
+def test_what_is_finished_above_the_watermark_is_discarded_only_where_it_had_no_order(before, now):
+    checkpoint = Checkpoint(watermark=Position(1), frontier=Position(9), order=before)
+    assert discards(checkpoint, now) == (before == "none" != now)
+    assert not discards(Checkpoint(watermark=Position(1), order=before), now)
 
 
 def test_a_record_is_finished_once():

@@ -111,7 +111,9 @@ def test_a_batch_can_be_finished_record_by_record():
 def test_attempts_are_counted_for_each_batch():
     lane, _ = make_lane(*some(2), max_records=1)
     lane.next(0, ended=False)
-    lane.attempts = 2
+    lane.fail()
+    lane.fail()
+    assert lane.attempts == 2
     lane.finish_through(1)
     lane.next(0, ended=False)
     assert lane.attempts == 0

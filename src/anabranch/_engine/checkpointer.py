@@ -92,17 +92,21 @@ class Checkpointer:
             return "unknown"
 
     def next_row(
-        self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None
+        self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None, parting: bool = False
     ) -> tuple[LeaseRow, int]:
-        """The lease row as it should be written now, and how many finished records it covers."""
+        """The lease row as it should be written now, and how many finished records it covers; `parting`: before it is
+        given away.
+        """
         row, count = session.row, session.lane.finished_count
         if session.phase == "stopped":
             return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
         checkpoint = session.lane.checkpoint(session.seen_through_seconds)
         advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
         # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
-        # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
-        takes = 0 if advanced or session.is_at_tip or stopped is not None else row.takes_without_progress
+        # one whose owner ends or gives it away in order, perhaps before its turn came; nor one that is stopped: it is
+        # counted anew when a process that starts later tries it again (rule D4).
+        kills_nobody = session.is_at_tip or stopped is not None or parting or self._leases.draining
+        takes = 0 if advanced or kills_nobody else row.takes_without_progress
         unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count

@@ -92,7 +92,7 @@ class Partings:
         self._sink.before_commit()
         async with session.commit_lock:
             if self._is_asked_for(session, request):
-                final, _ = self._checkpointer.next_row(session)
+                final, _ = self._checkpointer.next_row(session, parting=True)
                 row = self._leases.book.part(request.key, final)
                 await self._leases.write(Write(row, session.row.version))
                 self._leases.hasten()

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from msgspec.structs import replace
+
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -26,6 +28,7 @@ class Leases:
         self.outcome = outcome
         self.written = []
         self.holdings = {}
+        self.draining = False
 
     async def write(self, step):
         self.written.append(step.row)
@@ -87,6 +90,17 @@ def test_a_stop_ends_the_count_of_owners_without_progress():
     row, _ = checkpointer.next_row(make_session(takes_without_progress=6), stopped=stopped)
     assert row.takes_without_progress == 0
     assert row.stopped == stopped
+
+
+def test_an_owner_that_ends_or_gives_its_shard_away_in_order_was_killed_by_nothing():
+    checkpointer, leases = make_checkpointer("written")
+    session = make_session(takes_without_progress=3)
+    session.holding.row = replace(session.row, checkpoint=session.lane.checkpoint())  # as if nothing had been finished
+    session.behind_ms = 1000
+    assert checkpointer.next_row(session)[0].takes_without_progress == 3
+    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 0
+    leases.draining = True
+    assert checkpointer.next_row(session)[0].takes_without_progress == 0
 
 
 def test_a_wary_lane_is_committed_record_by_record_until_something_is_finished():

@@ -24,16 +24,14 @@ __all__ = ["perform"]
 DRAIN_SECONDS_MAX = 15.0
 LOOK_EVERY_SECONDS = 0.5
 LINE_EVERY_SECONDS = 2.0
-PICTURE_WIDTH = 84
+PICTURE_WIDTH = 80
 
 
 async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None) -> int:
     """The exit code: 0 if our side lost nothing and kept the order."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view tells what happens
     console = Console(highlight=False, emoji=False)
-    console.print(
-        f"anabranch demo, seed {seed}: a local Kinesis, a producer, three workers, and a plain loop beside them"
-    )
+    console.print(f"anabranch demo, seed {seed}: a local Kinesis, three workers, a plain loop")
     stage = Stage(seed=seed, records_per_second=rate)
     try:
         async with asyncio.TaskGroup() as group:
@@ -116,7 +114,7 @@ async def _show_lines(stage: Stage, river: River, console: Console) -> None:
     while True:
         await stage.look()
         river.flow()
-        for happening in list(stage.happenings)[told:]:
+        for happening in stage.happenings[told:]:
             console.print(f"        {happening.text}")
         told = len(stage.happenings)
         if time.monotonic() >= next_line:
@@ -142,7 +140,7 @@ def _conclude(stage: Stage, river: River, console: Console, seed: int, picture: 
     console.print(what_next())
     if picture is not None:
         paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
-        paper.print(river.whole(), audit, sep="\n")
+        paper.print(river.whole(), "", audit, sep="\n")
         drawn = paper.export_svg(title="anabranch demo")
         picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no fonts from elsewhere
     return 0 if ours.is_clean and ours.put else 1

@@ -8,7 +8,6 @@ import asyncio
 import random
 import secrets
 import time
-from collections import deque
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -18,6 +17,7 @@ import msgspec
 from anabranch._demo.audit import Handling
 from anabranch._demo.programs import Program
 from anabranch._demo.story import Action
+from anabranch._engine.delivery import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError
@@ -41,9 +41,11 @@ class Happening(msgspec.Struct, frozen=True):
     """Something was done to the stage."""
 
     at_ns: int
-    action: str
     text: str
+    mark: str
+    """The same in a word or two, for the margin of the river."""
     label: str = ""
+    """What the audit calls it."""
     shard_ids: tuple[str, ...] = ()
     """Shards that have to be read (again) after it."""
     victim: str | None = None
@@ -66,13 +68,12 @@ class Stage:
         self.put: dict[int, str] = {}
         self.ours: list[Handling] = []
         self.plain: list[Handling] = []
-        self.happenings: deque[Happening] = deque(maxlen=50)
+        self.happenings: list[Happening] = []
         self.shards: list[ShardView] = []
         self._workers: dict[str, Program] = {}
         self._plain: Program | None = None
         self._group: asyncio.TaskGroup
         self._store: SqliteLeaseStore
-        self.is_writing = True
 
     # starting
 
@@ -142,9 +143,8 @@ class Stage:
                     await asyncio.sleep(0.02)
             finally:
                 self._kinesis.faults.clear()  # whoever ends the demo does not wait for a throttle to pass
-        self.is_writing = False
 
-    async def _note_put(self, number: int, key: str, delivery: Any) -> None:
+    async def _note_put(self, number: int, key: str, delivery: Delivery) -> None:
         result = await delivery
         if result.delivered:
             self.put[number] = key
@@ -152,14 +152,26 @@ class Stage:
     # what can be done to it
 
     def perform(self, action: Action) -> None:
-        getattr(self, f"_{action}")()
+        match action:
+            case "split":
+                self._split()
+            case "merge":
+                self._merge()
+            case "kill":
+                self._kill()
+            case "throttle":
+                self._throttle()
 
     def _split(self) -> None:
         shards = self._open_shards()
         shard = max(shards, key=lambda one: int(one["HashKeyRange"]["EndingHashKey"]) - _start(one))
         middle = (_start(shard) + int(shard["HashKeyRange"]["EndingHashKey"])) // 2
         self._reshard(
-            "SplitShard", f"split {_short(shard)}", ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle)
+            "SplitShard",
+            f"split shard {_number(shard)}",
+            f"split {_number(shard)}",
+            ShardToSplit=shard["ShardId"],
+            NewStartingHashKey=str(middle),
         )
 
     def _merge(self) -> None:
@@ -170,20 +182,21 @@ class Stage:
         one, other = shards[at : at + 2]
         self._reshard(
             "MergeShards",
-            f"merged {_short(one)} and {_short(other)}",
+            f"merged shard {_number(one)} and shard {_number(other)}",
+            f"merged {_number(one)} + {_number(other)}",
             ShardToMerge=one["ShardId"],
             AdjacentShardToMerge=other["ShardId"],
         )
 
-    def _reshard(self, operation: str, text: str, **request: str) -> None:
+    def _reshard(self, operation: str, text: str, mark: str, **request: str) -> None:
         before = {shard["ShardId"] for shard in self._all_shards()}
         try:
             self._call(operation, **request)
         except LocalError as error:
-            self._note(operation, f"could not be done: {error}")
+            self._note(f"{operation} could not be done: {error}", "refused")
             return
         born = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
-        self._note(operation, text, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
+        self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
 
     def _kill(self) -> None:
         """One of our workers and the plain loop, as kill -9 does; both are started again a little later."""
@@ -196,8 +209,8 @@ class Stage:
         if self._plain is not None:
             self._plain.kill()
         self._note(
-            "kill",
             f"killed worker {victim} and the plain loop (kill -9)",
+            f"killed {victim}",
             label="kill -9",
             shard_ids=orphans,
             victim=victim,
@@ -208,17 +221,17 @@ class Stage:
         await asyncio.sleep(RESTART_AFTER_SECONDS)
         self._start_worker(name)
         self._start_plain()
-        self._note("restart", f"started worker {name} and the plain loop again")
+        self._note(f"started worker {name} and the plain loop again", f"started {name}")
 
     def _throttle(self) -> None:
         rules = [self._kinesis.faults.on(operation).throttle() for operation in ("GetRecords", "PutRecords")]
-        self._note("throttle", f"throttled every read and write for {THROTTLE_SECONDS:.0f} s")
+        self._note(f"throttled every read and write for {THROTTLE_SECONDS:.0f} s", "throttled")
         loop = asyncio.get_running_loop()
         for rule in rules:
             loop.call_later(THROTTLE_SECONDS, self._kinesis.faults.remove, rule)
 
-    def _note(self, action: str, text: str, **more: Any) -> None:
-        self.happenings.append(Happening(time.monotonic_ns(), action, text, **more))
+    def _note(self, text: str, mark: str, **more: Any) -> None:
+        self.happenings.append(Happening(time.monotonic_ns(), text, mark, **more))
 
     # looking
 
@@ -286,8 +299,8 @@ def _start(shard: dict[str, Any]) -> int:
     return int(shard["HashKeyRange"]["StartingHashKey"])
 
 
-def _short(shard: dict[str, Any]) -> str:
-    return f"shard {int(shard['ShardId'].rpartition('-')[2])}"
+def _number(shard: dict[str, Any]) -> int:
+    return int(shard["ShardId"].rpartition("-")[2])
 
 
 def _owner(row: LeaseRow, members: dict[str, Any]) -> str | None:

@@ -1,7 +1,7 @@
 """How the demo looks: a river on a terminal, plain lines elsewhere, and the audit at the end.
 
 The river: time flows down, its width is the hash space, each colour is a worker. A shard is a stretch between two
-banks; grey is a shard that nobody reads at that moment.
+banks; grey is a shard that nobody reads at that moment. What was done to it stands in the margin.
 """
 
 import shutil
@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -23,7 +23,9 @@ from anabranch.limits import HASH_KEY_MAX
 __all__ = ["River", "audit_table", "plain_line", "what_next"]
 
 COLOURS: Final = {"one": "cyan", "two": "magenta", "three": "yellow"}
-WIDTH: Final = 64
+WIDTH: Final = 50
+MARGIN: Final = 15
+TIME: Final = 8
 ROWS_MAX: Final = 16
 ROWS_MIN: Final = 4
 NEWS: Final = 4
@@ -36,34 +38,45 @@ NEXT: Final = (
 PICTURE_ROWS: Final = 24
 
 
+class _Row(NamedTuple):
+    seconds: float
+    banks: Text
+    mark: str
+
+    def line(self) -> Text:
+        line = Text().append(f"{self.seconds:5.1f} s ", style="dim").append_text(self.banks)
+        return line.append(f" {self.mark}"[: MARGIN + 1], style="bold")
+
+
 class River:
     def __init__(self, stage: Stage, *, keys: bool) -> None:
         self._stage = stage
         self._keys = keys
-        self._rows: deque[Text] = deque(maxlen=ROWS_MAX)
-        self._history: list[Text] = []
+        self._rows: list[_Row] = []
+        self._told_count = 0
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
 
     def flow(self) -> None:
         """One more row: who reads which part of the hash space now."""
-        elapsed = time.monotonic() - self._started
-        row = Text(f"{elapsed:5.1f} s ", style="dim")
-        row.append_text(_banks(self._stage.shards))
-        self._rows.append(row)
-        self._history.append(row)
+        news = self._stage.happenings[self._told_count :]
+        self._told_count += len(news)
+        mark = ", ".join(happening.mark for happening in news)
+        self._rows.append(_Row(time.monotonic() - self._started, _banks(self._stage.shards), mark))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
-        rows = list(self._rows)[-height:]
+        rows = [row.line() for row in self._rows[-height:]]
         yield _panel([*rows, *[Text("")] * (height - len(rows))])
         yield self._figures()
         yield self._news()
 
     def whole(self) -> RenderableType:
         """The river from its source, with as many rows as fit a picture."""
-        step = max(1, len(self._history) // PICTURE_ROWS)
-        return _panel(self._history[::step])
+        step = -(-len(self._rows) // PICTURE_ROWS)
+        groups = [self._rows[at : at + step] for at in range(0, len(self._rows), step)]
+        legend = Text(" ").join(Text(f" ██ worker {name} ", style=colour) for name, colour in COLOURS.items())
+        return Group(_panel([_last_of(group).line() for group in groups]), legend)
 
     def _figures(self) -> RenderableType:
         stage, now = self._stage, time.monotonic()
@@ -81,11 +94,16 @@ class River:
 
     def _news(self) -> RenderableType:
         lines = Text()
-        for happening in list(self._stage.happenings)[-NEWS:]:
+        for happening in self._stage.happenings[-NEWS:]:
             lines.append(f" {happening.text}\n", style="bold" if happening.victim else "")
         if self._keys:
             lines.append(" keys: s split   m merge   k kill a worker   t throttle   q end", style="dim")
         return lines
+
+
+def _last_of(rows: list[_Row]) -> _Row:
+    """One row for several: what is so after them, and what was done in them."""
+    return rows[-1]._replace(mark=next((row.mark for row in rows if row.mark), ""))
 
 
 def _panel(rows: list[Text]) -> Panel:
@@ -94,7 +112,7 @@ def _panel(rows: list[Text]) -> Panel:
         title="the stream: hash space across, time downwards, a colour for each worker",
         title_align="left",
         border_style="dim",
-        width=WIDTH + 14,
+        width=TIME + WIDTH + MARGIN + 5,
     )
 
 
@@ -107,7 +125,8 @@ def _banks(shards: list[ShardView]) -> Text:
         style = COLOURS.get(shard.owner or "", "bright_black")
         for column in range(first, last):
             cells[column] = ("█" if shard.owner else "░", style)
-        cells[first] = ("▌", style)
+        if first:
+            cells[first] = ("▐", style)
     row = Text()
     for style, run in groupby(cells, key=lambda cell: cell[1]):
         row.append("".join(character for character, _ in run), style=style)

@@ -86,11 +86,46 @@ def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+LATE = """
+import os, sys
+
+if "anabranch._demo.worker" in sys.orig_argv:
+    written, write = 0, os.write
+
+    def write_late(descriptor, line):
+        global written
+        written += 1
+        at_ns, rest = line.split(b" ", 1)
+        return write(descriptor, b"%d %s" % (int(at_ns) + (written % 50 == 0) * 2_000_000_000, rest))
+
+    os.write = write_late
+"""
+
+
+def test_a_record_that_our_side_handles_out_of_order_is_shown_and_is_the_exit_code(tmp_path):
+    """A fault is planted in the workers: every fiftieth record is handled two seconds late."""
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    ended = subprocess.run(
+        [*PROGRAM, "--seed", "7", "--seconds", "2"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "80"},
+    )
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert re.search(r"lost +│ +\d+ │ +0 │", ended.stdout)
+    assert re.search(r"out of order +│ +\d+ │ +[1-9]\d* │", ended.stdout)
+
+
 def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_audit(tmp_path):
     with on_a_terminal(tmp_path, "--seconds", "60") as (process, terminal):
         before = read_until(terminal, b"q end")  # the last line of the picture fits into 24
-        os.write(terminal, b"s")
-        after = read_until(terminal, b"split shard")
+        after = ""
+        for key, done in ((b"s", b"split shard"), (b"m", b"merged shard"), (b"k", b"(kill -9)"), (b"t", b"throttled")):
+            os.write(terminal, key)
+            after += read_until(terminal, done)
         os.write(terminal, b"q")
         audit = read_until(terminal, b"Try next")
         rest = read_until(terminal, None)

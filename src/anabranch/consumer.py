@@ -125,9 +125,10 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        consuming = self._consuming
         try:
-            if self._consuming is not None and self._consuming.is_running:
-                await self._consuming.abandon(self._settings.leases.drain_deadline)
+            if consuming is not None and (consuming.is_running or (kind is None and consuming.has_failed_unseen)):
+                await consuming.abandon(self._settings.leases.drain_deadline)
         finally:
             await self._close()
 
@@ -339,7 +340,8 @@ class Consumer(Generic[T]):
     async def stop(self, *, deadline: float = 30.0) -> StopReport:
         """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline.
 
-        In a handler it returns at once, since it would wait for that handler; `run` returns the report.
+        In a handler it returns at once, since it would wait for that handler; `run` returns the report. In the body of
+        a loop it acknowledges what is in hand, unless an error is being handled there; after the loop it does not.
         """
         if self._consuming is None:
             return StopReport()

@@ -5,8 +5,12 @@ failure that then shows wherever somebody waits.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.lanes import LaneLimits
@@ -15,6 +19,7 @@ from anabranch._engine.batch_runners import BatchRunners
 from anabranch._engine.calls import HandlerCall
 from anabranch._engine.handling import Handling
 from anabranch._engine.host import Host
+from anabranch._engine.iteration import Iteration
 from anabranch._engine.manual_walk import ManualWalk
 from anabranch._engine.outside import Outside
 from anabranch._engine.record_runners import RecordRunners
@@ -29,7 +34,8 @@ from anabranch.reports import StopReport
 
 __all__ = ["Consuming", "Handling"]
 
-WALK_SLICE = 500
+T = TypeVar("T")
+
 WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -43,20 +49,30 @@ class Consuming:
         self._walk: Walk | None = None
         self._manual: ManualWalk | None = None
         self._walker: asyncio.Task[Any] | None = None
+        """Who runs the loop over this run."""
+        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
+        self._abandoned: tuple[Record[bytes], ...] = ()
         self._call: HandlerCall | None = None
+        self._failure_is_seen = False
         self.on_start: Callable[[], None] = lambda: None
 
     # starting
 
     async def start(self, make_sink: SinkMaker) -> None:
         """Returns when the worker has joined, or raises what kept it from it."""
+        self._launch(make_sink)
+        try:
+            await self._joined()
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+    def _launch(self, make_sink: SinkMaker) -> None:
         self.on_start()
         self._host.start(self.worker.run(make_sink), "anabranch consumer")
-        try:
-            await self.worker.settled.wait()
-        except asyncio.CancelledError:
-            await self._host.cancel()
-            raise
+
+    async def _joined(self) -> None:
+        await self.worker.settled.wait()
         if not self.worker.has_joined:
             await self._host.wait()
             self._raise_failure()
@@ -126,35 +142,31 @@ class Consuming:
 
     # iterating
 
-    async def records(self, *, by_hand: bool = False) -> AsyncIterator[Record[Any]]:
+    def records(self, *, by_hand: bool = False) -> Iteration[Record[Any]]:
         """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
-        await self.start(self.walk_by_hand() if by_hand else self.walk(WALK_LIMITS))
-        walk = self._manual if by_hand else self._walk
-        assert walk is not None
-        self._walker = asyncio.current_task()
-        worker, next_record, left = self.worker, walk.next_record, WALK_SLICE
-        while True:
-            record = None if worker.is_stopping else next_record()
-            if record is not None:
-                yield record
-                left -= 1
-                if not left:
-                    left = WALK_SLICE
-                    await asyncio.sleep(0)  # a loop's body that never waits still lets the others run
-            elif await self._is_over():
-                return
+        if by_hand:
+            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record)
+        return self._iterate(self.walk(WALK_LIMITS), lambda: self._made(self._walk).next_record)
 
-    async def batches(self, limits: BatchLimits) -> AsyncIterator[Batch[Any]]:
-        await self.start(self.walk(limits))
-        walk = self._walk
-        assert walk is not None
-        self._walker = asyncio.current_task()
-        while True:
-            batch = None if self.worker.is_stopping else walk.next_batch()
-            if batch is not None:
-                yield batch
-            elif await self._is_over():
-                return
+    def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
+        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)
+
+    def _iterate(self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]]) -> Iteration[T]:
+        async def begin() -> Callable[[], T | None]:
+            if not self._host.is_started:
+                self._launch(make_sink)
+            await self._joined()
+            self._walker = asyncio.current_task()
+            return find_next()
+
+        iteration = Iteration(begin, self._is_over)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    @staticmethod
+    def _made(walk: T | None) -> T:
+        assert walk is not None, "a worker makes its sink before it joins"
+        return walk
 
     def ack(self, records: Iterable[Record[Any]]) -> None:
         if self._manual is None:
@@ -164,6 +176,11 @@ class Consuming:
 
     async def _is_over(self) -> bool:
         """Waits until there may be more; True if there will be none."""
+        walk = self._walk or self._manual
+        if walk is not None and walk.wants_turn:
+            walk.wants_turn = False
+            await asyncio.sleep(0)
+            return False
         if self.worker.is_stopping or not self._host.is_running:
             if self._walk is not None:
                 self._walk.acknowledge()
@@ -183,9 +200,7 @@ class Consuming:
         return self._report()
 
     async def stop(self, deadline: float) -> StopReport:
-        walk = self._walk
-        if walk is not None and self._walker is asyncio.current_task():
-            walk.acknowledge()  # called in the loop's body: the record in hand is done
+        self._let_go_of_hand()
         if self._host.is_running:
             self.worker.stop(self._outside.clock.now_ms() + round(deadline * 1000))
             if self.worker.is_called_by_handler:
@@ -195,15 +210,38 @@ class Consuming:
         self._raise_failure()
         return self._report()
 
+    def _let_go_of_hand(self) -> None:
+        """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or
+        is handling an error, has not finished it; nobody else can tell, so that it is waited for.
+        """
+        walk, iteration = self._walk, self._iteration()
+        if walk is None:
+            return
+        was_left = iteration is None or iteration.closed
+        in_body = not was_left and self._walker is asyncio.current_task()
+        if in_body and sys.exception() is None:
+            walk.acknowledge()
+        elif in_body or was_left:
+            self._abandon(walk)
+
+    def _abandon(self, walk: Walk) -> None:
+        in_hand = walk.in_hand
+        if in_hand is not None:
+            self._abandoned = (in_hand[1],)
+        walk.abandon()
+
     async def abandon(self, deadline: float) -> None:
         """The loop was left with a record in hand: it is not waited for, and will be handled again."""
         if self._walk is not None:
-            self._walk.abandon()
+            self._abandon(self._walk)
         if self._manual is not None:
             self._manual.abandon()
         await self.stop(deadline)
 
     async def cancel(self) -> None:
+        """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""
+        if self._call is not None:
+            self._call.give_up()
         await self._host.cancel()
         self.close()
 
@@ -215,13 +253,19 @@ class Consuming:
     def is_running(self) -> bool:
         return self._host.is_running
 
+    @property
+    def has_failed_unseen(self) -> bool:
+        return self._host.error is not None and not self._failure_is_seen
+
     def _report(self) -> StopReport:
-        return self.worker.report or StopReport()
+        report = self.worker.report or StopReport()
+        return replace(report, leftovers=(*report.leftovers, *self._abandoned))
 
     def _raise_failure(self) -> None:
         error = self._host.error
         if error is None:
             return
+        self._failure_is_seen = True
         if isinstance(error, AnabranchError):
             raise error
         raise ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}") from error

@@ -20,6 +20,10 @@ class Host:
         self._task = asyncio.get_running_loop().create_task(work, name=name)
 
     @property
+    def is_started(self) -> bool:
+        return self._task is not None
+
+    @property
     def is_running(self) -> bool:
         return self._task is not None and not self._task.done()
 

@@ -14,6 +14,7 @@ from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
 from anabranch._engine.shelf import Shelf
+from anabranch._engine.walk import SLICE
 from anabranch.errors import UsageError
 from anabranch.records import Record
 
@@ -45,15 +46,22 @@ class ManualWalk:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._in_hand: dict[Name, tuple[Session, Entry]] = {}
+        self._since_turn = 0
+        self.wants_turn = False
+        """The event loop should turn before the next is asked for."""
         self.shelf = Shelf()
         self.runner_count = 0
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none at this moment; nothing is acknowledged by it."""
         while self._member.may_start():
+            if self._since_turn >= SLICE:
+                self._since_turn, self.wants_turn = 0, True
+                return None
             taken = self.shelf.take(self._pick)
             if taken is None:
                 return None
+            self._since_turn += 1
             session, entry = taken
             try:
                 decoded = entry.record if self._decode is None else self._decode(entry.record)
@@ -93,8 +101,11 @@ class ManualWalk:
         self._on_finished(session)
 
     def abandon(self) -> None:
-        """What is in hand will not be acknowledged any more."""
+        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        sessions = dict.fromkeys(session for session, _ in self._in_hand.values())
         self._in_hand.clear()
+        for session in sessions:
+            self._on_finished(session)
 
     # what the worker asks of a sink
 

@@ -13,7 +13,10 @@ from anabranch._engine.handling import Decode
 from anabranch._engine.session import Session
 from anabranch.records import Batch, Record
 
-__all__ = ["Walk"]
+__all__ = ["SLICE", "Walk"]
+
+SLICE = 500
+"""Records after which the event loop turns, also for a caller whose own loop never waits."""
 
 
 class Walk:
@@ -31,6 +34,9 @@ class Walk:
         self._stretch: list[Record[bytes]] = []
         self._handed_out = 0
         self._acknowledged = 0
+        self._since_turn = 0
+        self.wants_turn = False
+        """The event loop should turn before the next is asked for."""
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
         """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
 
@@ -40,11 +46,12 @@ class Walk:
         """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
         may_start, decode = self._feed.may_start, self._decode
         while True:
-            taken = self._feed.take()
+            taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
                 yield None
                 continue
             session, self._stretch = taken
+            self._since_turn += len(self._stretch)
             self._session, self._handed_out, self._acknowledged = session, 0, 0
             for place, record in enumerate(self._stretch, 1):
                 while session.is_live and (session.drains or not may_start()):
@@ -68,10 +75,11 @@ class Walk:
         self._acknowledged = self._handed_out
         self.settle()
         while True:
-            taken = self._feed.take()
+            taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
                 return None
             session, stretch = taken
+            self._since_turn += len(stretch)
             self._session, self._stretch, self._acknowledged = session, stretch, 0
             records = self._decoded_all(session, stretch)
             if records is not None:
@@ -82,6 +90,12 @@ class Walk:
                     records=records,
                     millis_behind_latest=session.behind_ms,
                 )
+
+    def _is_to_turn(self) -> bool:
+        if self._since_turn < SLICE:
+            return False
+        self._since_turn, self.wants_turn = 0, True
+        return True
 
     # what does not decode stops its shard
 
@@ -126,9 +140,12 @@ class Walk:
         self._feed.finish_through(session, count)
 
     def abandon(self) -> None:
-        """What is in hand will not be acknowledged any more."""
+        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        session = self._session
         self.settle()
         self._drop()
+        if session is not None:
+            self._feed.on_ended(session)
 
     @property
     def in_hand(self) -> tuple[Session, Record[bytes]] | None:

@@ -1,0 +1,171 @@
+"""The caller's own loop: what is in hand when it is left, stopped or timed, and what is then acknowledged."""
+
+import asyncio
+
+import pytest
+
+from anabranch.errors import ConsumerFailedError
+from anabranch.stores.memory import MemoryLeaseStore
+
+from stream_world import numbers, run, stream_world, until
+
+WAYS = pytest.mark.parametrize("way", ["records", "batches"])
+
+
+def _steps(consumer, way):
+    return aiter(consumer) if way == "records" else consumer.batches(max_records=1, max_wait=0.05)
+
+
+def _number(step):
+    return int(getattr(step, "records", [step])[0].data)
+
+
+async def _rest(world, store):
+    async with world.consumer(app="billing", leases=store, until="tip") as consumer:
+        return numbers([record async for record in consumer])
+
+
+@WAYS
+@pytest.mark.parametrize("kept", ["an iterator of the loop's", "an iterator that is kept"])
+def test_a_stop_after_an_error_in_the_body_does_not_acknowledge_what_is_in_hand(way, kept):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 4)
+            store = MemoryLeaseStore()
+            async with world.consumer(app="billing", leases=store) as consumer:
+                steps = _steps(consumer, way) if kept == "an iterator that is kept" else None
+                try:
+                    async for step in steps or _steps(consumer, way):
+                        1 / (2 - _number(step))
+                except ZeroDivisionError:
+                    report = await consumer.stop()
+            assert numbers(report.leftovers) == [2]
+            assert await _rest(world, store) == [2, 3]
+
+    run(main, 15)
+
+
+@WAYS
+def test_a_stop_after_the_loop_was_left_does_not_acknowledge_what_is_in_hand(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 4)
+            store = MemoryLeaseStore()
+            async with world.consumer(app="billing", leases=store) as consumer:
+                async for step in _steps(consumer, way):
+                    if _number(step) == 2:
+                        break
+                assert numbers((await consumer.stop()).leftovers) == [2]
+            assert await _rest(world, store) == [2, 3]
+
+    run(main, 15)
+
+
+def test_a_stop_by_another_task_does_not_wait_for_a_loop_that_was_left():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            async with world.consumer(app="billing", leases="memory://") as consumer:
+                async for _ in consumer:
+                    break
+                report = await asyncio.create_task(consumer.stop(deadline=60))
+                assert numbers(report.leftovers) == [0]
+
+    run(main, 10)
+
+
+@WAYS
+def test_a_step_that_is_cancelled_takes_nothing_and_ends_nothing(way):
+    async def main():
+        async with stream_world(1) as world:
+            async with world.consumer(app="billing", leases="memory://") as consumer:
+                steps, seen = _steps(consumer, way), []
+                for _ in range(3):  # also while the consumer starts
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(anext(steps), 0.02)
+                world.put(["a"] * 2)
+                while len(seen) < 2:
+                    seen.append(_number(await asyncio.wait_for(anext(steps), 5)))
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(steps), 0.1)
+            assert seen == [0, 1]
+
+    run(main, 10)
+
+
+def test_an_iterator_that_was_closed_has_nothing_more():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 2)
+            async with world.consumer(app="billing", leases="memory://") as consumer:
+                steps = aiter(consumer)
+                await anext(steps)
+                await steps.aclose()
+                with pytest.raises(StopAsyncIteration):
+                    await anext(steps)
+                assert numbers((await consumer.stop()).leftovers) == [0]
+
+    run(main, 10)
+
+
+@WAYS
+def test_a_loop_that_never_waits_lets_the_others_run(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 1200)
+            turns = []
+
+            async def turn():
+                while True:
+                    turns.append(None)
+                    await asyncio.sleep(0)
+
+            async with world.consumer(app="billing", leases="memory://", until="tip") as consumer:
+                steps = consumer if way == "records" else consumer.batches(max_records=600, max_wait=0)
+                turning, seen, between = None, 0, []
+                async for step in steps:
+                    turning = turning or asyncio.create_task(turn())
+                    seen += len(getattr(step, "records", [step]))
+                    if seen in {600, 1200}:
+                        between.append(len(turns))
+                turning.cancel()
+            assert between[0] < between[1]
+
+    run(main, 20)
+
+
+def test_a_failure_that_no_step_has_shown_is_raised_where_the_consumer_is_closed():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            async with world.consumer(app="billing", leases="memory://") as consumer:
+                async for _ in consumer:
+                    consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+                    await until(lambda: not consumer._consuming.is_running, "the failure")
+                    break
+
+    with pytest.raises(ConsumerFailedError, match="KeyError"):
+        run(main, 10)
+
+
+def test_cancelling_a_run_does_not_wait_for_a_call_in_a_thread():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            started, may_end = [], asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def handle(record):
+                started.append(record)
+                asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(20)
+
+            consumer = world.consumer(app="billing", leases="memory://")
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: bool(started), "the call")
+            running.cancel()
+            async with asyncio.timeout(5):
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            may_end.set()
+
+    run(main, 15)

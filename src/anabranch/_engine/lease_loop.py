@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from anabranch._core.leases.admission import differing_members, precedes
 from anabranch._core.leases.book import Book, Holding
 from anabranch._core.leases.outcome import (
     Written,
@@ -22,11 +23,12 @@ from anabranch._core.leases.plan import plan_round
 from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._engine.alarm import Alarm
+from anabranch._engine.fleet import mismatch
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import MemberEnded, MemberSealed, StoreReset, StoreRolledBack
+from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StoreReset, StoreRolledBack
 
 __all__ = ["LeaseLoop"]
 
@@ -61,6 +63,8 @@ class LeaseLoop:
         self._alarm = Alarm(outside.clock)
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
+        self._strangers: dict[str, None] = {}
+        """Members of another mind that were told of."""
         self.draining = False
         """Set when this worker stops: it takes nothing more and asks for nothing."""
 
@@ -84,6 +88,7 @@ class LeaseLoop:
         if not await self._observe():
             await self._roll_back_if_needed()
             return
+        self._check_minds()
         dead = await self.call(self._outside.store.dead_members()) or ()
         now_ms = self._outside.clock.now_ms()
         for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
@@ -133,6 +138,17 @@ class LeaseLoop:
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still stand."""
         self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
+
+    def _check_minds(self) -> None:
+        """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""
+        me = self._member.row
+        differing = differing_members(me, self.stopwatches, self._outside.clock.now_ms())
+        for row in differing:
+            if precedes(row, me):
+                raise mismatch(me, row)
+            if row.member_id not in self._strangers:
+                self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
+        self._strangers = {row.member_id: None for row in differing}
 
     async def _check_app(self) -> None:
         """A running process never makes its application a second time (rule L14)."""

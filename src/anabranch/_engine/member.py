@@ -13,13 +13,14 @@ import msgspec
 from anabranch._core.leases.fence import Ending
 from anabranch._core.leases.heart import Heart, Pulse
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch._engine.fleet import be_admitted
 from anabranch._engine.forks import end_in_forks
 from anabranch._engine.heart_thread import HeartThread
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._engine.outside import Outside
 from anabranch._engine.zombie_guard import ZombieGuard
 from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
-from anabranch.errors import LeaseStoreError
+from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.events import Event
 
 __all__ = ["Member", "MemberProfile"]
@@ -58,7 +59,8 @@ class Member:
         self._task: asyncio.Task[None] | None = None
         self._beat = Beat(member_id="", attempt=0)
         self._loop: asyncio.AbstractEventLoop
-        self.joined_wall_ms = 0
+        self.row = self._new_row("")
+        """As it was registered; what changes with heartbeats is in the pulse."""
         self.on_pulse: Callable[[], None] = lambda: None
         """Called after each answer: the fence may have moved, and requests may have come."""
         self.zombies: Callable[[], Sequence[Event]] | None = None
@@ -81,8 +83,23 @@ class Member:
         clock = self._clock
         return self._heart.pulse.fence.may_start(clock.now_ms(), clock.wall_ms())
 
+    def _new_row(self, member_id: str) -> MemberRow:
+        profile = self._profile
+        return MemberRow(
+            member_id=member_id,
+            worker_id=profile.worker_id,
+            expiry_ms=self.timing.expiry_ms,
+            fingerprint=profile.fingerprint,
+            shards_max=profile.shards_max,
+            joined_wall_ms=self._clock.wall_ms(),
+        )
+
+    async def look_around(self) -> None:
+        """Before anything is written: raises if this worker is not of one mind with a fleet that is there."""
+        await be_admitted(self._outside, self.row, self.timing)
+
     async def join(self) -> None:
-        """Registers a new life and starts its heart. Retried until the store answers."""
+        """Registers a new life, looks whether it may stay, and starts its heart. Retried until the store answers."""
         outside = self._outside
         end_in_forks(self)
         self._loop = asyncio.get_running_loop()
@@ -97,21 +114,18 @@ class Member:
             report=self._next_beat,
             on_pulse=self._publish,
         )
-        self.joined_wall_ms = outside.clock.wall_ms()
-        row = MemberRow(
-            member_id=member_id,
-            worker_id=self._profile.worker_id,
-            expiry_ms=self.timing.expiry_ms,
-            fingerprint=self._profile.fingerprint,
-            shards_max=self._profile.shards_max,
-            joined_wall_ms=self.joined_wall_ms,
-        )
+        self.row = self._new_row(member_id)
         while True:
             try:
-                await self._heartbeat.register(row)
+                await self._heartbeat.register(self.row)
                 break
             except (LeaseStoreError, TimeoutError):
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
+        try:
+            await be_admitted(outside, self.row, self.timing)  # before the first heartbeat, which confirms it
+        except FleetMismatchError:
+            await self.leave()
+            raise
         if outside.heart_on_thread:
             self._thread = HeartThread(outside.clock, self._stall_limit_ms, outside.emit)
             self._thread.start(self._heartbeat, self._guard())

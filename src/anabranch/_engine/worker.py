@@ -19,7 +19,6 @@ from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
 from anabranch._engine.end_watch import EndWatch
 from anabranch._engine.fence_watch import FenceWatch
-from anabranch._engine.fleet import check_fleet
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage
 from anabranch._engine.member import Member
@@ -138,7 +137,7 @@ class Worker:
             outside, plan.streams, plan.start, plan.settings, call_deadline_ms=plan.timing.call_deadline_ms
         )
         self.app = await insist(outside, self._open, deadline_ms=OPENING_DEADLINE_MS)
-        await check_fleet(outside, plan.profile, plan.timing)
+        await self.member.look_around()
         await self._lineage.prepare()
         await self.member.join()
         self._wire(group)
@@ -291,7 +290,7 @@ class Worker:
                 f"stop {session.shard_id}",
             )
             return
-        if row.stopped is not None and row.stopped.at_wall_ms >= self.member.joined_wall_ms:
+        if row.stopped is not None and row.stopped.at_wall_ms >= self.member.row.joined_wall_ms:
             session.reason = row.stopped.reason
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
             return

@@ -19,6 +19,7 @@ __all__ = [
     "ListingFailed",
     "LoopBlocked",
     "LoopStalled",
+    "MemberDiffers",
     "MemberEnded",
     "MemberSealed",
     "Misrouted",
@@ -128,6 +129,19 @@ class MemberSealed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"member {self.member_id} showed no life and was sealed"
+
+
+class MemberDiffers(Event, frozen=True, kw_only=True):
+    """A member with other settings than this one's has joined the application and works beside it. It should have been
+    refused, and should end by itself.
+    """
+
+    level = logging.ERROR
+    member_id: str
+    fingerprint: str
+
+    def sentence(self) -> str:
+        return f"member {self.member_id} works beside this one with other settings ({self.fingerprint}): stop it"
 
 
 class MemberEnded(Event, frozen=True, kw_only=True):

@@ -12,7 +12,9 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
+from anabranch.errors import FleetMismatchError
+from anabranch.events import MemberDiffers
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.clock import ManualClock
 
@@ -31,9 +33,10 @@ class StoreThatKnowsTheDead(MemoryLeaseStore):
 
 
 @asynccontextmanager
-async def lease_loop(store, held):
+async def lease_loop(store, held, happened=None):
     """A member that has joined, while no time passes, and its loop."""
-    outside = Outside(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=lambda event: None)
+    emit = [].append if happened is None else happened.append
+    outside = Outside(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=emit)
     async with asyncio.TaskGroup() as group:
         member = Member(
             outside, lease_timing(), MemberProfile(worker_id="w", fingerprint=""), group, stall_limit_ms=120_000
@@ -91,6 +94,34 @@ def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_o
             assert [holding.row.key for holding in held] == [KEY]
 
     run(main)
+
+
+async def _meet_a_stranger(joined_wall_ms, happened):
+    """A member with other settings that works beside this one, as after a store was set back."""
+    store = MemoryLeaseStore()
+    await store.open(APP)
+    async with lease_loop(store, [], happened) as loop:
+        stranger = MemberRow(
+            member_id="b#1", worker_id="b", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
+        )
+        await store.register_member(stranger)
+        for attempt in (1, 2):
+            await loop.round()
+            await store.heartbeat(Beat(member_id="b#1", attempt=attempt))
+        await loop.round()
+
+
+def test_a_member_that_came_before_one_with_other_settings_says_so_once_and_stays():
+    happened = []
+    run(lambda: _meet_a_stranger(10**15, happened))
+    strangers = [event for event in happened if isinstance(event, MemberDiffers)]
+    assert [(event.member_id, event.fingerprint) for event in strangers] == [("b#1", "order key")]
+
+
+def test_a_member_that_came_after_one_with_other_settings_ends():
+    with pytest.raises(ExceptionGroup) as caught:
+        run(lambda: _meet_a_stranger(-1, []))
+    assert caught.group_contains(FleetMismatchError, match=r"differs from worker 'b' .*order key")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,0 +1,87 @@
+"""Workers of different settings that start in the same moment, with the real engine: those that stay agree."""
+
+import asyncio
+import random
+
+from anabranch._core.leases.timing import lease_timing
+from anabranch._engine.member import Member, MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch.errors import FleetMismatchError, LeaseStoreError
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.testing.loop import SimulationLoop, run
+from anabranch.testing.world.processes import SimulatedClock
+
+WORKERS = 4
+SECONDS = 40.0
+
+
+class SlowStore(MemoryLeaseStore):
+    """Every call takes its time, before and after it takes effect, and some answers get lost."""
+
+    def __init__(self, dice):
+        super().__init__()
+        self._dice = dice
+
+    async def _slowly(self, call, *arguments):
+        await asyncio.sleep(self._dice.choice([0.0, 0.01, 0.3]))
+        answer = await call(*arguments)
+        await asyncio.sleep(self._dice.choice([0.0, 0.01, 0.3]))
+        if self._dice.random() < 0.05:
+            raise LeaseStoreError("the answer got lost")
+        return answer
+
+    async def read_members(self):
+        return await self._slowly(super().read_members)
+
+    async def register_member(self, row):
+        return await self._slowly(super().register_member, row)
+
+    async def heartbeat(self, beat):
+        return await self._slowly(super().heartbeat, beat)
+
+
+class Race:
+    def __init__(self, seed):
+        self.dice = random.Random(f"settings {seed}")
+        self.loop = SimulationLoop(seed)
+        self.store = SlowStore(self.dice)
+        self.inside: dict[str, str] = {}
+        """Workers that were admitted, with their settings."""
+        self.outcomes: list[str] = []
+
+    async def worker(self, number):
+        dice = self.dice
+        settings = dice.choice(["order key", "order shard"])
+        clock = SimulatedClock(self.loop, dice.choice([-10_000, 0, 10_000]))
+        outside = Outside(kinesis=None, store=self.store, clock=clock, entropy=dice, emit=lambda event: None)
+        profile = MemberProfile(worker_id=f"worker-{number}", fingerprint=settings)
+        await asyncio.sleep(dice.choice([0.0, 0.0, 0.1, 5.0]))
+        async with asyncio.TaskGroup() as group:
+            member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
+            try:
+                await member.look_around()
+                await member.join()
+            except FleetMismatchError:
+                self.outcomes.append("refused")
+                return
+            self.inside[member.member_id] = settings
+            assert len(set(self.inside.values())) == 1, self.inside
+            self.outcomes.append("admitted")
+            await asyncio.sleep(SECONDS)
+            member.close()
+
+    async def main(self):
+        async with asyncio.TaskGroup() as group:
+            for number in range(WORKERS):
+                group.create_task(self.worker(number))
+
+
+def test_workers_that_differ_never_both_stay_however_they_start():
+    refused = 0
+    for seed in range(150):
+        race = Race(seed)
+        run(race.main, loop=race.loop)
+        assert len(race.outcomes) == WORKERS
+        assert "admitted" in race.outcomes, f"seed {seed}: nobody is left"
+        refused += race.outcomes.count("refused")
+    assert refused > 100

@@ -30,7 +30,6 @@ SHARD_READS_PER_SECOND: Final = 5  # GetRecords; shared by all polling applicati
 GET_RECORDS_BYTES_MAX: Final = 10 * MIB
 GET_RECORDS_COUNT_MAX: Final = 10_000
 SHARD_ITERATOR_LIFETIME_MS: Final = 300_000
-SHARD_ITERATOR_CHARACTERS_MAX: Final = 512
 GET_SHARD_ITERATOR_PER_SECOND: Final = 5  # per open shard
 
 # Listings (API).

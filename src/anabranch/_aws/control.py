@@ -4,7 +4,7 @@ typed here.
 A change is only begun by its call, and made by the service then; `describe_stream_summary` tells when it is done.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -75,12 +75,6 @@ class KinesisControl:
 
     async def increase_retention(self, stream: StreamName, hours: int) -> None:
         await self._botocore.call("IncreaseStreamRetentionPeriod", RetentionPeriodHours=hours, **stream_members(stream))
-
-    async def decrease_retention(self, stream: StreamName, hours: int) -> None:
-        await self._botocore.call("DecreaseStreamRetentionPeriod", RetentionPeriodHours=hours, **stream_members(stream))
-
-    async def update_stream_mode(self, stream_arn: str, mode: Literal["PROVISIONED", "ON_DEMAND"]) -> None:
-        await self._botocore.call("UpdateStreamMode", StreamARN=stream_arn, StreamModeDetails={"StreamMode": mode})
 
     async def list_streams(self) -> list[ListedStream]:
         """All of them, page by page."""

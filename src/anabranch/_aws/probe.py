@@ -6,12 +6,10 @@ missing.
 
 import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 
 from anabranch._aws.endpoints import ServiceAddress
-from anabranch._aws.service import USER_AGENT, make_dialer
+from anabranch._aws.service import USER_AGENT, date_seconds, make_dialer
 from anabranch._http.client import HttpClient
-from anabranch._http.client_connection import Response
 from anabranch._http.client_limits import ClientTimeouts
 from anabranch._wire.bodies import JSON
 
@@ -38,20 +36,12 @@ async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = No
     ).encode("ascii")
     started = time.monotonic()
     try:
-        date = await http.post("probe", headers, [b"{}"], _date, repeatable=True)
+        date = await http.post(
+            "probe", headers, [b"{}"], lambda response: date_seconds(response.headers.get(b"date")), repeatable=True
+        )
     finally:
         await http.close()
     now_ms = time.time_ns() // 1_000_000
     # A Date is cut to its second: half a second later is the best guess.
     ahead_ms = None if date is None else now_ms - round(date * 1000) - 500
     return ProbeAnswer(round((time.monotonic() - started) * 1000), ahead_ms)
-
-
-def _date(response: Response) -> float | None:
-    value = response.headers.get(b"date")
-    if value is None:
-        return None
-    try:
-        return parsedate_to_datetime(value.decode("latin-1")).timestamp()
-    except (ValueError, OverflowError):
-        return None

@@ -28,7 +28,7 @@ from anabranch._wire.service_errors import decode_aws_error
 from anabranch._wire.sigv4 import SignedHeaders, Signer, SigningCredentials
 from anabranch.errors import CodecError, ServiceError, TransportError
 
-__all__ = ["AwsService", "ServiceName", "content_type", "make_dialer", "request_id"]
+__all__ = ["AwsService", "ServiceName", "content_type", "date_seconds", "make_dialer", "request_id"]
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class AwsService:
         """The service's clock, by the Date of its answer; read once a second."""
         value = response.headers.get(b"date")
         if value != self._date[0]:
-            self._date = (value, _date_seconds(value))
+            self._date = (value, date_seconds(value))
         return self._date[1]
 
     async def close(self) -> None:
@@ -198,7 +198,8 @@ def request_id(response: Response) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _date_seconds(value: bytes | None) -> float | None:
+def date_seconds(value: bytes | None) -> float | None:
+    """Of an HTTP date; None where there is none that can be read."""
     if value is None:
         return None
     try:
@@ -214,5 +215,5 @@ def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float |
         return None
     if value.isdigit():
         return float(value[:9])
-    at = _date_seconds(value)
+    at = date_seconds(value)
     return None if at is None or server_seconds is None else max(0.0, at - server_seconds)

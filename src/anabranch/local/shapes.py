@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from anabranch.limits import LIST_SHARDS_RESULTS_MAX
+
 __all__ = [
     "BlobShape",
     "BooleanShape",
@@ -95,7 +97,7 @@ SEQUENCE_NUMBER: Final = StringShape(pattern=r"0|([1-9]\d{0,128})")
 PARTITION_KEY: Final = StringShape(length_min=1, length_max=256)
 DATA: Final = BlobShape(length_max=10_485_760)
 NEXT_TOKEN: Final = StringShape(length_min=1, length_max=1_048_576)
-PAGE_SIZE: Final = IntegerShape(value_min=1, value_max=10_000)
+PAGE_SIZE: Final = IntegerShape(value_min=1, value_max=LIST_SHARDS_RESULTS_MAX)
 ITERATOR_TYPE: Final = StringShape(
     values=("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 )

@@ -10,6 +10,7 @@ from anabranch.records import Attempt, PutResult
 from anabranch.testing.checkers import (
     Call,
     CheckpointAdvances,
+    ChildrenFirst,
     Commit,
     Duplicates,
     Journal,
@@ -28,8 +29,8 @@ from anabranch.testing.checkers import (
 KEY = LeaseKey("1:orders:1", 0, "P")
 
 
-def call(number, *, process="a", token=1, key="k", shard="P", was_paused=False):
-    return Call(number, process, shard, Position(number), key, token, was_paused)
+def call(number, *, process="a", token=1, key="k", shard="P", was_paused=False, batch=0):
+    return Call(number, process, shard, Position(number), key, token, was_paused, batch)
 
 
 def written(number, *, key="k", shard="P"):
@@ -89,6 +90,29 @@ def test_going_back_in_one_holding_is_found():
     assert "in the same holding" in found[0]
 
 
+def test_the_records_of_a_batch_start_together_and_come_again_together():
+    first, second = call(1, batch=1), call(2, batch=1)
+    both = [("started", first), ("started", second)]
+    failed = [*both, ("abandoned", first), ("abandoned", second)]
+    again = [("started", call(1, batch=2)), ("started", call(2, batch=2))]
+    assert complaints(OrderPerKey(), *TWO, *failed, *again) == []
+    assert "starts beside" in complaints(OrderPerKey(), *TWO, *both, *again)[0]
+
+
+def test_a_batch_without_a_record_before_it_is_found():
+    three = [*TWO, ("written", written(3))]
+    batch = [("started", call(2, batch=1)), ("started", call(3, batch=1))]
+    assert "was not finished" in complaints(OrderPerKey(), *three, *batch)[0]
+
+
+def test_what_the_stream_has_lost_is_not_waited_for_once_the_consumer_has_said_so():
+    family = [("opened", ShardOpened("C", ("P",))), *TWO, ("written", written(3, shard="C"))]
+    rest = [*handled(1), *handled(3, shard="C"), ("committed", commit(2))]
+    for checker in (OrderPerKey, ParentsFirst, NoLoss, NoStandstill):
+        assert complaints(checker(), *family, ("excused", written(2)), *rest) == []
+        assert complaints(checker(), *family, *rest)
+
+
 def test_a_commit_past_an_unfinished_record_is_found():
     assert complaints(NoLoss(), *TWO, *handled(1), ("committed", commit(1))) == []
     assert "was not finished" in complaints(NoLoss(), *TWO, *handled(1), ("committed", commit(2)))[0]
@@ -110,6 +134,28 @@ def test_handling_again_what_was_committed_is_found():
     assert (
         "although it was committed" in complaints(Duplicates(), *TWO, *handled(1), ("committed", commit(1)), repeat)[0]
     )
+
+
+def test_handling_again_what_was_finished_before_an_end_in_order_is_found():
+    def repeated(*, loses):
+        journal = Journal([Duplicates()])
+        for name, event in handled(1):
+            getattr(journal, name)(event)
+        if loses:
+            journal.lost("a", "P")
+        journal.stopped(2, "a", 0)
+        journal.started(call(1, process="b", token=2))
+        return [violation.what for violation in journal.violations]
+
+    assert repeated(loses=True) == []
+    assert "a had finished it and ended in order" in repeated(loses=False)[0]
+
+
+def test_a_shard_that_is_finished_before_its_children_have_rows_is_found():
+    child = Commit(0, LeaseRow(key=LeaseKey("1:orders:1", 0, "C")))
+    end = ("committed", commit(1, finish=Finish("end", ("C",))))
+    assert complaints(ChildrenFirst(), ("created", child), end) == []
+    assert "C has no row" in complaints(ChildrenFirst(), end)[0]
 
 
 def test_an_owner_that_comes_back_after_the_next_one_is_found():
@@ -166,6 +212,9 @@ def test_bytes_over_the_budget_are_found():
     assert journal.violations == []
     journal.measured(2, "a", 11, 10)
     assert "holds 11 of 10 bytes" in journal.violations[0].what
+    journal.stopped(3, "a", 0)
+    journal.stopped(4, "b", 5)
+    assert "5 bytes are not given back" in journal.violations[1].what
 
 
 def test_records_that_nobody_finished_are_found():

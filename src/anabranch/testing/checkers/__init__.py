@@ -5,8 +5,9 @@ They know nothing of how the engine works, so a mistake in it cannot also be in 
 """
 
 from anabranch.testing.checkers.checkpoint_advances import CheckpointAdvances
+from anabranch.testing.checkers.children_first import ChildrenFirst
 from anabranch.testing.checkers.duplicates import Duplicates
-from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written
+from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written, place
 from anabranch.testing.checkers.no_loss import NoLoss
 from anabranch.testing.checkers.no_standstill import NoStandstill
 from anabranch.testing.checkers.one_owner import OneOwner
@@ -19,6 +20,7 @@ __all__ = [
     "Call",
     "Checker",
     "CheckpointAdvances",
+    "ChildrenFirst",
     "Commit",
     "Duplicates",
     "Journal",
@@ -33,18 +35,20 @@ __all__ = [
     "WriteOutcomes",
     "Written",
     "all_checkers",
+    "place",
 ]
 
 
-def all_checkers() -> list[Checker]:
-    """Every promise that a consumer's run can be held to."""
+def all_checkers(*, keeps_order: bool = True) -> list[Checker]:
+    """Every promise that a consumer's run can be held to; without that of order where none was asked for."""
     return [
-        OrderPerKey(),
+        *([OrderPerKey()] if keeps_order else []),
         NoLoss(),
         Duplicates(),
         OneOwner(),
         WithinBudget(),
         NoStandstill(),
         ParentsFirst(),
+        ChildrenFirst(),
         CheckpointAdvances(),
     ]

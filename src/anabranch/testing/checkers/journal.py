@@ -11,7 +11,12 @@ import msgspec
 from anabranch._model.leases import LeaseRow
 from anabranch._model.sequence_numbers import Position
 
-__all__ = ["Call", "Checker", "Commit", "Journal", "ShardOpened", "Violation", "Written"]
+__all__ = ["Call", "Checker", "Commit", "Journal", "ShardOpened", "Violation", "Written", "place"]
+
+
+def place(shard_id: str, incarnation: int) -> str:
+    """A shard's name in the journal. A stream that is created anew has shards of the same names as before."""
+    return shard_id + "'" * incarnation
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -51,6 +56,8 @@ class Call(msgspec.Struct, frozen=True):
     """The process was stopped between the look at the clock and the call: no lease can prevent that (it has its fence
     token), so such a call counts for nothing here but as a zombie.
     """
+    batch: int = 0
+    """Calls of one number are one call of a batch handler: its records start, end and fail together. 0: by itself."""
 
     def __str__(self) -> str:
         return (
@@ -63,6 +70,12 @@ class Commit(msgspec.Struct, frozen=True):
 
     at_ms: int
     row: LeaseRow
+    incarnation: int = 0
+    """How often the stream had been created anew before the one that this row is of."""
+
+    @property
+    def shard_id(self) -> str:
+        return place(self.row.key.shard_id, self.incarnation)
 
 
 class Checker:
@@ -83,8 +96,20 @@ class Checker:
     def abandoned(self, call: Call) -> None:
         """The call was cancelled: it has ended, and its record is not finished."""
 
+    def excused(self, record: Written) -> None:
+        """The stream has lost this record, and the consumer has said so."""
+
+    def created(self, commit: Commit) -> None:
+        """A lease row that was not there before."""
+
     def committed(self, commit: Commit) -> None: ...
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None: ...
+    def lost(self, process: str, shard_id: str) -> None:
+        """A process has said that a shard is not its own any more, against its will."""
+
+    def stopped(self, at_ms: int, process: str, used_bytes: int) -> None:
+        """A process has ended in order, and left nothing behind; its budget should be whole again."""
+
     def store_went_back(self) -> None:
         """The store has forgotten commits that it had taken: from now on less can be promised."""
 
@@ -101,6 +126,7 @@ class Journal:
         self.finishes = 0
         self.commits = 0
         self.zombies = 0
+        self.excuses = 0
         self._failures: list[Violation] = []
         self._latest: dict[str, tuple[str, int]] = {}
         self._tokens: dict[str, int] = {}
@@ -139,6 +165,25 @@ class Journal:
     def abandoned(self, call: Call) -> None:
         for checker in self.checkers:
             checker.abandoned(call)
+
+    def excused(self, record: Written) -> None:
+        self.excuses += 1
+        for checker in self.checkers:
+            checker.excused(record)
+
+    def created(self, commit: Commit) -> None:
+        if not self.is_closed:
+            for checker in self.checkers:
+                checker.created(commit)
+
+    def lost(self, process: str, shard_id: str) -> None:
+        for checker in self.checkers:
+            checker.lost(process, shard_id)
+
+    def stopped(self, at_ms: int, process: str, used_bytes: int) -> None:
+        if not self.is_closed:
+            for checker in self.checkers:
+                checker.stopped(at_ms, process, used_bytes)
 
     def committed(self, commit: Commit) -> None:
         if self.is_closed:

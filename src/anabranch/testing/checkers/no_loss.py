@@ -20,13 +20,16 @@ class NoLoss(Checker):
     def finished(self, call: Call) -> None:
         self._unfinished[call.shard_id].pop(call.position, None)
 
+    def excused(self, record: Written) -> None:
+        self._unfinished[record.shard_id].pop(record.position, None)
+
     def committed(self, commit: Commit) -> None:
         row = commit.row
-        for record in self._unfinished.get(row.key.shard_id, {}).values():
+        for record in self._unfinished.get(commit.shard_id, {}).values():
             if row.is_finished or covers(row.checkpoint, record):
                 self.complain(
                     commit.at_ms,
-                    f"{row.key.shard_id} is committed up to {row.checkpoint.watermark}, but {record.partition_key!r} "
+                    f"{commit.shard_id} is committed up to {row.checkpoint.watermark}, but {record.partition_key!r} "
                     f"at {record.position} was not finished",
                 )
                 return

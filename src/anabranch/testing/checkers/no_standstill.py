@@ -23,6 +23,9 @@ class NoStandstill(Checker):
     def finished(self, call: Call) -> None:
         self._unfinished.pop((call.shard_id, call.position), None)
 
+    def excused(self, record: Written) -> None:
+        self._unfinished.pop((record.shard_id, record.position), None)
+
     def ended(self, at_ms: int) -> None:
         if self._unfinished:
             first = next(iter(self._unfinished.values()))

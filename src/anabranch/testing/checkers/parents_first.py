@@ -27,3 +27,6 @@ class ParentsFirst(Checker):
 
     def finished(self, call: Call) -> None:
         self._unfinished[call.shard_id].pop(call.position, None)
+
+    def excused(self, record: Written) -> None:
+        self._unfinished[record.shard_id].pop(record.position, None)

@@ -23,7 +23,7 @@ class Faults:
             self._each(options.cuts_each, self._cut_off, index)
             self._each(options.crashes_each, self._crash, index)
             self._each(options.stops_each, self._stop, index)
-        self._each(options.reshards_each, lambda _: fleet.reshard(), 0)
+        self._each(options.reshards_each, lambda _: fleet.stream.reshard(), 0)
         for at_seconds, scene in options.script:
             self._loop().call_later(at_seconds, self._play, scene)
         if options.store_outage_seconds:
@@ -42,9 +42,9 @@ class Faults:
         index = self._fleet.random.randrange(self._fleet.options.worker_count)
         match scene:
             case "split":
-                self._fleet.split()
+                self._fleet.stream.split()
             case "merge":
-                self._fleet.merge()
+                self._fleet.stream.merge()
             case "crash":
                 self._crash(index)
             case "cut_off":

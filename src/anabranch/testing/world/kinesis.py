@@ -27,11 +27,11 @@ from anabranch._wire.messages import (
 )
 from anabranch._wire.service_errors import AwsError
 from anabranch.errors import TransportError, UsageError
-from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.stream import SimulatedStream
 
 __all__ = ["SimulatedKinesis"]
 
@@ -40,9 +40,14 @@ class SimulatedKinesis(Kinesis):
     """One process's client."""
 
     def __init__(
-        self, state: LocalState, network: Network, process: SimulatedProcess, options: FleetOptions, random: Random
+        self,
+        stream: SimulatedStream,
+        network: Network,
+        process: SimulatedProcess,
+        options: FleetOptions,
+        random: Random,
     ) -> None:
-        self._state = state
+        self._stream = stream
         self._network = network
         self._process = process
         self._options = options
@@ -52,7 +57,7 @@ class SimulatedKinesis(Kinesis):
         def perform() -> dict[str, Any]:
             self._refuse_sometimes(operation)
             try:
-                return self._state.call(operation, request, now_ms=self._process.clock.wall_ms())
+                return self._stream.state.call(operation, request, now_ms=self._stream.now_ms())
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
@@ -112,7 +117,7 @@ class SimulatedKinesis(Kinesis):
             answer.get("NextShardIterator"),
             answer.get("MillisBehindLatest"),
             tuple(_child(child) for child in answer.get("ChildShards", ())),
-            self._process.clock.wall_ms() / 1000,
+            self._stream.now_ms() / 1000,
             sum(len(record.data) for record in records),
         )
 
@@ -157,7 +162,7 @@ class SimulatedKinesis(Kinesis):
             created_seconds=float(summary["StreamCreationTimestamp"]),
             retention_hours=summary["RetentionPeriodHours"],
             open_shard_count=summary["OpenShardCount"],
-            server_seconds=self._process.clock.wall_ms() / 1000,
+            server_seconds=self._stream.now_ms() / 1000,
         )
 
     # writing

@@ -43,6 +43,11 @@ class ForgetfulRows(MemoryLeaseStore):
     async def incarnation(self) -> str:
         return f"storage-{self.storage}"
 
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        answer = await super().create_lease(row)
+        self._journal.created(Commit(self._now_ms(), answer))
+        return answer
+
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
         if not isinstance(answer, Conflict):

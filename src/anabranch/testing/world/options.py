@@ -5,9 +5,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FleetOptions", "fleet_options_for"]
+__all__ = ["FleetOptions", "Form", "Scene", "fleet_options_for"]
 
-
+Form = Literal["batches", "by_hand", "records", "run", "run_batches"]
+"""How records are taken: by a handler (`run`), or by a loop of the process's own."""
 Scene = Literal["crash", "cut_off", "merge", "pause", "split", "stop"]
 
 
@@ -16,6 +17,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     shard_count: int = 2
     record_count: int = 100
     key_count: int = 10
+    form: Form = "run"
     order: Literal["shard", "key", "none"] = "shard"
     concurrency: int = 8
     loop_order: Literal["fifo", "shuffle"] = "fifo"
@@ -26,6 +28,16 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     settling_seconds: float = 180.0
     """Within so long after that everything must be handled."""
     handler_seconds_max: float = 0.5
+    failing: float = 0.0
+    """The share of records whose first attempt, or first two, fail."""
+    overrunning: float = 0.0
+    """The share of records whose first attempt takes far too long, and does not end at once when it is cancelled."""
+    timeout_seconds: float = 0.0
+    """What one call of a handler may take; 0: as long as it likes."""
+    aggregated: float = 0.0
+    """The share of writes that are aggregates of up to five records."""
+    budget_bytes: int = 0
+    """What a process may hold beside the room of one read; 0: the default budget."""
     lost: float = 0.0
     late: float = 0.0
     repeated: float = 0.0
@@ -62,16 +74,23 @@ def fleet_options_for(seed: int) -> FleetOptions:
     def sometimes(chance: float, low: float, high: float) -> float:
         return round(random.uniform(low, high), 1) if random.random() < chance else 0.0
 
+    form: Form = random.choice(["run", "run", "run", "run_batches", "records", "batches", "by_hand"])
     return FleetOptions(
+        form=form,
         worker_count=random.randrange(6, 13) if large else random.randrange(1, 5),
         shard_count=random.randrange(8, 33) if large else random.randrange(1, 5),
         record_count=random.randrange(100, 400),
         key_count=random.choice([3, 10, 40]),
-        order=random.choice(["shard", "key", "key"]),
+        order=random.choice(["shard", "key", "key", "none"]),
         concurrency=random.choice([1, 4, 16]),
         loop_order=random.choice(["fifo", "fifo", "shuffle"]),
         faulty_seconds=random.uniform(20, 60),
         handler_seconds_max=random.choice([0.02, 0.1, 0.5]),
+        failing=random.choice([0.0, 0.0, 0.1]),
+        overrunning=random.choice([0.0, 0.0, 0.01]),
+        timeout_seconds=random.choice([0.0, 1.5]),
+        aggregated=random.choice([0.0, 0.0, 0.3]),
+        budget_bytes=random.choice([0, 0, 1, 3_000]),
         lost=random.choice([0.0, 0.0, 0.01, 0.05]),
         late=random.choice([0.0, 0.0, 0.01, 0.05]),
         repeated=random.choice([0.0, 0.0, 0.02]),

@@ -36,6 +36,10 @@ class SimulatedProcess:
         self._loop = loop
         self._clock_stops = clock_stops
 
+    def world_ms(self) -> int:
+        """The time of the world, which no process knows."""
+        return int(self._loop.time() * 1000)
+
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         return self._loop.create_task(work, name=name, context=self.context)
 

@@ -1,14 +1,11 @@
-"""A worker of a simulated fleet: the real engine in a simulated process, with a handler that the journal hears of."""
+"""A worker of a simulated fleet: the real engine in a simulated process."""
 
-import asyncio
-import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.calls import HandlerCall
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
@@ -17,28 +14,30 @@ from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
-from anabranch.budget import Budget
+from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import ConsumerSettings, LeaseSettings
-from anabranch.events import Event
+from anabranch.events import Event, LeaseLost, LeaseTaken
 from anabranch.policies import Retry
-from anabranch.records import Context, Record
-from anabranch.testing.checkers import Call, Journal
+from anabranch.testing.checkers import Journal
+from anabranch.testing.world.forms import FORMS
+from anabranch.testing.world.labour import Handler, Labour, PretendedError
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.stream import STREAM
 
-__all__ = ["STREAM", "SimulatedHandling", "SimulatedWorker"]
+__all__ = ["SimulatedHandling", "SimulatedWorker"]
 
-STREAM = "orders"
-
-_WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused", default=False)
+_STOP_SECONDS = 20.0
+_ATTEMPTS = 10
+"""More than ever fail: a pause may make one overrun that would not have."""
 
 
 class SimulatedHandling(NamedTuple):
-    """What a simulated fleet does with its records: nothing that takes longer than the options say, by default."""
+    """What a user's own simulation does with its records; what is left out is pretended."""
 
-    handler: Callable[[Record[Any], Context], Awaitable[Any]] | None = None
-    policy: Retry = Retry()
+    handler: Handler | None = None
+    policy: Retry | None = None
     decode: Callable[[bytes], Any] | None = None
 
 
@@ -53,28 +52,28 @@ class SimulatedWorker:
         *,
         kinesis: Kinesis,
         store: LeaseStore,
-        handling: "SimulatedHandling",
+        handling: SimulatedHandling,
+        tries: dict[bytes, int],
     ) -> None:
         self.process = process
-        self.events: list[Event] = []
         self.error: BaseException | None = None
         self.is_stopping = False
-        self._network = network
         self._journal = journal
         self._options = options
         self._random = random
-        self._handler = handling.handler or self._pretend
-        self._given = handling
-        self._budget = Budget()
+        self._budget = Budget(READ_RESERVE_BYTES + options.budget_bytes) if options.budget_bytes else Budget()
+        self._labour = Labour(
+            process, network, journal, options, random, budget=self._budget, tries=tries, handler=handling.handler
+        )
         outside = Outside(
             kinesis=kinesis,
             store=store,
             clock=process.clock,
             entropy=random,
-            emit=self.events.append,
-            before_call=self._before_call if options.gaps else None,
+            emit=self._hear,
+            before_call=self._labour.before_call if options.gaps else None,
         )
-        self._consuming = Consuming(outside, self._plan(), self._handling(), self._budget)
+        self._consuming = Consuming(outside, self._plan(), self._handling(handling), self._budget)
         self.task = process.spawn(self._live(), process.name)
 
     def _plan(self) -> WorkerPlan:
@@ -92,22 +91,28 @@ class SimulatedWorker:
             ),
         )
 
-    def _handling(self) -> Handling:
+    def _handling(self, given: SimulatedHandling) -> Handling:
         options = self._options
-        given = self._given
-        return Handling(order=options.order, concurrency=options.concurrency, decode=given.decode, policy=given.policy)
+        policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
+        return Handling(order=options.order, concurrency=options.concurrency, decode=given.decode, policy=policy)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, LeaseTaken) and event.shard_id is not None:
+            self._labour.tokens[event.shard_id] = event.fence_token
+        elif isinstance(event, LeaseLost) and event.shard_id is not None:
+            self._journal.lost(self.process.name, event.shard_id)
 
     async def _live(self) -> None:
-        call = HandlerCall(self._handle, threads=1)
         try:
-            await self._consuming.start(self._consuming.handle_records(call))
-            await self._consuming.wait()
+            await FORMS[self._options.form](self._consuming, self._labour)
+        except PretendedError:
+            """The loop was left by it; whoever runs the fleet starts the process again."""
         except Exception as error:  # noqa: BLE001 -- no fault of this world should end a worker that has joined
             self.error = error
-            if not self._consuming.worker.has_joined:
-                return
-            at_ms = int(asyncio.get_running_loop().time() * 1000)
-            self._journal.failed(at_ms, f"{self.process.name} ended in {type(error).__name__}: {error}")
+            if self._consuming.worker.has_joined:
+                self._journal.failed(
+                    self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
+                )
 
     def stop(self) -> None:
         """A clean stop, from inside the process."""
@@ -116,44 +121,9 @@ class SimulatedWorker:
 
     async def _stop(self) -> None:
         try:
-            await self._consuming.stop(20.0)
+            report = await self._consuming.stop(_STOP_SECONDS)
         except Exception as error:  # noqa: BLE001 -- as in _live
             self.error = error
-
-    async def _before_call(self) -> None:
-        if not self._network.is_calm and self._random.random() < self._options.gaps:
-            _WAS_PAUSED.set(True)
-            self.process.pause(self._random.uniform(1, 25))
-            await asyncio.sleep(0)
-
-    async def _handle(self, record: Record[bytes], context: Context) -> None:
-        was_paused = _WAS_PAUSED.get()
-        _WAS_PAUSED.set(False)
-        self._journal.started(self._call(record, context, was_paused=was_paused))
-        self._measure()
-        try:
-            await self._handler(record, context)
-        except BaseException:
-            self._journal.abandoned(self._call(record, context, was_paused=was_paused))
-            raise
-        self._journal.finished(self._call(record, context, was_paused=was_paused))
-        self._measure()
-
-    async def _pretend(self, _record: Record[Any], _context: Context) -> None:
-        seconds = self._random.uniform(0, self._options.handler_seconds_max)
-        await self.process.clock.sleep_until_ms(self.process.clock.now_ms() + int(seconds * 1000))
-
-    def _call(self, record: Record[bytes], context: Context, *, was_paused: bool) -> Call:
-        return Call(
-            int(asyncio.get_running_loop().time() * 1000),
-            self.process.name,
-            record.shard_id,
-            record.position,
-            record.partition_key,
-            context.fence_token,
-            was_paused,
-        )
-
-    def _measure(self) -> None:
-        at_ms = int(asyncio.get_running_loop().time() * 1000)
-        self._journal.measured(at_ms, self.process.name, self._budget.used_bytes, self._budget.limit_bytes)
+            return
+        if report.committed and report.released and not report.leftovers:
+            self._journal.stopped(self.process.world_ms(), self.process.name, self._budget.used_bytes)

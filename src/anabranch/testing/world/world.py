@@ -7,10 +7,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch._model.sequence_numbers import Position
-from anabranch.local.calls import LocalState
-from anabranch.local.errors import LocalError
-from anabranch.testing.checkers import Journal, NoStandstill, ShardOpened, Violation, Written, all_checkers
+from anabranch.testing.checkers import Journal, NoStandstill, Violation, all_checkers
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.faults import Faults
 from anabranch.testing.world.kinesis import SimulatedKinesis
@@ -18,11 +15,12 @@ from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseSto
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions, fleet_options_for
 from anabranch.testing.world.processes import Processes, SimulatedProcess
-from anabranch.testing.world.worker import STREAM, SimulatedHandling, SimulatedWorker
+from anabranch.testing.world.stream import SimulatedStream
+from anabranch.testing.world.worker import SimulatedHandling, SimulatedWorker
 
 __all__ = ["Fleet", "FleetVerdict", "run_fleet"]
 
-_WALL_MS = 1_700_000_000_000
+_AGGREGATE_MAX = 5
 _LOOK_EACH_SECONDS = 1.0
 
 
@@ -52,9 +50,10 @@ class Fleet:
         self.options = options
         self.loop = loop
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
-        self.journal = Journal(all_checkers())
+        keeps_order = options.form != "by_hand" and (options.order != "none" or options.form != "run")
+        self.journal = Journal(all_checkers(keeps_order=keeps_order))
         self.network = Network(loop, options, self.random)
-        self.state = LocalState(entropy=self.random)
+        self.stream = SimulatedStream(loop, self.journal, self.random)
         self.rows = ForgetfulRows(self.journal, self.now_ms, keeps_history=bool(options.roll_back_seconds))
         self.processes = Processes(loop, lambda coroutine: coroutine.__qualname__ == "Heartbeat.run")
         self.workers: list[SimulatedWorker] = []
@@ -63,8 +62,7 @@ class Fleet:
         self._handling = handling or SimulatedHandling()
         self.steps = 0
         self._started = 0
-        self._known_shards: dict[str, None] = {}
-
+        self._tries: dict[bytes, int] = {}
         loop.set_exception_handler(self._on_loop_error)
 
     def now_ms(self) -> int:
@@ -73,19 +71,7 @@ class Fleet:
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.journal.failed(self.now_ms(), f"{context['message']}: {context.get('exception')!r}")
 
-    # the stream
-
-    def _kinesis(self, operation: str, **request: Any) -> dict[str, Any]:
-        return self.state.call(operation, request, now_ms=_WALL_MS + self.now_ms())
-
-    def _note_shards(self) -> list[dict[str, Any]]:
-        shards: list[dict[str, Any]] = self._kinesis("ListShards", StreamName=STREAM)["Shards"]
-        for shard in shards:
-            if shard["ShardId"] not in self._known_shards:
-                self._known_shards[shard["ShardId"]] = None
-                parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self.journal.opened(ShardOpened(shard["ShardId"], tuple(name for name in parents if name)))
-        return shards
+    # what is written
 
     def _drawn_records(self) -> list[tuple[str, bytes]]:
         keys = self.options.key_count
@@ -93,43 +79,22 @@ class Fleet:
             (f"key-{self.random.randrange(keys)}", str(number).encode()) for number in range(self.options.record_count)
         ]
 
-    def write(self, partition_key: str, data: bytes) -> None:
-        answer = self._kinesis("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
-        self.journal.written(Written(answer["ShardId"], Position(int(answer["SequenceNumber"])), partition_key))
-
-    def reshard(self) -> None:
-        """Splits a shard, merges two, or both in a row, so that a shard may come and go between two listings."""
-        for _ in range(self.random.choice([1, 1, 2])):
-            can_merge = len(self._open_shards()) > 1
-            if not (self.merge() if can_merge and self.random.random() < 0.5 else self.split()):
-                return
-
-    def split(self) -> bool:
-        """Some shard, in the middle. False if that cannot be now: still changing, or too small."""
-        shard = self.random.choice(self._open_shards())
-        low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
-        return self._change("SplitShard", ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2 + 1))
-
-    def merge(self) -> bool:
-        """Some two neighbours. False if that cannot be now."""
-        shards = self._open_shards()
-        if len(shards) < 2:
-            return False
-        index = self.random.randrange(len(shards) - 1)
-        one, other = shards[index : index + 2]
-        return self._change("MergeShards", ShardToMerge=one["ShardId"], AdjacentShardToMerge=other["ShardId"])
-
-    def _open_shards(self) -> list[dict[str, Any]]:
-        shards = [shard for shard in self._note_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
-        return sorted(shards, key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
-
-    def _change(self, operation: str, **request: str) -> bool:
-        try:
-            self._kinesis(operation, StreamName=STREAM, **request)
-        except LocalError:
-            return False
-        self._note_shards()
-        return True
+    async def _write_all(self) -> None:
+        """Over the time of the faults; some as aggregates of a few records that follow each other in one shard."""
+        options, stream, left = self.options, self.stream, list(reversed(self.records))
+        while left:
+            some = [left.pop()]
+            if self.random.random() < options.aggregated:
+                while (
+                    left
+                    and len(some) < _AGGREGATE_MAX
+                    and stream.shard_for(left[-1][0]) == stream.shard_for(some[0][0])
+                ):
+                    some.append(left.pop())
+                stream.write_aggregate(some)
+            else:
+                stream.write(*some[0])
+            await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
 
     # the workers
 
@@ -149,22 +114,20 @@ class Fleet:
             self.journal,
             options,
             random,
-            kinesis=SimulatedKinesis(self.state, self.network, process, options, random),
+            kinesis=SimulatedKinesis(self.stream, self.network, process, options, random),
             store=SimulatedLeaseStore(self.rows, self.network, process),
             handling=self._handling,
+            tries=self._tries,
         )
 
     # the run
 
     async def live(self) -> None:
         options = self.options
-        self._kinesis("CreateStream", StreamName=STREAM, ShardCount=options.shard_count)
-        self._note_shards()
+        self.stream.create(options.shard_count)
         self.workers = [self.start_worker(index) for index in range(options.worker_count)]
         faults = Faults(self)
-        for partition_key, data in self.records:
-            self.write(partition_key, data)
-            await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
+        await self._write_all()
         faults.end()
         self.network.is_calm = True
         await self._settle()

@@ -1,0 +1,93 @@
+"""The ways to take records that a consumer offers: a handler of records or of batches, a loop over either, and a loop
+that acknowledges by hand. Each ends when the consumer does, or when the loop's body fails.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._engine.calls import HandlerCall
+from anabranch._engine.consuming import Consuming
+from anabranch.records import Record
+from anabranch.testing.checkers import Call
+from anabranch.testing.world.labour import Labour, PretendedError
+from anabranch.testing.world.options import Form
+
+__all__ = ["FORMS"]
+
+_BATCHES: Final = BatchLimits(max_records=10, max_wait_ms=500)
+_DRAIN_SECONDS: Final = 20.0
+_HANDS: Final = 8
+"""Records that are worked on at once where they are acknowledged by hand."""
+
+
+async def _run(consuming: Consuming, labour: Labour) -> None:
+    await consuming.start(consuming.handle_records(HandlerCall(labour.handle, threads=1)))
+    await consuming.wait()
+
+
+async def _run_batches(consuming: Consuming, labour: Labour) -> None:
+    await consuming.start(consuming.handle_batches(HandlerCall(labour.handle_batch, threads=1), _BATCHES))
+    await consuming.wait()
+
+
+async def _each_record(consuming: Consuming, labour: Labour) -> None:
+    try:
+        async with aclosing(consuming.records()) as records:
+            async for record in records:
+                await labour.walk([record])
+    finally:
+        await _leave(consuming)
+
+
+async def _each_batch(consuming: Consuming, labour: Labour) -> None:
+    try:
+        async with aclosing(consuming.batches(_BATCHES)) as batches:
+            async for batch in batches:
+                await labour.walk(batch.records)
+    finally:
+        await _leave(consuming)
+
+
+async def _by_hand(consuming: Consuming, labour: Labour) -> None:
+    hands = asyncio.Semaphore(_HANDS)
+    try:
+        async with asyncio.TaskGroup() as group, aclosing(consuming.records(by_hand=True)) as records:
+            async for record in records:
+                # Begun in the step that hands it out: a queue of ours would let the fence pass unseen.
+                group.create_task(_acknowledge(record, labour.begin([record]), consuming, labour, hands))
+                await hands.acquire()
+    finally:
+        await _leave(consuming)
+
+
+async def _acknowledge(
+    record: Record[Any], calls: list[Call], consuming: Consuming, labour: Labour, hands: asyncio.Semaphore
+) -> None:
+    try:
+        while True:
+            try:
+                await labour.work([record], calls)
+                break
+            except PretendedError:
+                calls = labour.begin([record])
+        consuming.ack([record])
+    finally:
+        hands.release()
+
+
+async def _leave(consuming: Consuming) -> None:
+    """What leaving `async with Consumer` does."""
+    if consuming.is_running:
+        await consuming.abandon(_DRAIN_SECONDS)
+
+
+FORMS: Final[dict[Form, Callable[[Consuming, Labour], Awaitable[None]]]] = {
+    "batches": _each_batch,
+    "by_hand": _by_hand,
+    "records": _each_record,
+    "run": _run,
+    "run_batches": _run_batches,
+}

@@ -5,7 +5,6 @@ The engine itself (`_engine.consuming`) takes ports, so that a simulation runs i
 """
 
 import asyncio
-import logging
 import os
 import random
 import secrets
@@ -24,6 +23,7 @@ from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.calls import HandlerCall
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.end_watch import Ends
+from anabranch._engine.event_outlet import event_outlet
 from anabranch._engine.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.signals import stop_on_signals
@@ -55,7 +55,6 @@ else:
     T = TypeVar("T")
 Handler = Callable[..., Any]
 
-_log = logging.getLogger("anabranch")
 
 EPHEMERAL = "(ephemeral)"
 
@@ -106,7 +105,7 @@ class Consumer(Generic[T]):
             order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
         )
         self._aws = aws
-        self._on_event = on_event
+        self._emit = event_outlet(on_event)
         budget = self._settings.budget
         self._budget = budget if isinstance(budget, Budget) else Budget(budget)
         self._handler: Handler | None = None
@@ -164,14 +163,6 @@ class Consumer(Generic[T]):
         account, self._account = self._account, None
         if account is not None:
             account.close()
-
-    def _emit(self, event: Event) -> None:
-        _log.log(event.level, "%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:  # noqa: BLE001 -- a user's hook must not disturb the reading
-                _log.exception("on_event failed for: %s", event)
 
     def _begin(self, outside: Outside) -> Consuming:
         settings = self._settings

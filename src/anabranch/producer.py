@@ -5,7 +5,6 @@ its own that starts with the first use, from any task of the event loop.
 """
 
 import asyncio
-import logging
 import random
 from asyncio import _get_running_loop  # None where there is none, instead of an error
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 from anabranch._aws.kinesis_by_region import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
 from anabranch._engine.delivery import Delivery
+from anabranch._engine.event_outlet import event_outlet
 from anabranch._engine.system_clock import SystemClock
 from anabranch._engine.writer import Writer
 from anabranch._model.entropy import Entropy
@@ -29,7 +29,7 @@ from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 from anabranch.values import Encoder, encode_with
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "delivered"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -39,8 +39,6 @@ else:
     from typing import TypeVar
 
     T = TypeVar("T")
-
-_log = logging.getLogger("anabranch")
 
 
 class Ports(NamedTuple):
@@ -83,7 +81,7 @@ class Producer(Generic[T]):
         """The type of values that need no encoding."""
         self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
-        self._on_event = on_event
+        self._emit = event_outlet(on_event)
         self._rules = WritingRules(
             order=order,
             aggregate=aggregate,
@@ -144,12 +142,9 @@ class Producer(Generic[T]):
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
         """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
-        result = await (await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream))
-        if not result.delivered:
-            raise DeliveryFailed(
-                f"the record with partition key {partition_key!r} was not delivered: {result.error}", results=[result]
-            )
-        return result
+        return delivered(
+            await (await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream))
+        )
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
         """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
@@ -251,13 +246,15 @@ class Producer(Generic[T]):
             return None
         return self._ports.clock.now_ms() + round(seconds * 1_000)
 
-    def _emit(self, event: Event) -> None:
-        _log.log(event.level, "%s", event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:  # noqa: BLE001 -- a user's hook must not disturb the writing
-                _log.exception("on_event failed for: %s", event)
+
+def delivered(result: PutResult) -> PutResult:
+    """As it is, or `DeliveryFailed` with it."""
+    if not result.delivered:
+        raise DeliveryFailed(
+            f"the record with partition key {result.partition_key!r} was not delivered: {result.error}",
+            results=[result],
+        )
+    return result
 
 
 def _aws_ports(aws: Aws | None) -> Ports:

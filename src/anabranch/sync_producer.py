@@ -21,7 +21,7 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import AnabranchError, DeliveryFailed, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
-from anabranch.producer import Producer
+from anabranch.producer import Producer, delivered
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 from anabranch.values import Encoder, encode_with
@@ -114,12 +114,7 @@ class SyncProducer(Generic[T]):
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
         """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
-        result = self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream).result()
-        if not result.delivered:
-            raise DeliveryFailed(
-                f"the record with partition key {partition_key!r} was not delivered: {result.error}", results=[result]
-            )
-        return result
+        return delivered(self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream).result())
 
     def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[SyncDelivery]:
         """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""

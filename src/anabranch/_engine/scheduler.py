@@ -56,5 +56,8 @@ class Scheduler:
                 callback()
             except Exception as error:  # noqa: BLE001 -- P7: the event loop would log it and forget the timetable
                 self._on_error(error)
-        if self._heap and not self._closed and self._armed_ms is None:
-            self._arm(self._heap[0][0])
+        if not self._heap or self._closed:
+            return
+        first_ms = self._heap[0][0]
+        if self._armed_ms is None or first_ms < self._armed_ms:  # armed by a callback, for its own time
+            self._arm(first_ms)

@@ -152,7 +152,9 @@ class _Yields:
 
 
 @pytest.mark.parametrize(
-    "handler", [_yield, _yield_asynchronously, functools.partial(_yield), _Yields()], ids=lambda each: repr(each)[:30]
+    "handler",
+    [_yield, _yield_asynchronously, functools.partial(_yield), _Yields()],
+    ids=["plain", "asynchronous", "partial", "object"],
 )
 def test_a_handler_with_a_yield_in_it_is_refused_since_nothing_of_it_would_run(handler):
     async def main():

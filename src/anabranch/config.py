@@ -179,6 +179,10 @@ class ConsumerSettings:
     """Bytes that may be read and unfinished at once; a `Budget` is shared with other consumers of the same loop."""
     start_timeout: float = 120.0
     """How long the start waits for a stream that is being created."""
+    on_recreated: Literal["stop", "restart"] = "stop"
+    """What a running worker does when its stream was deleted and created anew: `stop` ends with `StreamRecreatedError`;
+    `restart` lets go of everything it had of the old stream and begins the new one by `start=`. A worker that starts
+    later does that in any case. A stream that is deleted, and not there again, always ends it."""
 
     def __post_init__(self) -> None:
         violations = []
@@ -186,6 +190,8 @@ class ConsumerSettings:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
         if self.start_timeout < 0:
             violations.append(f"start_timeout is {self.start_timeout} s; it must not be negative")
+        if self.on_recreated not in {"stop", "restart"}:
+            violations.append(f"on_recreated is {self.on_recreated!r}; it must be 'stop' or 'restart'")
         _refuse(violations)
 
 

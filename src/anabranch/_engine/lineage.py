@@ -4,12 +4,14 @@ The core plans (`_core.shards`); this performs, in the order that survives a cra
 the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from anabranch._core.leases.steps import Take
+from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
 from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.gate import (
@@ -29,6 +31,7 @@ from anabranch._engine.session import Session
 from anabranch._engine.store_calls import insist
 from anabranch._engine.topology import await_stream, find_summary, list_all_shards
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._wire.messages import StreamSummary
@@ -65,25 +68,29 @@ class Lineage:
         streams: tuple[StreamName, ...],
         start: Start,
         settings: ConsumerSettings,
-        *,
-        call_deadline_ms: int,
+        timing: LeaseTiming,
     ) -> None:
         self._outside = outside
-        self._call_deadline_ms = call_deadline_ms
+        self._call_deadline_ms = timing.call_deadline_ms
         self._wanted = streams
         self._start = start
         self._settings = settings
         self._rows: dict[str, StreamRow] = {}
         self._names: dict[str, StreamName] = {}
         self._graphs: dict[str, ShardGraph] = {}
+        self._left: dict[str, None] = {}
+        """Keys of streams that were read until another took their place."""
+        self._restarting = asyncio.Lock()
         self._leases: LeaseLoop
+        self._on_left: Callable[[str], None]
 
-    def attach(self, leases: LeaseLoop) -> None:
+    def attach(self, leases: LeaseLoop, *, on_left: Callable[[str], None]) -> None:
         self._leases = leases
+        self._on_left = on_left
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
-        return tuple(self._names)
+        return tuple(key for key in self._rows if key not in self._left)
 
     def stream_of(self, key: LeaseKey) -> StreamName | None:
         """None for a stream that this worker does not read."""
@@ -95,17 +102,17 @@ class Lineage:
         """Every stream has its row and its root leases, whoever made them."""
         for stream in self._wanted:
             summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
-            row = await self._stream_row(summary)
-            self._rows[row.stream_key] = row
-            self._names[row.stream_key] = stream
-            self._graphs[row.stream_key] = ShardGraph()
-            if not row.bootstrapped:
-                await self._bootstrap(row)
+            await self._tell_if_new(summary)
+            await self._begin(stream, summary)
 
-    async def _stream_row(self, summary: StreamSummary) -> StreamRow:
-        outside = self._outside
-        account = parse_stream(summary.arn).account_id
-        key = f"{account}:{summary.name}:{int(summary.created_seconds)}"
+    async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
+        row = await self._stream_row(summary)
+        self._names[row.stream_key] = stream
+        self._graphs[row.stream_key] = ShardGraph()
+        self._rows[row.stream_key] = row if row.bootstrapped else await self._bootstrap(row)
+
+    async def _tell_if_new(self, summary: StreamSummary) -> None:
+        outside, key = self._outside, _stream_key(summary)
         known = [row for row in await self._insist(outside.store.read_streams) if row.arn == summary.arn]
         if known and all(row.stream_key != key for row in known):
             outside.emit(
@@ -115,14 +122,21 @@ class Lineage:
                     "the new one starts by start=, and what was known of the old one is kept aside",
                 )
             )
+
+    async def _stream_row(self, summary: StreamSummary) -> StreamRow:
+        outside = self._outside
         server_seconds = summary.server_seconds or outside.clock.wall_ms() / 1000
         origin = pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds)
         row = StreamRow(
-            stream_key=key, name=summary.name, arn=summary.arn, created_seconds=summary.created_seconds, origin=origin
+            stream_key=_stream_key(summary),
+            name=summary.name,
+            arn=summary.arn,
+            created_seconds=summary.created_seconds,
+            origin=origin,
         )
         return await self._insist(lambda: outside.store.put_stream(row))
 
-    async def _bootstrap(self, row: StreamRow) -> None:
+    async def _bootstrap(self, row: StreamRow) -> StreamRow:
         """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
         outside, stream = self._outside, self._names[row.stream_key]
         for _ in range(LISTINGS_MAX):
@@ -137,7 +151,7 @@ class Lineage:
             await self._insist(lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
         done = replace(row, bootstrapped=True)
         await self._insist(lambda: outside.store.write_stream(done, row.version))
-        self._rows[row.stream_key] = done
+        return done
 
     async def _lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         """All rows of this stream and generation, finished ones included."""
@@ -173,11 +187,12 @@ class Lineage:
         """None while the children are unknown, or nobody can be asked about them: it is tried again."""
         try:
             return await self._plan_end(session)
-        except StreamNotFoundError:
-            raise
+        except StreamNotFoundError as error:
+            await self._same_stream(session.key.stream_key, error)
+            session.reason = str(error)
         except UNANSWERED as error:
             session.reason = str(error)
-            return None
+        return None
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]
@@ -186,6 +201,8 @@ class Lineage:
         end = None if session.trimmed else plan_end(session.row, graph, None, leases)
         if end is None:
             listing = await list_all_shards(self._outside, session.stream, None)
+            if await self._same_stream(row.stream_key, None) is None:
+                return None
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if session.trimmed:
@@ -226,35 +243,66 @@ class Lineage:
 
     # a shard that is not there
 
-    async def on_gone(self, session: Session, error: StreamNotFoundError) -> None:
-        """The service does not know the shard: that is proved before anything is concluded from it (rule S3)."""
-        summary = await self._same_stream(session, error)
-        if await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
+    async def on_gone(self, session: Session, error: ServiceError) -> None:
+        """The service does not know the shard, or a place in it: that is proved before anything is concluded from it
+        (rule S3).
+        """
+        summary = await self._same_stream(session.key.stream_key, error)
+        if summary is not None and await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
             session.trimmed = True
             session.move("end")
             self._tell_loss(session, summary)
 
     async def on_trimmed(self, session: Session) -> None:
         """The record of the checkpoint is no longer in its shard."""
-        self._tell_loss(session, await self._same_stream(session, None))
+        summary = await self._same_stream(session.key.stream_key, None)
+        if summary is not None:
+            self._tell_loss(session, summary)
 
-    async def _same_stream(self, session: Session, error: StreamNotFoundError | None) -> StreamSummary:
-        """The stream's summary, if it is still the stream that this application reads; otherwise all ends here."""
-        outside, row = self._outside, self._rows[session.key.stream_key]
-        summary = await find_summary(outside, session.stream)
+    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
+        """The stream's summary, if it is still the stream that this application reads. If it is another one of the same
+        name, that one is read from now on, if so wished (None); otherwise all ends here.
+        """
+        outside, row = self._outside, self._rows[stream_key]
+        if stream_key in self._left:
+            return None
+        summary = await find_summary(outside, self._names[stream_key])
         verdict = judge_missing_shard(row, summary)
         if summary is None or verdict == "stream_deleted":
             outside.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
             raise StreamDeletedError(
                 f"stream {row.name} was deleted while this application was reading it; nothing was marked as finished"
             ) from error
+        if verdict == "stream_recreated" and self._settings.on_recreated == "restart":
+            await self._restart(row)
+            return None
         if verdict == "stream_recreated":
             outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created anew"))
             raise StreamRecreatedError(
                 f"stream {row.name} was deleted and created anew while this application was reading it; "
-                "start again to read the new one"
+                "start again to read the new one, or set ConsumerSettings(on_recreated='restart')"
             ) from error
         return summary
+
+    async def _restart(self, row: StreamRow) -> None:
+        """Reads the stream that is there now in the place of the one that was. The readers of all its shards find out,
+        and one of them does it.
+        """
+        async with self._restarting:
+            if row.stream_key in self._left:
+                return
+            stream = self._names[row.stream_key]
+            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            await self._begin(stream, summary)
+            self._left[row.stream_key] = None
+            self._outside.emit(
+                StreamChanged(
+                    stream=row.name,
+                    change="the stream was deleted and created anew: the new one starts by start=, and nothing more of "
+                    "the old one is handled (on_recreated='restart')",
+                )
+            )
+            self._on_left(row.stream_key)
 
     def _tell_loss(self, session: Session, summary: StreamSummary) -> None:
         seen_through = session.seen_through_seconds or session.row.checkpoint.seen_through_seconds
@@ -282,17 +330,27 @@ class Lineage:
         clock = self._outside.clock
         while True:
             await clock.sleep_until_ms(clock.now_ms() + round(self._settings.polling.listing_interval * 1000))
-            for row in list(self._rows.values()):
+            for row in [self._rows[key] for key in self.stream_keys]:
                 try:
-                    await self._find_missing(row)
-                except StreamNotFoundError:
-                    raise
+                    await self._look_for_missing(row)
                 except UNANSWERED as error:
                     self._outside.emit(ListingFailed(stream=row.name, error=str(error)))
 
-    async def _find_missing(self, row: StreamRow) -> None:
-        outside, stream = self._outside, self._names[row.stream_key]
-        listing = await list_all_shards(outside, stream, listing_filter(row.origin))
+    async def _look_for_missing(self, row: StreamRow) -> None:
+        """What was listed is of this stream if the stream is the same afterwards."""
+        unknown: StreamNotFoundError | None = None
+        listing: list[Shard] = []
+        try:
+            listing = await list_all_shards(self._outside, self._names[row.stream_key], listing_filter(row.origin))
+        except StreamNotFoundError as error:
+            unknown = error
+        if await self._same_stream(row.stream_key, unknown) is not None:
+            if unknown is not None:
+                raise unknown
+            await self._find_missing(row, listing)
+
+    async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
+        outside = self._outside
         leases = await self._lease_rows(row)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
@@ -314,3 +372,7 @@ class Lineage:
             same = judge_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
             if same and await self._is_gone(stream, lease.key.shard_id):
                 await self._leases.call(outside.store.delete_lease(lease.key, lease.version))
+
+
+def _stream_key(summary: StreamSummary) -> str:
+    return f"{parse_stream(summary.arn).account_id}:{summary.name}:{int(summary.created_seconds)}"

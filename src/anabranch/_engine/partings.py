@@ -69,6 +69,15 @@ class Partings:
             )
         )
 
+    async def leave(self, session: Session) -> None:
+        """The shard's stream is not read any more: what runs may end, and its lease is released as it is."""
+        clock, book = self._outside.clock, self._leases.book
+        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        async with session.commit_lock:
+            if book.held.get(session.key) is session.holding and session.holding.parting_row is None:
+                book.keep(session.key, clock.now_ms())  # whoever asked for it gets the same answer
+                await self._leases.write(Write(book.part(session.key), session.row.version))
+
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Another member asked for the lease; False if it stays here."""
         clock = self._outside.clock

@@ -19,6 +19,7 @@ from anabranch.errors import (
     AnabranchError,
     CredentialsError,
     ExpiredIteratorError,
+    InvalidRequestError,
     ServiceError,
     StreamNotFoundError,
     ThrottledError,
@@ -41,7 +42,7 @@ class Poller:
         group: asyncio.TaskGroup,
         *,
         on_records: Callable[[Session], None],
-        on_gone: Callable[[Session, StreamNotFoundError], Awaitable[None]],
+        on_gone: Callable[[Session, ServiceError], Awaitable[None]],
         on_trimmed: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._outside = outside
@@ -116,6 +117,9 @@ class Poller:
             session.iterator = None
             session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
             await self._ask_what_is_gone(session, error)
+        except InvalidRequestError as error:
+            self._on_failure(session, error)
+            await self._ask_what_is_gone(session, error)  # a position of another stream under the same name
         except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(session, error)
         except AnabranchError:
@@ -127,7 +131,7 @@ class Poller:
             session.in_read = False
         self.poke(session)
 
-    async def _ask_what_is_gone(self, session: Session, error: StreamNotFoundError) -> None:
+    async def _ask_what_is_gone(self, session: Session, error: ServiceError) -> None:
         try:
             await self._on_gone(session, error)
         except (ServiceError, TransportError, CredentialsError) as unanswered:

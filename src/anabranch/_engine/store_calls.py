@@ -12,14 +12,12 @@ from typing import Final, TypeVar
 from anabranch._engine.outside import Outside
 from anabranch.errors import LeaseStoreError
 
-__all__ = ["OPENING_DEADLINE_MS", "insist"]
+__all__ = ["insist"]
 
 T = TypeVar("T")
 
 PAUSE_MS: Final = 500
 TRIES_MAX: Final = 60
-OPENING_DEADLINE_MS: Final = 30_000
-"""Of one try to open the store: making its tables takes longer than any call later on."""
 
 
 async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:

@@ -8,13 +8,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from msgspec.structs import replace
-
 from anabranch._core.checkpoints.tracker import discards
 from anabranch._core.leases.book import Holding
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm
+from anabranch._engine.birth import open_application
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
 from anabranch._engine.end_watch import EndWatch
@@ -29,11 +28,9 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
-from anabranch._engine.store_calls import OPENING_DEADLINE_MS, insist
 from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey, ShardStatus
 from anabranch.budget import Budget
-from anabranch.errors import LeaseStoreInvalidError
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
@@ -133,10 +130,8 @@ class Worker:
         if plan.settings.leases.on_zombie == "exit":
             self.member.zombies = self._fence_watch.zombies
         self._drain = Drain(outside.clock, self._sink.running)
-        self._lineage = Lineage(
-            outside, plan.streams, plan.start, plan.settings, call_deadline_ms=plan.timing.call_deadline_ms
-        )
-        self.app = await insist(outside, self._open, deadline_ms=OPENING_DEADLINE_MS)
+        self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings, plan.timing)
+        self.app = await open_application(outside, plan)
         await self.member.look_around()
         await self._lineage.prepare()
         await self.member.join()
@@ -159,18 +154,6 @@ class Worker:
         self.report = await self._leave(tasks, self._stop_deadline_ms)
         raise _LeftError
 
-    async def _open(self) -> AppRow:
-        """Each attempt proposes another identity: one proposed before may have been reset since (rule L14)."""
-        store, app = self._outside.store, self._plan.app.app
-        if self._plan.settings.leases.create == "never" and await store.read_app() is None:
-            raise LeaseStoreInvalidError(
-                f"there is no application {app!r} in {self._plan.store_name}, and LeaseSettings(create='never') makes "
-                "none: check app= and leases=; if the store was emptied, restore it; to begin anew, start one worker "
-                "with create='if_missing'"
-            )
-        app_id = f"{self._outside.entropy.getrandbits(128):032x}"
-        return await store.open(replace(self._plan.app, app_id=app_id))
-
     def _wire(self, group: asyncio.TaskGroup) -> None:
         outside, plan = self._outside, self._plan
         self.leases = LeaseLoop(
@@ -183,8 +166,8 @@ class Worker:
             is_healthy=lambda: self._poller.healthy,
             status=self._shard_status,
         )
-        self.leases.book.streams = self._lineage.stream_keys
-        self._lineage.attach(self.leases)
+        self.leases.book.read_streams(self._lineage.stream_keys)
+        self._lineage.attach(self.leases, on_left=self._on_stream_left)
         self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
         self._poller = Poller(
             outside,
@@ -323,6 +306,15 @@ class Worker:
         if not await self._partings.give(session, request):
             self._sink.shelf.offer(session)
             self._poller.poke(session)
+
+    def _on_stream_left(self, stream_key: str) -> None:
+        """A stream under the same name has taken its place, with leases of its own."""
+        self.leases.book.read_streams(self._lineage.stream_keys)
+        for session in self.sessions.values():
+            if session.key.stream_key == stream_key:
+                session.drains = True
+                self._spawn(self._partings.leave(session), f"leave {session.shard_id}")
+        self.leases.hasten()
 
     def _on_pulse(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""

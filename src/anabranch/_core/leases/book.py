@@ -80,6 +80,17 @@ class Book:
         self.rolled_back = False
         self.changed = self._read_again = True
 
+    def read_streams(self, stream_keys: Collection[str]) -> None:
+        """From now on these streams are read and no others; what is held of others is still to be released."""
+        self.streams = stream_keys
+        for key in [key for key in self.leases if key.stream_key not in stream_keys and key not in self.held]:
+            self._leave(key)
+        self.changed = self._read_again = True
+
+    def _leave(self, key: LeaseKey) -> None:
+        for known in (self.leases, self.moved, self.asked):
+            known.pop(key, None)
+
     def forget(self) -> None:
         """The store is not the one it was: versions seen in it mean nothing any more. Epochs do, since fence tokens
         were handed out with them.
@@ -163,6 +174,8 @@ class Book:
         holding = self.held.pop(key)
         if holding.request is not None:
             self.answered[holding.request] = None
+        if self.streams is not None and key.stream_key not in self.streams:
+            self._leave(key)
         self.lease_version += 1
         self.changed = True
 

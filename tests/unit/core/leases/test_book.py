@@ -184,3 +184,14 @@ def test_leases_of_streams_that_this_member_does_not_read_are_none_of_its_busine
     known.observe_leases([MINE], 0)
     assert not known.leases
     assert not known.held
+
+
+def test_of_a_stream_that_is_left_nothing_is_known_but_what_is_still_to_be_released():
+    known = book(MINE, LeaseRow(key=Q))
+    known.read_streams(("another stream",))
+    assert list(known.leases) == [P]
+    assert known.changed
+    assert known.wants_leases(1)
+    known.acknowledge(replace(MINE, owner=None, version=4))
+    assert not known.leases
+    assert not known.held

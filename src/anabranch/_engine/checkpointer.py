@@ -74,9 +74,12 @@ class Checkpointer:
     async def write(self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None) -> Written:
         async with session.commit_lock:
             for _ in range(ADOPTIONS_MAX):
-                if session.phase in {"lost", "finished"} or session.holding.parting_row is not None:
+                parting_row = session.holding.parting_row
+                # A gift without an answer is repeated by the lease loop, and by who leaves: it carries the last commit.
+                if session.phase in {"lost", "finished"} or (parting_row is not None and not self._leases.draining):
                     return "lost"
                 row, count = self.next_row(session, finish=finish, stopped=stopped)
+                row = row if parting_row is None else parting_row
                 if row == session.row:
                     return "written"
                 outcome = await self._leases.write(Write(row, session.row.version))

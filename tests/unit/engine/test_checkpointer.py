@@ -103,6 +103,20 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_was_killed_by_nothi
     assert checkpointer.next_row(session)[0].takes_without_progress == 0
 
 
+def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_commit():
+    async def main():
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session()
+        session.holding.parting_row = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
+        assert await checkpointer.commit(session)
+        assert not leases.written  # the lease loop repeats it
+        leases.draining, leases.outcome = True, "unknown"
+        assert not await checkpointer.commit(session)
+        assert leases.written == [session.holding.parting_row]
+
+    run(main, 5)
+
+
 def test_a_wary_lane_is_committed_record_by_record_until_something_is_finished():
     async def main():
         checkpointer, leases = make_checkpointer("written")

@@ -394,3 +394,31 @@ def test_acknowledging_by_hand_goes_with_the_callers_own_loop_only():
                 await world.consumer(acknowledge="manual").run(lambda record: None)
 
     run(main)
+
+
+async def _seal(store, member_id):
+    """What another member does to one that showed no life."""
+    while True:
+        (row,) = [row for row in await store.read_members() if row.member_id == member_id]
+        if (await store.seal_member(member_id, row.counter)).state == "sealed":
+            return
+
+
+def test_what_was_handed_out_twice_over_a_lost_lease_may_be_acknowledged_twice():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 2)
+            store = MemoryLeaseStore()
+            async with world.consumer(app="billing", leases=store, acknowledge="manual") as consumer:
+                records = aiter(consumer)
+                first = [await anext(records), await anext(records)]
+                await _seal(store, consumer.status().member_id)
+                again = [await anext(records), await anext(records)]
+                assert numbers(again) == [0, 1]
+                consumer.ack(*first)
+                consumer.ack(*again)
+                assert (await consumer.stop()).clean
+            async with world.consumer(app="billing", leases=store, until="tip") as consumer:
+                assert [record async for record in consumer] == []
+
+    run(main)

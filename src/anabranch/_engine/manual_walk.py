@@ -46,6 +46,8 @@ class ManualWalk:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._in_hand: dict[Name, tuple[Session, Entry]] = {}
+        self._lost: set[tuple[str, str]] = set()
+        """Shards whose lease was lost with records in hand: they may have been handed out again since."""
         self._since_turn = 0
         self.wants_turn = False
         """The event loop should turn before the next is asked for."""
@@ -86,9 +88,13 @@ class ManualWalk:
         return entry
 
     def ack(self, record: Record[Any]) -> None:
-        """This record is finished. One whose lease is lost meanwhile is somebody else's, and nothing happens."""
+        """This record is finished. One whose lease is lost meanwhile is somebody else's, and nothing happens; nor does
+        anything for the second of two acknowledgements, where it was handed out twice because of that.
+        """
         found = self._in_hand.pop(_name(record), None)
         if found is None:
+            if (record.stream, record.shard_id) in self._lost:
+                return
             raise UsageError(
                 f"record {record.position} of {record.shard_id} is not waiting to be acknowledged: it was already, or "
                 "it did not come from this iteration"
@@ -120,6 +126,7 @@ class ManualWalk:
     def revoke(self, session: Session) -> None:
         """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
         self.shelf.withdraw(session)
+        self._lost.add((session.stream.name, session.shard_id))
 
     def interrupt(self, session: Session | None = None) -> None:
         """What is in the caller's hands cannot be interrupted."""

@@ -142,7 +142,11 @@ class Consumer(Generic[T]):
             store = open_store(self._leases, self._app or EPHEMERAL)
         self._account = AwsAccount(self._aws)
         regions = sorted({stream.region for stream in self._streams if stream.region is not None})
-        self._client = await open_kinesis(self._account, region=regions[0] if regions else None)
+        try:
+            self._client = await open_kinesis(self._account, region=regions[0] if regions else None)
+        except BaseException:
+            await self._close()
+            raise
         self._outside = Outside(
             kinesis=self._client,
             store=store,
@@ -155,7 +159,7 @@ class Consumer(Generic[T]):
 
     async def _close(self) -> None:
         outside, self._outside = self._outside, None
-        if outside is not None:
+        if outside is not None and outside.store is not self._leases:  # one given as an object is its owner's
             await outside.store.close()
         client, self._client = self._client, None
         if client is not None:

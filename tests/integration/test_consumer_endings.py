@@ -22,6 +22,7 @@ from anabranch.errors import (
     StreamNotFoundError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.sqlite import SqliteLeaseStore
 
 from stream_world import QUICK, now_ms, numbers, run, stream_world, until
 
@@ -570,6 +571,7 @@ ZOMBIE = """
 import asyncio, dataclasses, time
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.sqlite import SqliteLeaseStore
 from stream_world import QUICK, stream_world
 
 class AwayStore(MemoryLeaseStore):
@@ -669,5 +671,21 @@ def test_a_shard_that_a_slow_loop_walks_through_is_handed_over_between_two_recor
                 await walking
             assert others
             assert numbers(mine) + numbers(others) == list(range(100))
+
+    run(main, 20)
+
+
+def test_a_store_that_was_given_as_an_object_is_left_open(tmp_path):
+    async def main():
+        async with stream_world(1) as world:
+            store, seen = SqliteLeaseStore(tmp_path / "leases.db", "billing"), []
+            try:
+                for _ in range(2):
+                    world.put(["a"])
+                    consumer = world.consumer(app="billing", leases=store, until="tip")
+                    assert (await consumer.run(seen.append, handle_signals=False)).clean
+            finally:
+                await store.close()
+            assert numbers(seen) == [0, 1]
 
     run(main, 20)

@@ -54,15 +54,21 @@ def headline(status: "FleetStatus") -> str:
 def fleet_lines(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
     """Members, then shards. With a height, no more lines than that."""
     styles = _owner_styles(status)
-    members = sorted(status.members, key=lambda member: (not member.is_live, member.worker_id, member.member_id))
+    members = sorted(
+        (member for member in status.members if member.state != "left"),
+        key=lambda member: (not member.is_live, member.worker_id, member.member_id),
+    )
+    left_count = len(status.members) - len(members)
     shown = members if height is None else members[:_MEMBERS_SHOWN_MAX]
     lines = _aligned(
         ("WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"),
         [_member_cells(member, styles[member.member_id]) for member in shown],
         right=(2, 3, 4),
     )
-    if len(shown) < len(members):
-        lines.append(styled(f"and {counted(len(members) - len(shown), 'worker')} more", "dim"))
+    rest = [f"{counted(len(members) - len(shown), 'worker')} more"] if len(shown) < len(members) else []
+    rest += [f"{counted(left_count, 'worker')} that stopped in order"] if left_count else []
+    if rest:
+        lines.append(styled(f"and {', '.join(rest)}", "dim"))
     lines.append(styled(""))
     left = None if height is None else max(3, height - len(lines))
     return lines + _shard_lines(status, styles, left)

@@ -134,7 +134,7 @@ def _plan_lines(summary: "StreamSummary", steps: Sequence[Step]) -> list[str]:
     if scalings > 1:
         lines.append("AWS at most doubles or halves the shards in one call.")
     if scalings:
-        lines.append(f"AWS allows {UPDATE_SHARD_COUNT_PER_DAY} such calls in 24 hours; these are {scalings}.")
+        lines.append(f"AWS allows {UPDATE_SHARD_COUNT_PER_DAY} such calls in 24 hours; the plan makes {scalings}.")
     return lines
 
 

@@ -89,13 +89,13 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
         member(3, state="silent", heartbeat_age=75.0),
     ]
     lines = texts(fleet([], members))
-    assert [line.split() for line in lines[:5]] == [
+    assert [line.split() for line in lines[:4]] == [
         ["WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"],
         ["worker-1", "stopping", "0.4", "s", "1", "12"],
         ["worker-2", "live", "-", "1", "0"],
-        ["worker-0", "left", "-", "1", "-"],
         ["worker-3", "silent", "1.2", "min", "1", "-"],
     ]
+    assert lines[4] == "and 1 worker that stopped in order"
 
 
 @pytest.mark.parametrize("height", [12, 21, 40])

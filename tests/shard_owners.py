@@ -81,6 +81,21 @@ class Owner:
         self.started.append(entry.record)
         return True
 
+    def start_some(self):
+        """Calls that do not wait, one after another; the last one may wait after all."""
+        upcoming = self.lane.upcoming(self.now_ms, self.draw.randint(1, 4))
+        count = self.draw.randint(0, len(upcoming))
+        if count:
+            self.lane.pass_over(count)
+            self.started += upcoming[:count]
+            self.finished += upcoming[:count]
+        if count < len(upcoming) and self.draw.random() < 0.5:
+            entry = self.lane.begin()
+            assert entry.record is upcoming[count]
+            assert not entry.attempts
+            self.running.append(entry)
+            self.started.append(entry.record)
+
     def end(self):
         """A running call ends: in success, in a failure that is retried, or without having begun."""
         if not self.running:
@@ -100,7 +115,7 @@ class Owner:
 
     def step(self):
         self.now_ms += 1
-        self.draw.choice((self.read, self.start, self.start, self.end))()
+        self.draw.choice((self.read, self.start, self.start, self.start_some, self.end))()
 
     def work_to_the_end(self, after_each_step=lambda owner: None):
         for _ in range(STEPS_MAX):
@@ -128,6 +143,9 @@ class BatchOwner(Owner):
         self.started += batch
         self.done = 0
         return True
+
+    def start_some(self):
+        """Batches are started one at a time."""
 
     def end(self):
         if self.running and self.draw.random() < 0.15:

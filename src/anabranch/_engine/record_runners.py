@@ -4,22 +4,29 @@ The rules: the fence is read in the same step as the hand-over (rule L8); a reco
 returned, and not before; a failed one is tried again by the policy while its key (or its shard) waits, and after the
 last attempt the shard stops loudly (rule D4). A call whose lease is lost is cancelled and waited for; nothing of it
 counts. A handler that never waits still lets the loop turn: a runner yields after each slice of records.
+
+Where a handler does not wait, nobody else can look at the lane between one record and the next. So such calls are made
+one after another, and reported together when the step ends or one of them begins to wait.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from traceback import StackSummary
+from typing import Any, Final, Literal, NamedTuple
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.handling.retries import retry_in_ms
-from anabranch._engine.calls import HandlerCall, NotStarted
+from anabranch._engine.begun_calls import FINISHED, failed, going_on
+from anabranch._engine.calls import HandlerCall, NotStarted, refuse_unfinished
 from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shelf import Shelf
+from anabranch._engine.time_limit import TimeLimit
 from anabranch.events import HandlerFailed
 from anabranch.records import Context, Record
 
@@ -28,17 +35,33 @@ __all__ = ["RecordRunners"]
 SLICE = 100
 """Records that a runner handles before it lets the loop turn."""
 
+_TURN_OVER: Final = "turn over"
+
 
 class _Runner:
     """One of the tasks that run the handler, and what it runs now."""
 
-    __slots__ = ("entry", "revoked", "session", "task")
+    __slots__ = ("began", "done_count", "is_waiting", "left", "record", "revoked", "session", "task")
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
         self.session: Session | None = None
-        self.entry: Entry | None = None
+        self.record: Record[bytes] | None = None
         self.revoked = False
+        self.left = SLICE
+        self.began: Coroutine[Any, Any, None] | None = None
+        """The call that was begun by hand, if this one was."""
+        self.done_count = 0
+        """Calls that have ended in this step and are not reported yet."""
+        self.is_waiting = False
+        """Whether a call of this step has begun to wait: it is reported by itself."""
+
+
+class _Call(NamedTuple):
+    """A call of the handler that is to be awaited."""
+
+    entry: Entry
+    awaitable: Awaitable[Any]
 
 
 class RecordRunners:
@@ -61,8 +84,11 @@ class RecordRunners:
         self._policy = handling.policy
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self.shelf = Shelf(one_at_a_time=handling.order == "shard")
         self._runners: list[_Runner] = []
+        self._stride = SLICE
+        """How many records are looked at ahead: few, where handlers wait."""
 
     async def run_one(self) -> None:
         """One runner, for ever."""
@@ -70,45 +96,114 @@ class RecordRunners:
         assert task is not None
         runner = _Runner(task)
         self._runners.append(runner)
-        member, shelf, left = self._member, self.shelf, SLICE
+        member, shelf, pick = self._member, self.shelf, partial(self._pick, runner)
         while True:
-            taken = shelf.take(self._pick) if member.may_start() else None
+            taken = shelf.take(pick) if member.may_start() else None
             if taken is None:
                 await shelf.wait()
-                left = SLICE
+                runner.left = SLICE
                 continue
-            await self._handle(runner, *taken)
-            left -= 1
-            if not left:
-                left = SLICE
+            session, picked = taken
+            if isinstance(picked, _Call):
+                await self._handle(runner, session, picked)
+                runner.left -= 1
+            else:
+                shelf.put_back(session)
+                runner.left = 0
+            if runner.left <= 0:
+                runner.left = SLICE
                 await asyncio.sleep(0)
 
-    def _pick(self, session: Session) -> Entry | None:
+    def _pick(self, runner: _Runner, session: Session) -> _Call | Literal["turn over"] | None:
         if not session.may_start:
             return None
-        lane = session.lane
+        clock, lane = self._outside.clock, session.lane
         assert isinstance(lane, Lane)
-        entry = lane.next(self._outside.clock.now_ms())
-        if entry is None:
-            session.settle()
-            session.reason = lane.standstill or session.reason
-            deadline_ms = self._outside.clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
-            if deadline_ms is not None:
-                self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
-            self._on_finished(session)  # pulling may have passed over records that the owner before had finished
-        return entry
+        while records := lane.upcoming(clock.now_ms(), min(runner.left, self._stride)):
+            call = self._handle_at_once(runner, session, lane, records)
+            if call is not None:
+                return call
+            if session.drains:
+                return None
+            if runner.left <= 0 or runner.done_count < len(records) or lane.one_at_a_time:
+                return _TURN_OVER
+        if not self._member.may_start():
+            return _TURN_OVER
+        entry = lane.next(clock.now_ms())
+        if entry is not None:
+            runner.began = None
+            return _Call(entry, self._start(session, entry.attempts, entry.record))
+        session.settle()
+        session.reason = lane.standstill or session.reason
+        deadline_ms = clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
+        if deadline_ms is not None:
+            self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
+        self._on_finished(session)  # pulling may have passed over records that the owner before had finished
+        return None
 
-    async def _handle(self, runner: _Runner, session: Session, entry: Entry) -> None:
-        runner.session, runner.entry = session, entry
+    # calls that do not wait
+
+    def _handle_at_once(
+        self, runner: _Runner, session: Session, lane: Lane, records: list[Record[bytes]]
+    ) -> _Call | None:
+        """Calls the handler for one record after another; returns the call that has failed or begun to wait."""
+        runner.session, runner.done_count, runner.is_waiting = session, 0, False
+        runner.began = self._call_each(runner, session, records)
+        steps = runner.began.__await__()
+        awaitable: Awaitable[Any] | None = None
+        try:
+            waits_for = next(steps, FINISHED)
+            if waits_for is not FINISHED:
+                awaitable = going_on(steps, waits_for)
+        except BaseException as error:  # noqa: BLE001 -- raised again where the call is awaited
+            awaitable = failed(error)
+        runner.session = runner.record = None
+        if runner.done_count:
+            runner.left -= runner.done_count
+            lane.pass_over(runner.done_count)
+            session.settle()
+            self._on_finished(session)
+        if awaitable is None:
+            self._stride = min(SLICE, 2 * self._stride)
+            return None
+        self._stride = 1
+        runner.is_waiting = True
+        return _Call(lane.begin(), awaitable)
+
+    async def _call_each(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> None:
+        may_start, decode, start = self._member.may_start, self._decode, self._call.direct
+        if start is None or self._outside.before_call is not None:
+            decode, start = None, partial(self._start, session, 0)
+        for record in records:
+            if session.drains or not may_start():
+                return
+            runner.record = record
+            result = await start(record if decode is None else decode(record))
+            if result is not None:
+                refuse_unfinished(result)
+            if runner.is_waiting:
+                return
+            runner.done_count += 1
+
+    # calls that wait
+
+    async def _start(self, session: Session, failed_attempts: int, record: Record[bytes]) -> Any:
+        if self._outside.before_call is not None:
+            await self._outside.before_call()
+        decoded = record if self._decode is None else self._decode(record)
+        context = self._context(session, failed_attempts) if self._call.wants_context else None
+        return await self._call(decoded, context, self._member.may_start)
+
+    async def _handle(self, runner: _Runner, session: Session, call: _Call) -> None:
+        entry = call.entry
+        runner.session, runner.record = session, entry.record
         failure: BaseException | None = None
         try:
-            if self._outside.before_call is not None:
-                await self._outside.before_call()
             if self._policy.timeout is None:
-                await self._start(session, entry)
+                await call.awaitable
             else:
-                async with asyncio.timeout(self._policy.timeout):
-                    await self._start(session, entry)
+                async with self._limit.of_call():
+                    await call.awaitable
         except asyncio.CancelledError as error:
             was_revoked = self._take_back_cancellation(runner)
             if runner.task.cancelling():
@@ -118,7 +213,7 @@ class RecordRunners:
         except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its record
             failure = error
         finally:
-            runner.session = runner.entry = None
+            runner.session = runner.record = None
             self._take_back_cancellation(runner)
         if failure is None and session.is_live:
             lane = session.lane
@@ -131,15 +226,6 @@ class RecordRunners:
             self._conclude_failure(session, entry, failure)
         else:
             self._on_finished(session)  # who waits for running calls to end is told of this one too
-
-    def _start(self, session: Session, entry: Entry) -> Awaitable[Any]:
-        call, record = self._call, entry.record
-        if self._decode is not None:
-            record = self._decode(record)
-        if call.direct is not None:
-            return call.direct(record)
-        context = self._context(session, entry) if call.wants_context else None
-        return call(record, context, self._member.may_start)
 
     def _conclude_failure(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
         lane = session.lane
@@ -175,9 +261,9 @@ class RecordRunners:
         else:
             self._scheduler.call_at(now_ms + pause_ms, lambda: self.shelf.offer(session))
 
-    def _context(self, session: Session, entry: Entry) -> Context:
+    def _context(self, session: Session, failed_attempts: int) -> Context:
         return Context(
-            attempt=entry.attempts + 1,
+            attempt=failed_attempts + 1,
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
             deadline_seconds=self._policy.timeout,
@@ -217,8 +303,20 @@ class RecordRunners:
         return was_revoked
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [
-            (runner.session, runner.entry.record)
+        """Also asked by the heart's thread, while a call runs in this one."""
+        running = [(runner.session, runner.record) for runner in self._runners]
+        return [(session, record) for session, record in running if session is not None and record is not None]
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        """Where the call of this record stands."""
+        runner = next((runner for runner in self._runners if runner.record is record), None)
+        return StackSummary() if runner is None else self._call.stack(runner.task, runner.began)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        """Sessions with a call that takes no notice of its time-out, each with the reason in words."""
+        return {
+            runner.session: self._limit.reason(runner.record, self._call.stack(runner.task, runner.began))
             for runner in self._runners
-            if runner.session is not None and runner.entry is not None
-        ]
+            if runner.session is not None and runner.record is not None
+            and self._limit.is_ignored_by(runner.task, now_ms)
+        }

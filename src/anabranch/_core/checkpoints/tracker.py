@@ -127,6 +127,24 @@ class Tracker:
             self._frontier = entry.mark
         self.finished_count += 1
 
+    def pass_over(self, record: Record[bytes], count: int, read_bytes: int) -> None:
+        """The next `count` records of the stream, up to and with this one, were handled before anything else came."""
+        assert not self.recalls, "what was inherited is looked at record by record"
+        before = self._entered
+        if before is not None:
+            count_before, bytes_before = before.ordinal, before.read_bytes
+        else:
+            count_before = bytes_before = 0
+        self._entered = self._frontier = Mark(
+            count_before + count, bytes_before + read_bytes, record.sequence_number, record.sub_sequence_number
+        )
+        self.finished_count += count
+
+    @property
+    def recalls(self) -> bool:
+        """Whether the owners before have left word about records that come next."""
+        return self._inherited_frontier is not None or bool(self._failed)
+
     @property
     def inherits(self) -> bool:
         """Whether the owner before may have finished some of what comes next."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import msgspec
 
 from anabranch._core.checkpoints.tracker import Entry, Tracker
+from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
 from anabranch._core.reading.window import Window
 from anabranch._model.leases import Checkpoint, OrderMode
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
@@ -33,6 +34,9 @@ ENTRY_BYTES = 256
 """What a held-back record costs beside its payload (rule B2)."""
 SCAN_MAX = 1_000
 """Records that one call may hold back: a window full of one busy key is walked through in steps."""
+
+STRETCH_BYTES_MAX = 16 << 20
+"""Payload of the records that are shown as upcoming at a time."""
 
 
 class LaneLimits(msgspec.Struct, frozen=True):
@@ -117,6 +121,48 @@ class Lane:
             held_back_count += 1
             self._hold_back(record)
         return None
+
+    # what is handled at once
+
+    def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
+        """The next records, if nothing comes before them: they may be started one after another, each when the one
+        before it has ended. They are only shown. What was handled, with nothing else happening meanwhile, is reported
+        to `pass_over`; one whose call goes on is then taken by `begin`.
+        """
+        if self._stopped or self._ready or self._tracker.recalls or (self._later and self._later[0][0] <= now_ms):
+            return []
+        if (self.order == "shard" or self.one_at_a_time) and (self._running or self._later):
+            return []
+        if self.one_at_a_time:
+            count_max = 1
+        if self.order == "shard":
+            return self._window.peek_some(count_max, STRETCH_BYTES_MAX)
+        if self.standstill is not None:
+            return []
+        replay_bytes_left = self._limits.replay_bytes_max - self._tracker.replay_bytes
+        records = self._window.peek_some(count_max, min(STRETCH_BYTES_MAX, replay_bytes_left))
+        if self.order == "key" and self._queues:
+            for index, record in enumerate(records):
+                if record.partition_key in self._queues:
+                    return records[:index]
+        return records
+
+    def pass_over(self, count: int) -> None:
+        """The first `count` of what is upcoming were started and have finished."""
+        portion = self._window.pull_some(count, STRETCH_BYTES_MAX)
+        assert portion is not None
+        self._tracker.pass_over(portion.records[-1], count, portion.cost - RECORD_OVERHEAD_BYTES * count)
+        self._window.finish_some(portion)
+
+    def begin(self) -> Entry:
+        """Takes the first of what is upcoming: it was started."""
+        pulled = self._window.pull()
+        assert pulled is not None
+        entry = self._tracker.enter(*pulled)
+        self._running[entry.ordinal] = entry
+        if self.order == "key":
+            self._queues[entry.record.partition_key] = deque((entry,))
+        return entry
 
     # what is held back
 

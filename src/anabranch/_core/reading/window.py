@@ -62,12 +62,21 @@ class Window:
             return None
         page, start, ends = self._page, self._index, self._data_ends
         assert page is not None
-        fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
-        stop = self._index = min(max(fitting, start + 1), start + count_max, len(self._stretch))
+        stop = self._index = self._reach(count_max, data_bytes_max)
         if stop - start == len(self._stretch):
             return Portion(self._stretch, ends[stop], page, self._stretch_cost)
         records = self._stretch[start:stop]
         return Portion(records, ends[stop] - ends[start], page, cost_of(records))
+
+    def peek_some(self, count_max: int, data_bytes_max: int) -> list[Record[bytes]]:
+        """The records that `pull_some` would return."""
+        return [] if self.is_empty else self._stretch[self._index : self._reach(count_max, data_bytes_max)]
+
+    def _reach(self, count_max: int, data_bytes_max: int) -> int:
+        """Where the records end that fit; one does in any case."""
+        start, ends = self._index, self._data_ends
+        fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
+        return min(max(fitting, start + 1), start + count_max, len(self._stretch))
 
     def peek(self) -> Record[bytes] | None:
         """The record that `pull` would return."""

@@ -68,6 +68,15 @@ def test_records_come_out_together_as_far_as_count_and_bytes_allow():
     assert portions[4] is None
 
 
+def test_what_is_peeked_at_is_what_comes_out_together():
+    window = make_window(plain(1), plain(2), plain(3))
+    assert places(window.peek_some(2, 1 << 20)) == [(1, -1), (2, -1)]
+    assert places(window.peek_some(9, 1)) == [(1, -1)]
+    upcoming = window.peek_some(9, 1 << 20)
+    assert window.pull_some(9, 1 << 20).records == upcoming
+    assert window.peek_some(9, 1 << 20) == []
+
+
 def test_one_by_one_and_together_may_be_mixed():
     window = make_window(*(plain(number) for number in range(1, 5)))
     one, page = window.pull()

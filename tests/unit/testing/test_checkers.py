@@ -139,10 +139,10 @@ def test_handling_again_what_was_committed_is_found():
 def test_handling_again_what_was_finished_before_an_end_in_order_is_found():
     def repeated(*, loses):
         journal = Journal([Duplicates()])
-        for name, event in handled(1):
-            getattr(journal, name)(event)
+        journal.started(call(1))
         if loses:
             journal.lost("a", "P")
+        journal.finished(call(1))
         journal.stopped(2, "a", 0)
         journal.started(call(1, process="b", token=2))
         return [violation.what for violation in journal.violations]

@@ -22,6 +22,10 @@ class Duplicates(Checker):
         """What the holdings began with, by shard and fence token."""
         self._finished_by: dict[str, dict[str, dict[Position, None]]] = {}
         """What each process has finished of the shards that it did not lose, by process and shard."""
+        self._tokens: dict[tuple[str, str], int] = {}
+        """The token that each process last started something of a shard with."""
+        self._lost: dict[tuple[str, str], int] = {}
+        """The token that each process last lost a shard with: what it finishes with that is nobody's word any more."""
         self._settled: dict[tuple[str, Position], str] = {}
         """What was finished by a process that has ended in order, and its name."""
 
@@ -30,6 +34,7 @@ class Duplicates(Checker):
 
     def started(self, call: Call) -> None:
         holding = (call.shard_id, call.fence_token)
+        self._tokens[(call.process, call.shard_id)] = call.fence_token
         if holding not in self._inherited:
             self._inherited[holding] = self._committed.get(call.shard_id, Checkpoint())
         if (call.shard_id, call.position) in self._finished:
@@ -41,9 +46,11 @@ class Duplicates(Checker):
 
     def finished(self, call: Call) -> None:
         self._finished[(call.shard_id, call.position)] = None
-        self._finished_by.setdefault(call.process, {}).setdefault(call.shard_id, {})[call.position] = None
+        if call.fence_token > self._lost.get((call.process, call.shard_id), -1):
+            self._finished_by.setdefault(call.process, {}).setdefault(call.shard_id, {})[call.position] = None
 
     def lost(self, process: str, shard_id: str) -> None:
+        self._lost[(process, shard_id)] = self._tokens.get((process, shard_id), -1)
         self._finished_by.get(process, {}).pop(shard_id, None)
 
     def stopped(self, at_ms: int, process: str, used_bytes: int) -> None:

@@ -24,6 +24,7 @@ class Faults:
             self._each(options.crashes_each, self._crash, index)
             self._each(options.stops_each, self._stop, index)
         self._each(options.reshards_each, lambda _: fleet.stream.reshard(), 0)
+        self._each(options.rescales_each, lambda _: fleet.stream.rescale(), 0)
         for at_seconds, scene in options.script:
             self._loop().call_later(at_seconds, self._play, scene)
         if options.store_outage_seconds:
@@ -51,6 +52,8 @@ class Faults:
                 self._cut_off(index)
             case "pause":
                 self._pause(index)
+            case "rescale":
+                self._fleet.stream.rescale()
             case "stop":
                 self._stop(index)
 
@@ -60,12 +63,12 @@ class Faults:
     def _once(self, action: Callable[[], None]) -> None:
         self._loop().call_later(self._fleet.random.uniform(3, self._fleet.options.faulty_seconds), action)
 
-    def _each(self, mean: float, action: Callable[[int], None], index: int) -> None:
+    def _each(self, mean: float, action: Callable[[int], object], index: int) -> None:
         if mean:
             wait = self._fleet.random.expovariate(1 / mean)
             self._loop().call_later(wait, self._strike, mean, action, index)
 
-    def _strike(self, mean: float, action: Callable[[int], None], index: int) -> None:
+    def _strike(self, mean: float, action: Callable[[int], object], index: int) -> None:
         if not self._ended:
             action(index)
             self._each(mean, action, index)

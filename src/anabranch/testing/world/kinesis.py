@@ -147,8 +147,8 @@ class SimulatedKinesis(Kinesis):
                 "Timestamp": shard_filter.timestamp_seconds,
             }
             request["ShardFilter"] = {name: value for name, value in members.items() if value is not None}
-        if max_results is not None:
-            request["MaxResults"] = max_results
+        if (page := max_results or self._options.listing_page) != 0:
+            request["MaxResults"] = page
         answer = await self._call("ListShards", request)
         return ListShardsResponse(tuple(_shard(shard) for shard in answer["Shards"]), answer.get("NextToken"))
 

@@ -9,7 +9,7 @@ __all__ = ["FleetOptions", "Form", "Scene", "fleet_options_for"]
 
 Form = Literal["batches", "by_hand", "records", "run", "run_batches"]
 """How records are taken: by a handler (`run`), or by a loop of the process's own."""
-Scene = Literal["crash", "cut_off", "merge", "pause", "split", "stop"]
+Scene = Literal["crash", "cut_off", "merge", "pause", "rescale", "split", "stop"]
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +59,12 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     crashes_each: float = 0.0
     stops_each: float = 0.0
     reshards_each: float = 0.0
+    rescales_each: float = 0.0
+    """Mean seconds between two changes of the shard count as a whole."""
+    listing_page: int = 0
+    """Shards on one page of a listing, so that its pages are of different moments; 0: as many as the service gives."""
+    expiries_differ: bool = False
+    """Each process has a lease expiry of its own."""
     store_outage_seconds: float = 0.0
     roll_back_seconds: float = 0.0
     same_worker_id: bool = False
@@ -106,6 +112,9 @@ def fleet_options_for(seed: int) -> FleetOptions:
         crashes_each=sometimes(0.4, 10, 50),
         stops_each=sometimes(0.4, 10, 50),
         reshards_each=sometimes(0.5, 8, 30),
+        rescales_each=sometimes(0.15, 10, 40),
+        listing_page=random.choice([0, 0, 0, 1, 3]) * (10 if large else 1),
+        expiries_differ=random.random() < 0.2,
         store_outage_seconds=sometimes(0.1, 3, 30),
         roll_back_seconds=sometimes(0.05, 1, 10),
         same_worker_id=random.random() < 0.1,

@@ -29,6 +29,7 @@ class SimulatedStream:
         self._journal = journal
         self._random = random
         self._known_shards: dict[str, None] = {}
+        self._first_count = 0
 
     def now_ms(self) -> int:
         """The service's time."""
@@ -38,6 +39,7 @@ class SimulatedStream:
         return self.state.call(operation, request, now_ms=self.now_ms())
 
     def create(self, shard_count: int) -> None:
+        self._first_count = shard_count
         self._call("CreateStream", StreamName=STREAM, ShardCount=shard_count)
         self._note_shards()
 
@@ -96,6 +98,13 @@ class SimulatedStream:
         index = self._random.randrange(len(shards) - 1)
         one, other = shards[index : index + 2]
         return self._change("MergeShards", ShardToMerge=one["ShardId"], AdjacentShardToMerge=other["ShardId"])
+
+    def rescale(self) -> bool:
+        """To some other count, as UpdateShardCount does it: many splits and merges at once."""
+        present = len(self._open_shards())
+        most = max(present, min(2 * present, self._first_count + 4))
+        target = self._random.randrange((present + 1) // 2, most + 1)
+        return self._change("UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
 
     def _open_shards(self) -> list[dict[str, Any]]:
         shards = [shard for shard in self._note_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]

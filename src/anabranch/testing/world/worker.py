@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from anabranch._core.leases.timing import lease_timing
+from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.member import MemberProfile
@@ -28,6 +28,7 @@ from anabranch.testing.world.stream import STREAM
 
 __all__ = ["SimulatedHandling", "SimulatedWorker"]
 
+_EXPIRIES_MS = (4_000, 10_000, 25_000)
 _STOP_SECONDS = 20.0
 _ATTEMPTS = 10
 """More than ever fail: a pause may make one overrun that would not have."""
@@ -78,13 +79,14 @@ class SimulatedWorker:
 
     def _plan(self) -> WorkerPlan:
         options = self._options
+        expiry_ms = self._random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT
         name = "billing" if options.same_worker_id else self.process.name
         return WorkerPlan(
             app=AppRow(app="billing", app_id=f"{self._random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
-            timing=lease_timing(),
+            timing=lease_timing(expiry_ms),
             pace=PaceLimits(),
             settings=ConsumerSettings(
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds)

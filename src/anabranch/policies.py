@@ -26,7 +26,8 @@ class Retry:
     """The longest first pause in seconds; it doubles with every attempt."""
     backoff_max: float = 30.0
     timeout: float | None = None
-    """Seconds that one call may take. An asynchronous handler is cancelled; the next attempt starts after it ended."""
+    """Seconds that one call may take. An asynchronous handler is cancelled and a process killed; a thread cannot be
+    ended. The next attempt starts after this one has ended: where it goes on, that is the reason of the standstill."""
     then: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:

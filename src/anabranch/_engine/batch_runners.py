@@ -6,6 +6,7 @@ batch's first record. A batch whose lease is lost is cancelled, and nothing of i
 
 import asyncio
 from collections.abc import Callable
+from traceback import StackSummary
 from typing import Any
 
 from anabranch._core.handling.retries import retry_in_ms
@@ -15,6 +16,7 @@ from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
+from anabranch._engine.time_limit import TimeLimit
 from anabranch.events import HandlerFailed
 from anabranch.records import Batch, Context, Record
 
@@ -39,6 +41,7 @@ class BatchRunners:
         self._handling = handling
         self._policy = handling.policy
         self._on_failed = on_failed
+        self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
         self._waiting: dict[asyncio.Task[Any], None] = {}
         """Those whose batch is not with the handler now, and will be again: a drain does not wait for them."""
@@ -108,7 +111,7 @@ class BatchRunners:
                 records=self._handling.decode_all(records),
                 millis_behind_latest=session.behind_ms,
             )
-            async with asyncio.timeout(self._policy.timeout):
+            async with self._limit.of_call():
                 await self._call(batch, self._context(session), self._member.may_start)
         except asyncio.CancelledError as error:
             was_revoked = self._take_back_cancellation(task)
@@ -178,6 +181,19 @@ class BatchRunners:
             if session in {None, owner} and task not in self._revoked:
                 self._revoked[task] = None
                 task.cancel()
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        """Where the call stands whose batch begins with this record."""
+        task = next((task for task, (_, records) in self._running.copy().items() if records[0] is record), None)
+        return StackSummary() if task is None else self._call.stack(task)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        """Sessions whose call takes no notice of its time-out, each with the reason in words."""
+        return {
+            session: self._limit.reason(records[0], self._call.stack(task))
+            for task, (session, records) in self._running.items()
+            if self._limit.is_ignored_by(task, now_ms)
+        }
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         running = list(self._running.items())  # a copy: the heart's thread asks, too

@@ -8,11 +8,14 @@ compare the same boot-time clock.
 import asyncio
 import functools
 import inspect
+import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from anabranch._engine.process_slots import ProcessSlots
+from anabranch._engine.stacks import coroutine_stack, thread_stack
 from anabranch._engine.system_clock import SystemClock
 from anabranch.errors import ConfigurationError
 from anabranch.records import Context
@@ -58,6 +61,8 @@ class HandlerCall:
         self._threads = None
         if not self.is_cancellable:
             self._threads = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
+        self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
+        """Which thread works for which task."""
         self._closed = False
 
     async def __call__(self, item: Any, context: Context | None, may_start: Callable[[], bool]) -> Any:
@@ -73,7 +78,13 @@ class HandlerCall:
         return await self._call_in_thread(functools.partial(_call_if, may_start, self._handler, arguments))
 
     async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
-        pending = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        task, thread_ids = asyncio.current_task(), self._thread_ids
+
+        def call_here() -> Any:
+            thread_ids[task] = threading.get_ident()
+            return call()
+
+        pending = asyncio.get_running_loop().run_in_executor(self._threads, call_here)
         try:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -81,9 +92,21 @@ class HandlerCall:
             while not (pending.done() or self._closed):
                 await asyncio.wait([pending], timeout=0.1)
             raise
+        finally:
+            thread_ids.pop(task, None)
         if result is not None:
             refuse_unfinished(result)
         return result
+
+    def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> traceback.StackSummary:
+        """Where the call that this task makes stands now; of an asynchronous handler, where that coroutine does, if it
+        is not awaited in the usual way. What runs in another process cannot be seen.
+        """
+        if self._processes is not None:
+            return traceback.StackSummary()
+        if self._threads is not None:
+            return thread_stack(self._thread_ids.get(task))
+        return coroutine_stack(task.get_coro() if coroutine is None else coroutine)
 
     def give_up(self) -> None:
         """Calls that still run in the pool are not waited for any more."""

@@ -157,6 +157,9 @@ class Consuming:
                 self._launch(make_sink)
             await self._joined()
             self._walker = asyncio.current_task()
+            for walk in (self._walk, self._manual):
+                if walk is not None:
+                    walk.task = self._walker
             return find_next()
 
         iteration = Iteration(begin, self._is_over)

@@ -46,6 +46,7 @@ class FenceWatch:
                 shard_id=session.shard_id,
                 position=str(record.position),
                 fence_token=session.row.fence_token,
+                stack="".join(self._sink.stack_of(record).format()),
             )
             for session, record in self._sink.running()
         ]

@@ -4,7 +4,9 @@ What was handed out and not acknowledged is bounded; then nothing more is handed
 is never acknowledged holds the checkpoint where it is, and is handled again by the next owner.
 """
 
+import asyncio
 from collections.abc import Callable
+from traceback import StackSummary
 from typing import Any
 
 from anabranch._core.checkpoints.tracker import Entry
@@ -14,6 +16,7 @@ from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
 from anabranch._engine.shelf import Shelf
+from anabranch._engine.stacks import task_stack
 from anabranch._engine.walk import SLICE
 from anabranch.errors import UsageError
 from anabranch.records import Record
@@ -48,6 +51,8 @@ class ManualWalk:
         self._in_hand: dict[Name, tuple[Session, Entry]] = {}
         self._lost: set[tuple[str, str]] = set()
         """Shards whose lease was lost with records in hand: they may have been handed out again since."""
+        self.task: asyncio.Task[Any] | None = None
+        """The caller's, once it is known."""
         self._since_turn = 0
         self.wants_turn = False
         """The event loop should turn before the next is asked for."""
@@ -122,6 +127,12 @@ class ManualWalk:
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         in_hand = list(self._in_hand.values())  # a copy: the heart's thread asks, too
         return [(session, entry.record) for session, entry in in_hand if session.is_live]
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- one loop holds all that is in hand
+        return task_stack(self.task)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+        return {}
 
     def revoke(self, session: Session) -> None:
         """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""

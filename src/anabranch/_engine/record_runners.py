@@ -317,6 +317,7 @@ class RecordRunners:
         return {
             runner.session: self._limit.reason(runner.record, self._call.stack(runner.task, runner.began))
             for runner in self._runners
-            if runner.session is not None and runner.record is not None
+            if runner.session is not None
+            and runner.record is not None
             and self._limit.is_ignored_by(runner.task, now_ms)
         }

@@ -4,7 +4,8 @@ Bounded, since every heartbeat carries it: the shards that stand still come firs
 rest only the number is known (`load`). Rates are measured over a stretch of time, however often a report is asked for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -39,11 +40,23 @@ class ShardReports:
         self._emit = emit
         self._motions: dict[LeaseKey, _Motion] = {}
 
-    def report(self, sessions: Iterable[Session], now_ms: int, *, paused: bool = False) -> tuple[ShardStatus, ...]:
-        """`paused` says that this process reads nothing at present."""
+    def report(
+        self,
+        sessions: Iterable[Session],
+        now_ms: int,
+        *,
+        paused: bool = False,
+        overdue: Mapping[Session, str] = MappingProxyType({}),
+    ) -> tuple[ShardStatus, ...]:
+        """`paused` says that this process reads nothing at present; `overdue` has the sessions that a call holds up
+        which takes no notice of its time-out, each with that reason.
+        """
         motions = {session.key: self._measure(session, now_ms) for session in sessions}
         self._motions = motions
-        found = [self._status(motion, now_ms, paused=paused) for motion in motions.values()]
+        found = [
+            self._status(motion, overdue.get(motion.session) or _reason(motion, now_ms, paused=paused))
+            for motion in motions.values()
+        ]
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
         return tuple(found[:SHARDS_MAX])
 
@@ -60,9 +73,8 @@ class ShardReports:
             motion.since_ms, motion.finished_count = now_ms, count
         return motion
 
-    def _status(self, motion: _Motion, now_ms: int, *, paused: bool) -> ShardStatus:
+    def _status(self, motion: _Motion, reason: str | None) -> ShardStatus:
         session = motion.session
-        reason = _reason(motion, now_ms, paused=paused)
         if reason is not None and not motion.stands_still and session.is_live:
             # A shard that stopped at a record has said so itself, once and louder.
             self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
@@ -89,4 +101,5 @@ def _reason(motion: _Motion, now_ms: int, *, paused: bool) -> str | None:
     first = session.lane.first_unfinished
     if first is None or waited_ms < UNFINISHED_MS:
         return None
-    return f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
+    waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
+    return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting

@@ -4,6 +4,7 @@ A sink makes the lane of each session, is told when a session may have something
 nothing more of handlers.
 """
 
+from traceback import StackSummary
 from typing import Protocol
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
@@ -13,6 +14,7 @@ from anabranch._engine.batch_runners import BatchRunners
 from anabranch._engine.record_runners import RecordRunners
 from anabranch._engine.session import Session
 from anabranch._engine.shelf import Shelf
+from anabranch._engine.stacks import task_stack
 from anabranch._engine.walk import Walk
 from anabranch._model.leases import OrderMode
 from anabranch.records import Record
@@ -29,6 +31,8 @@ class Sink(Protocol):
 
     def make_lane(self, session: Session) -> Lane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
+    def stack_of(self, record: Record[bytes]) -> StackSummary: ...
+    def overdue(self, now_ms: int) -> dict[Session, str]: ...
     def revoke(self, session: Session) -> None: ...
     def interrupt(self, session: Session | None = None) -> None: ...
     def before_commit(self) -> None: ...
@@ -49,6 +53,12 @@ class RecordSink:
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return self._runners.running()
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        return self._runners.stack_of(record)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        return self._runners.overdue(now_ms)
 
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
@@ -76,6 +86,12 @@ class BatchSink:
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return self._runners.running()
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        return self._runners.stack_of(record)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        return self._runners.overdue(now_ms)
 
     def revoke(self, session: Session) -> None:
         self._runners.revoke(session)
@@ -106,6 +122,12 @@ class WalkSink:
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         in_hand = self.walk.in_hand
         return [] if in_hand is None else [in_hand]
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- there is one loop, and one in hand
+        return task_stack(self.walk.task)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+        return {}
 
     def revoke(self, session: Session) -> None:
         """The walk looks before each record; what is in the caller's hands cannot be taken back."""

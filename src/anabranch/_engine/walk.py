@@ -5,6 +5,7 @@ the record in hand, and `stop()` inside the loop ends it after acknowledging tha
 is dropped: its rest belongs to somebody else.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ class Walk:
         self._stretch: list[Record[bytes]] = []
         self._handed_out = 0
         self._acknowledged = 0
+        self.task: asyncio.Task[Any] | None = None
+        """The caller's, once it is known."""
         self._since_turn = 0
         self.wants_turn = False
         """The event loop should turn before the next is asked for."""

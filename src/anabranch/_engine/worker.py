@@ -372,7 +372,8 @@ class Worker:
     def _shard_status(self) -> tuple[ShardStatus, ...]:
         """What every heartbeat says of the shards."""
         now_ms = self._outside.clock.now_ms()
-        return self._reports.report(self.sessions.values(), now_ms, paused=self._paused)
+        overdue = self._sink.overdue(now_ms)
+        return self._reports.report(self.sessions.values(), now_ms, paused=self._paused, overdue=overdue)
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""

@@ -288,9 +288,12 @@ class ZombieCall(Event, frozen=True, kw_only=True):
     level = logging.ERROR
     position: str
     fence_token: int
+    stack: str = ""
+    """Where it stands; empty where that cannot be seen, as in another process."""
 
     def sentence(self) -> str:
-        return f"the handler of record {self.position} outlived its lease (fence token {self.fence_token})"
+        where = f" and stands at:\n{self.stack}" if self.stack else ""
+        return f"the handler of record {self.position} outlived its lease (fence token {self.fence_token}){where}"
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):

@@ -80,6 +80,23 @@ def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
     assert reports.report([session], 75_500)[0].reason is None
 
 
+def test_a_record_that_holds_up_the_end_of_its_shard_is_named_with_that():
+    reports, session = ShardReports(lambda event: None), make_session()
+    read(session, plain(1))
+    session.move("end")
+    session.lane.next(0)
+    reports.report([session], 0)
+    reason = reports.report([session], 10_000)[0].reason
+    assert reason.startswith("the shard has ended, and its children wait: record 1")
+
+
+def test_a_call_that_ignores_its_time_out_is_the_first_reason():
+    session = make_session()
+    session.reason = "no such key"
+    (found,) = ShardReports(lambda event: None).report([session], 0, overdue={session: "it ignores its time-out"})
+    assert found.reason == "it ignores its time-out"
+
+
 def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     session = make_session()
     assert ShardReports(lambda event: None).report([session], 0, paused=True)[0].reason == (

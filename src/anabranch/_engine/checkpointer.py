@@ -131,7 +131,7 @@ class Checkpointer:
                 CheckpointFailed(
                     stream=session.stream.name,
                     shard_id=session.shard_id,
-                    error="the lease store gave no answer; it is tried again every "
-                    f"{self._interval_ms} ms, and nothing is lost meanwhile",
+                    error=f"the lease store did not take it ({self._leases.trouble or 'no answer'}); it is tried "
+                    f"again every {self._interval_ms} ms, and nothing is lost meanwhile",
                 )
             )

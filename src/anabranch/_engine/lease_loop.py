@@ -65,6 +65,8 @@ class LeaseLoop:
         self._incarnation: str | None = None
         self._strangers: dict[str, None] = {}
         """Members of another mind that were told of."""
+        self.trouble: str | None = None
+        """Why the store gave no answer the last time that it was asked; None if it did."""
         self.draining = False
         """Set when this worker stops: it takes nothing more and asks for nothing."""
 
@@ -86,6 +88,7 @@ class LeaseLoop:
         elif self._member.pulse.fence.ending is not None:
             await self._start_anew(self._member.pulse.fence.ending)
         if not await self._observe():
+            self._report()  # what stands still because of that is said all the same
             await self._roll_back_if_needed()
             return
         self._check_minds()
@@ -170,9 +173,12 @@ class LeaseLoop:
         """A store call with the protocol's deadline; None if there was no answer: it may still take effect."""
         try:
             async with asyncio.timeout(self._timing.call_deadline_ms / 1000):
-                return await answer
-        except (LeaseStoreError, TimeoutError):
+                found = await answer
+        except (LeaseStoreError, TimeoutError) as error:
+            self.trouble = str(error) or f"no answer within {self._timing.call_deadline_ms} ms"
             return None
+        self.trouble = None
+        return found
 
     async def _perform(self, step: Step) -> None:
         store, book, clock = self._outside.store, self.book, self._outside.clock

@@ -45,16 +45,16 @@ class ShardReports:
         sessions: Iterable[Session],
         now_ms: int,
         *,
-        paused: bool = False,
+        hindrance: str | None = None,
         overdue: Mapping[Session, str] = MappingProxyType({}),
     ) -> tuple[ShardStatus, ...]:
-        """`paused` says that this process reads nothing at present; `overdue` has the sessions that a call holds up
-        which takes no notice of its time-out, each with that reason.
+        """`hindrance` says why no shard of this process moves at present; `overdue` has the sessions that a call holds
+        up which takes no notice of its time-out, each with that reason.
         """
         motions = {session.key: self._measure(session, now_ms) for session in sessions}
         self._motions = motions
         found = [
-            self._status(motion, overdue.get(motion.session) or _reason(motion, now_ms, paused=paused))
+            self._status(motion, overdue.get(motion.session) or _reason(motion, now_ms, hindrance))
             for motion in motions.values()
         ]
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
@@ -88,12 +88,12 @@ class ShardReports:
         )
 
 
-def _reason(motion: _Motion, now_ms: int, *, paused: bool) -> str | None:
+def _reason(motion: _Motion, now_ms: int, hindrance: str | None) -> str | None:
     session = motion.session
     if session.reason is not None:
         return session.reason
-    if paused:
-        return "its worker was told to pause, by Consumer.pause()"
+    if hindrance is not None:
+        return hindrance
     request = session.holding.request
     if session.drains and request is not None:
         return f"it is being handed over to {request.requester}"

@@ -28,6 +28,7 @@ class Leases:
         self.outcome = outcome
         self.written = []
         self.holdings = {}
+        self.trouble = None
         self.draining = False
 
     async def write(self, step):

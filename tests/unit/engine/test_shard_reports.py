@@ -99,20 +99,18 @@ def test_a_call_that_ignores_its_time_out_is_the_first_reason():
 
 def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     session = make_session()
-    assert ShardReports(lambda event: None).report([session], 0, paused=True)[0].reason == (
-        "its worker was told to pause, by Consumer.pause()"
-    )
+    assert ShardReports(lambda event: None).report([session], 0, hindrance="paused")[0].reason == "paused"
     session.drains = True
     session.holding.request = HandOffRequest(session.key, "other")
     assert ShardReports(lambda event: None).report([session], 0)[0].reason == "it is being handed over to other"
     session.reason = "no such key"
-    assert ShardReports(lambda event: None).report([session], 0, paused=True)[0].reason == "no such key"
+    assert ShardReports(lambda event: None).report([session], 0, hindrance="paused")[0].reason == "no such key"
 
 
 def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back():
     told, session = [], make_session()
     reports = ShardReports(told.append)
-    for now_ms, paused in ((0, False), (1, True), (2, True), (3, False), (4, True)):
-        reports.report([session], now_ms, paused=paused)
+    for now_ms, hindrance in ((0, None), (1, "told to pause"), (2, "told to pause"), (3, None), (4, "told to pause")):
+        reports.report([session], now_ms, hindrance=hindrance)
     assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillBegan"]
     assert "told to pause" in str(told[0])

@@ -28,7 +28,7 @@
     ├── ConsumerFailedError              a background task ended in an unexpected error; __cause__ is that error
     └── ProducerError
         ├── BufferFull                   retryable: the producer's buffer has no room now
-        └── DeliveryFailed               a record was not delivered; .result has the record and every attempt
+        └── DeliveryFailed               records were not delivered; .results has each with every attempt
 
 Losing a race is an outcome and per-record results are values: neither is raised. A class's docstring is its
 default message.

@@ -1,4 +1,4 @@
-"""Shards as a family tree, and hash ranges as bars: what `shards`, `reshard` and `which-shard` draw.
+"""Shards as a family tree, and hash ranges as bars: what `shards` and `reshard` draw.
 
 A child of a merge has two parents. It stands, with its own children, under the one that comes first; under the other
 there is only its name. Parents that left the stream are not drawn: their children are roots. Pure, and free of

@@ -32,6 +32,7 @@ class BatchRunners:
         call: HandlerCall,
         handling: Handling,
         *,
+        finishes_at_end: bool = False,
         on_failed: Callable[[Session, Record[bytes], str], None],
     ) -> None:
         self._outside = outside
@@ -40,6 +41,7 @@ class BatchRunners:
         self._call = call
         self._handling = handling
         self._policy = handling.policy
+        self._finishes_at_end = finishes_at_end
         self._on_failed = on_failed
         self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
@@ -132,6 +134,8 @@ class BatchRunners:
         lane, first = batch_lane(session), records[0]
         lane.fail()
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
+        if self._finishes_at_end and session.phase == "ended" and lane.is_last:
+            pause_ms = None  # only this batch keeps the shard's children waiting (rule M4)
         reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
         self._outside.emit(
             HandlerFailed(

@@ -89,6 +89,7 @@ class Consuming:
                 worker.scheduler,
                 call,
                 handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_finished=worker.on_finished,
                 on_failed=worker.on_failed,
             )
@@ -113,6 +114,7 @@ class Consuming:
                 feed,
                 call,
                 handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_failed=worker.on_failed,
             )
             return BatchSink(runners, feed, limits, handling.concurrency)

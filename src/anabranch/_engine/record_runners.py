@@ -73,6 +73,7 @@ class RecordRunners:
         call: HandlerCall,
         handling: Handling,
         *,
+        finishes_at_end: bool = False,
         on_finished: Callable[[Session], None],
         on_failed: Callable[[Session, Record[bytes], str], None],
     ) -> None:
@@ -82,6 +83,7 @@ class RecordRunners:
         self._call = call
         self._decode = handling.decode
         self._policy = handling.policy
+        self._finishes_at_end = finishes_at_end
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._limit = TimeLimit(outside.clock, handling.policy.timeout)
@@ -133,6 +135,9 @@ class RecordRunners:
         if entry is not None:
             runner.began = None
             return _Call(entry, self._start(session, entry.attempts, entry.record))
+        if self._finishes_at_end and session.phase == "ended" and (failing := lane.only_failing) is not None:
+            self._give_up(session, lane, failing)
+            return None
         session.settle()
         session.reason = lane.standstill or session.reason
         deadline_ms = clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
@@ -260,6 +265,16 @@ class RecordRunners:
             self._on_failed(session, record, f"its handler failed {entry.attempts} times, the last time with {reason}")
         else:
             self._scheduler.call_at(now_ms + pause_ms, lambda: self.shelf.offer(session))
+
+    def _give_up(self, session: Session, lane: Lane, failing: Entry) -> None:
+        """Only records that wait to be tried again keep the children of an ended shard waiting (rule M4)."""
+        lane.stop()
+        self._on_failed(
+            session,
+            failing.record,
+            f"its handler failed {failing.attempts} times, and at the end of the shard no further attempt is made "
+            "(at_shard_end='finish')",
+        )
 
     def _context(self, session: Session, failed_attempts: int) -> Context:
         return Context(

@@ -133,6 +133,11 @@ class BatchLane:
         return 0 if self._out is None else 1
 
     @property
+    def is_last(self) -> bool:
+        """Whether nothing that was read comes after the batch that is out."""
+        return self._out is not None and not self._filling and self._window.is_empty
+
+    @property
     def unfinished_count(self) -> int:
         return len(self._filling) + (0 if self._out is None else len(self._out) - self._finished_here)
 

@@ -270,6 +270,15 @@ class Lane:
         return len(self._running)
 
     @property
+    def only_failing(self) -> Entry | None:
+        """The first record that waits to be tried again, if all that was read is finished but such ones, and what
+        waits behind them.
+        """
+        if self._running or self._ready or not self._later or not self._window.is_empty:
+            return None
+        return min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
+
+    @property
     def unfinished_count(self) -> int:
         return self._tracker.unfinished_count
 

@@ -27,6 +27,16 @@ def test_a_batch_that_is_full_by_count_is_handed_out_at_once():
     assert numbers(lane.next(0, ended=False)) == [1, 2]
 
 
+def test_a_batch_is_the_last_one_if_nothing_was_read_beyond_it():
+    lane, _ = make_lane(*some(3), max_records=2, max_wait_ms=0)
+    assert not lane.is_last
+    lane.next(0, ended=True)
+    assert not lane.is_last
+    lane.finish_through(2)
+    lane.next(0, ended=True)
+    assert lane.is_last
+
+
 def test_a_wary_lane_hands_out_one_record_at_a_time():
     lane, _ = make_lane(*some(3), max_records=10)
     lane.one_at_a_time = True

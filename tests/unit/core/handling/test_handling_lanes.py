@@ -46,6 +46,28 @@ def test_order_key_starts_one_record_of_each_key_and_then_the_next_of_that_key()
     assert numbers(start_all(lane)) == [6, 2]
 
 
+def test_a_failing_record_is_the_only_one_left_when_all_others_are_finished_or_wait_behind_it():
+    lane = make_lane("key", "baba")
+    assert lane.only_failing is None  # nothing has failed
+    second, first = start_all(lane)
+    lane.retry_at(first, 100)
+    assert lane.only_failing is None  # another one runs
+    lane.retry_at(second, 50)
+    assert lane.only_failing is second  # the first in the stream, whichever is due first
+    (again,) = start_all(lane, 60)
+    lane.finish(again)
+    assert lane.only_failing is None  # one that waited behind it is ready
+    (follower,) = start_all(lane, 60)
+    lane.finish(follower)
+    assert lane.only_failing is first
+
+
+def test_a_failing_record_is_not_the_only_one_left_while_records_wait_to_be_looked_at():
+    lane = make_lane("shard", "ab")
+    lane.retry_at(lane.next(0), 100)
+    assert lane.only_failing is None
+
+
 @pytest.mark.parametrize("order", ["key", "none"])
 def test_a_wary_lane_starts_nothing_beside_a_record_that_runs_or_waits_to_be_tried_again(order):
     lane = make_lane(order, "abc")

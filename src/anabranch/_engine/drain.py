@@ -3,7 +3,7 @@
 Used for one shard that is handed over, for one that stops at a record, and for all of them when the worker stops.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.session import Session
@@ -13,6 +13,9 @@ from anabranch.records import Record
 __all__ = ["Drain"]
 
 Running = Callable[[], list[tuple[Session, Record[bytes]]]]
+
+LAST_WORD_MS = 10_000
+LAST_WORD_PAUSE_MS = 200
 
 
 class Drain:
@@ -54,3 +57,15 @@ class Drain:
         finally:
             del self._alarms[alarm]
         return left
+
+    async def last_word(self, write: Callable[[], Awaitable[bool]], deadline_ms: int) -> bool:
+        """Repeats a write until the store has taken it, or time is up: one lost answer must not cost what was finished
+        since the last commit, nor the expiry of the leases.
+        """
+        give_up_ms = min(deadline_ms, self._clock.now_ms() + LAST_WORD_MS)
+        while not await write():
+            pause_until_ms = self._clock.now_ms() + LAST_WORD_PAUSE_MS
+            if pause_until_ms >= min(give_up_ms, self._latest_ms or give_up_ms):
+                return False
+            await self._clock.sleep_until_ms(pause_until_ms)
+        return True

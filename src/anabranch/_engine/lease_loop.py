@@ -70,6 +70,13 @@ class LeaseLoop:
         self.draining = False
         """Set when this worker stops: it takes nothing more and asks for nothing."""
 
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing may be started on any lease now; None if it may."""
+        if self._member.may_start():
+            return None
+        return f"no heartbeat was acknowledged in time: {self.trouble or 'the next one will tell'}"
+
     def hasten(self) -> None:
         """Something changed that the next round should see now: a pulse, a finished shard."""
         self._alarm.ring()

@@ -5,7 +5,7 @@ wires the parts together and owns the sessions; the parts decide and do.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from anabranch._core.checkpoints.tracker import discards
@@ -231,25 +231,12 @@ class Worker:
         self._sink.before_commit()
         for session in sessions:
             self._checkpointer.note(session)
-        committed = await self._insist(self._checkpointer.commit_all)
-        released = await self._insist(self.member.leave)
+        committed = await self._drain.last_word(self._checkpointer.commit_all, deadline_ms)
+        released = await self._drain.last_word(self.member.leave, deadline_ms)
         for session in sessions:
             self._end(session)
         self._outside.emit(ConsumerStopped(leftover_count=len(left)))
         return StopReport(leftovers=tuple(left), committed=committed, released=released)
-
-    async def _insist(self, write: Callable[[], Awaitable[bool]]) -> bool:
-        """Repeats a last word to the store until it is taken or time is up: an answer that was lost once must not cost
-        what was finished, nor the expiry of the leases.
-        """
-        clock = self._outside.clock
-        give_up_ms = clock.now_ms() + self._plan.timing.expiry_ms
-        while not await write():
-            assert self._stop_deadline_ms is not None
-            if clock.now_ms() + LAST_WORD_PAUSE_MS >= min(give_up_ms, self._stop_deadline_ms):
-                return False
-            await clock.sleep_until_ms(clock.now_ms() + LAST_WORD_PAUSE_MS)
-        return True
 
     # sessions come and go
 
@@ -387,14 +374,9 @@ class Worker:
         """What every heartbeat says of the shards."""
         now_ms = self._outside.clock.now_ms()
         overdue = self._sink.overdue(now_ms)
-        return self._reports.report(self.sessions.values(), now_ms, hindrance=self._hindrance, overdue=overdue)
-
-    @property
-    def _hindrance(self) -> str | None:
-        """Why no shard of this process moves at present."""
-        if not self.member.may_start():
-            return f"no heartbeat was acknowledged in time: {self.leases.trouble or 'the next one will tell'}"
-        return "its worker was told to pause, by Consumer.pause()" if self._paused else None
+        paused = "its worker was told to pause, by Consumer.pause()" if self._paused else None
+        hindrance = self.leases.hindrance or paused
+        return self._reports.report(self.sessions.values(), now_ms, hindrance=hindrance, overdue=overdue)
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""

@@ -86,8 +86,6 @@ class Checkpointer:
                 if outcome == "written":
                     session.committed_count = count
                     self._failing = False
-                    if not session.row.takes_without_progress:
-                        session.lane.one_at_a_time = False
                 if outcome == "unknown":
                     self._report_failure(session)
                 if outcome != "again":

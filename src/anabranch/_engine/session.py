@@ -45,6 +45,8 @@ class Session:
         """Whether its records may still be finished: it is read, or was read to its end."""
         self.drains = False
         """Nothing more is started: the shard is to be handed over, or everything stops."""
+        self.waits_its_turn = False
+        """Nothing is started: records of a shard on which owners died are handled alone (rule D5)."""
         self.iterator: str | None = None
         self.read_after: Position | None = holding.row.checkpoint.watermark
         """Everything up to here was received. Not the checkpoint: that follows what is finished."""
@@ -87,7 +89,8 @@ class Session:
     def may_start(self) -> bool:
         """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
         holding = self.holding
-        return self.is_live and not self.drains and holding.state == "held" and not holding.row.paused
+        may_move = self.is_live and not self.drains and not self.waits_its_turn
+        return may_move and holding.state == "held" and not holding.row.paused
 
     @property
     def is_exhausted(self) -> bool:

@@ -92,6 +92,8 @@ def _reason(motion: _Motion, now_ms: int, hindrance: str | None) -> str | None:
     session = motion.session
     if session.reason is not None:
         return session.reason
+    if session.waits_its_turn and not session.window.is_empty:
+        return "records of a shard on which owners died are handled alone; it waits for its turn"
     if hindrance is not None:
         return hindrance
     request = session.holding.request

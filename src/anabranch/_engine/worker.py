@@ -24,6 +24,7 @@ from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.partings import Partings
 from anabranch._engine.poller import Poller
+from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shard_reports import ShardReports
@@ -47,11 +48,6 @@ from anabranch.reports import ConsumerStatus, StopReport
 
 __all__ = ["SinkMaker", "Worker"]
 
-WARY_AFTER = 2
-"""After so many owners that ended without finishing anything of a shard, it is handled one record at a time, each
-committed at once, until something of it is: then the record that ends its owners is known (rule D5)."""
-OWNERS_MAX = 5
-"""After so many owners that ended without finishing anything of a shard, it stops: a record kills them (rule D5)."""
 LAST_WORD_PAUSE_MS = 200
 Work = Coroutine[Any, Any, None]
 SinkMaker = Callable[["Worker"], Sink]
@@ -78,6 +74,7 @@ class Worker:
         self._checkpointer: Checkpointer
         self._drain: Drain
         self._partings: Partings
+        self._quarantine: Quarantine
         self._end_watch: EndWatch
         self._fence_watch: FenceWatch
         self._group: asyncio.TaskGroup
@@ -144,6 +141,7 @@ class Worker:
             group.create_task(self.leases.run(), name="leases"),
             group.create_task(self._checkpointer.run(), name="checkpoints"),
             group.create_task(self._lineage.run(), name="lineage"),
+            group.create_task(self._quarantine.run(), name="quarantine"),
             *self._runners,
         ]
         outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
@@ -183,6 +181,7 @@ class Worker:
         self._partings = Partings(
             outside, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
         )
+        self._quarantine = Quarantine(outside, self.leases, self._checkpointer, self._sink, on_failed=self.on_failed)
         drain_ms = round(plan.settings.leases.drain_deadline * 1000)
         self._end_watch = EndWatch(
             outside.clock,
@@ -260,19 +259,15 @@ class Worker:
         pace = Pace(plan.pace, self._outside.clock.now_ms())
         session = Session(holding, stream, unpacker, pace, self.budget)
         session.lane = self._sink.make_lane(session)
-        session.lane.one_at_a_time = row.takes_without_progress > WARY_AFTER and not self._sink.by_hand
         self.sessions[row.key] = session
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
         before, now = row.checkpoint, session.lane.order
         if before.order != now and before != Checkpoint():
             self._tell(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
-        if row.takes_without_progress > OWNERS_MAX:
-            self._spawn(
-                self._partings.stop_shard(
-                    session, None, f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
-                ),
-                f"stop {session.shard_id}",
-            )
+        self._quarantine.admit(session)
+        if self._quarantine.is_hopeless(session):
+            reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
+            self._spawn(self._partings.stop_shard(session, None, reason), f"stop {session.shard_id}")
             return
         if row.stopped is not None and row.stopped.at_wall_ms >= self.member.row.joined_wall_ms:
             session.reason = row.stopped.reason
@@ -285,6 +280,7 @@ class Worker:
 
     def _on_dropped(self, key: LeaseKey, reason: str) -> None:
         session = self.sessions.pop(key)
+        self._quarantine.discharge(session)
         if session.phase not in {"finished", "lost"}:
             session.move("finish" if reason == "finished" and session.phase == "ended" else "lose")
         self._poller.remove(session)
@@ -338,6 +334,7 @@ class Worker:
         """Something of this session may have been finished."""
         if self._drain.waits:
             self._drain.note()
+        self._quarantine.note(session)
         if not session.is_live:
             return
         self._checkpointer.note(session)

@@ -28,6 +28,7 @@ __all__ = [
     "ShardFinished",
     "ShardStarted",
     "ShardStopped",
+    "ShardSuspected",
     "StandstillBegan",
     "StoreReset",
     "StoreRolledBack",
@@ -186,6 +187,18 @@ class ShardStopped(Event, frozen=True, kw_only=True):
     def sentence(self) -> str:
         at = f" at record {self.position} (partition key {self.partition_key!r})" if self.position else ""
         return f"stopped{at}: {self.reason}"
+
+
+class ShardSuspected(Event, frozen=True, kw_only=True):
+    """Several owners in a row have ended without finishing anything of the shard: a record of it may have ended them.
+    Its records are handled one by one, with nothing else beside them in this worker.
+    """
+
+    level = logging.WARNING
+    owner_count: int
+
+    def sentence(self) -> str:
+        return f"{self.owner_count} owners in a row ended without any progress here: its records are handled alone"
 
 
 class StandstillBegan(Event, frozen=True, kw_only=True):

@@ -1,0 +1,103 @@
+"""A record that ends its process, in operating-system processes that are started again and again, as a fleet's are."""
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from anabranch.stores import SqliteLeaseStore
+
+from stream_world import run, stream_world
+
+PROGRAM = """
+import asyncio, os, sys
+from anabranch import Aws, Consumer
+from stream_world import QUICK, Credentials
+
+endpoint, leases, effects, life, order = sys.argv[1:]
+effects = os.open(effects, os.O_WRONLY | os.O_APPEND)
+aws = Aws(region="us-east-1", endpoint_url=endpoint, credentials=Credentials())
+options = {"app": "billing", "leases": f"sqlite:///{leases}", "until": "tip"}
+consumer = Consumer("orders", order=order, aws=aws, settings=QUICK, **options)
+
+async def handle(record):
+    if record.data == b"poison":
+        os._exit(9)
+    await asyncio.sleep(0)
+    os.write(effects, f"{life} {record.shard_id} {record.data.decode()}\\n".encode())
+
+asyncio.run(consumer.run(handle, handle_signals=False))
+"""
+
+SHARDS, RECORDS = 3, 40
+SUSPECT_LIFE = 3
+"""The first life in which the shard is a suspect."""
+
+
+async def _live(*arguments):
+    """Lives of a worker, one after another, until one ends in order; how many died."""
+    for deaths in range(12):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROGRAM, *map(str, arguments[:3]), str(deaths + 1), arguments[3],
+            env={"PYTHONPATH": ":".join(sys.path)}, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        _, stderr = await process.communicate()
+        if process.returncode == 0:
+            return deaths
+        assert process.returncode == 9, stderr.decode()
+    raise AssertionError("it dies for ever")
+
+
+@pytest.mark.parametrize(
+    "order, before, deaths_max",
+    [
+        pytest.param("shard", 0, 5, marks=pytest.mark.long),
+        pytest.param("key", 0, 5, marks=pytest.mark.long),
+        ("shard", 30, 8),
+    ],
+)
+@pytest.mark.timeout(90)
+def test_a_record_that_kills_is_named_in_the_end_and_takes_nothing_of_others_with_it(
+    tmp_path, order, before, deaths_max
+):
+    leases, effects = tmp_path / "leases.db", tmp_path / "effects"
+    effects.touch()
+
+    async def main():
+        async with stream_world(SHARDS) as world:
+            (poisoned, *_) = sorted(world.open_shards(), key=lambda shard: shard["ShardId"])
+            hash_key = poisoned["HashKeyRange"]["StartingHashKey"]
+            for number in range(RECORDS):
+                if number == before:
+                    world.call("PutRecord", PartitionKey="p", ExplicitHashKey=hash_key, Data=b"poison")
+                world.call("PutRecord", PartitionKey="p", ExplicitHashKey=hash_key, Data=str(number).encode())
+            for shard in world.open_shards():
+                if shard["ShardId"] != poisoned["ShardId"]:
+                    for number in range(RECORDS):
+                        key = shard["HashKeyRange"]["StartingHashKey"]
+                        world.call("PutRecord", PartitionKey="p", ExplicitHashKey=key, Data=str(number).encode())
+            deaths = await _live(world.kinesis.endpoint_url, leases, effects, order)
+            assert 5 <= deaths <= deaths_max
+            rows = {row.key.shard_id: row for row in await SqliteLeaseStore(leases, "billing").read_leases()}
+        stopped = [shard_id for shard_id, row in rows.items() if row.stopped is not None]
+        assert stopped == [poisoned["ShardId"]]
+        assert rows[stopped[0]].stopped.partition_key == "p"
+        assert rows[stopped[0]].stopped.reason == "5 owners in a row ended while they handled it"
+        _check_effects(effects.read_text().splitlines(), stopped[0], before)
+
+    run(main, 80)
+
+
+def _check_effects(lines, poisoned, before):
+    seen, late = Counter(), Counter()
+    for line in lines:
+        life, shard_id, number = line.split()
+        seen[shard_id, int(number)] += 1
+        late[shard_id, int(number)] += int(life) >= SUSPECT_LIFE
+    shards = {shard_id for shard_id, _ in seen} - {poisoned}
+    assert len(shards) == SHARDS - 1
+    assert all(seen[shard_id, number] for shard_id in shards for number in range(RECORDS))
+    assert {number for shard_id, number in seen if shard_id == poisoned} == set(range(before))
+    assert max(late.values()) == 1, "a death took progress with it"

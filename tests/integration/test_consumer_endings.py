@@ -297,12 +297,13 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
             options = {"app": "billing", "leases": store, "until": "tip", "on_event": happened.append}
 
             async def never(record):
+                begun.append(record)
                 await asyncio.Event().wait()
 
-            for _ in range(5):  # owners that died before they finished anything
-                consumer = world.consumer(**options)
-                running = asyncio.create_task(consumer.run(never, handle_signals=False))
-                await until(lambda c=consumer: c._consuming is not None and bool(c.status().shards), "its shard")
+            begun = []
+            for lives in range(1, 6):  # owners that died before they finished anything
+                running = asyncio.create_task(world.consumer(**options).run(never, handle_signals=False))
+                await until(lambda count=lives: len(begun) == count, "its record")
                 running.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await running
@@ -310,7 +311,8 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
                     await store.leave(member.member_id)
             await world.consumer(**options).run(seen.append)
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
-            assert "5 owners in a row" in str(stop)
+            assert "5 owners in a row ended while they handled it" in str(stop)
+            assert stop.partition_key == "a"
             (row,) = await store.read_leases()
             assert row.stopped is not None
             await world.consumer(**options).run(seen.append)

@@ -8,7 +8,10 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+from anabranch._cli.aws_options import add_json_option
 from anabranch._cli.number_arguments import bounded_integer, bounded_number
+from anabranch._cli.outcomes import DONE, FAILED
+from anabranch._cli.output import print_json
 
 __all__ = ["add_arguments", "run"]
 
@@ -16,6 +19,7 @@ _EXAMPLES: Final = """\
 examples:
   anabranch demo
   anabranch demo --seed 7 --seconds 20
+  anabranch demo --json | jq .ours
 
 Splits and merges shards and kills a worker while records flow. On a terminal,
 s splits, m merges, k kills, t throttles, q ends. The exit code is 1 if the
@@ -41,16 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="records a second (default: 250)",
     )
+    add_json_option(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save what was shown as an SVG picture")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_until_told(_perform(arguments)))
+
+
+async def _perform(arguments: argparse.Namespace) -> int:
     from anabranch._demo.show import perform
 
-    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000)
-    return asyncio.run(
-        _until_told(perform(seed=seed, seconds=arguments.seconds, rate=arguments.rate, picture=arguments.picture))
+    audit = await perform(
+        seed=arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000),
+        seconds=arguments.seconds,
+        rate=arguments.rate,
+        picture=arguments.picture,
+        on_stderr=arguments.json,
     )
+    if arguments.json:
+        print_json(audit)
+    return DONE if audit.is_clean else FAILED
 
 
 async def _until_told(performance: Coroutine[Any, Any, int]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-__all__ = ["Handling", "Verdict", "judge", "recovery_seconds"]
+__all__ = ["Audit", "Handling", "Recovery", "Verdict", "judge", "recovery_seconds"]
 
 
 class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -32,6 +32,28 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def is_clean(self) -> bool:
         return self.lost == 0 and self.out_of_order == 0
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """How long it took until the shards that something was done to were read again; None: they never were."""
+
+    after: str
+    plain_seconds: float | None
+    ours_seconds: float | None
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """Both sides of one performance, as `--json` prints them too."""
+
+    seed: int
+    plain: Verdict
+    ours: Verdict
+    recoveries: tuple[Recovery, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Our side lost nothing and kept the order; a run in which nothing was put shows nothing."""
+        return self.ours.is_clean and self.ours.put > 0
 
 
 def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from anabranch._demo.audit import judge, recovery_seconds
+from anabranch._demo.audit import Audit, Recovery, judge, recovery_seconds
 from anabranch._demo.keyboard import listen
 from anabranch._demo.stage import Stage
 from anabranch._demo.story import KEYS, STORY
@@ -27,10 +27,10 @@ LINE_EVERY_SECONDS = 2.0
 PICTURE_WIDTH = 80
 
 
-async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None) -> int:
-    """The exit code: 0 if our side lost nothing and kept the order."""
+async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None, on_stderr: bool) -> Audit:
+    """Shown on standard output, the audit at its end; or without that on standard error, where the caller prints it."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view tells what happens
-    console = Console(highlight=False, emoji=False)
+    console = Console(highlight=False, emoji=False, stderr=on_stderr)
     console.print(f"anabranch demo, seed {seed}: a local Kinesis, three workers, a plain loop")
     stage = Stage(seed=seed, records_per_second=rate)
     try:
@@ -44,7 +44,12 @@ async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None)
         raise (single_cause(group_error) or group_error) from None
     finally:
         await stage.close()
-    return _conclude(stage, river, console, seed, picture)
+    audit = _audit(stage, seed)
+    if not on_stderr:
+        console.print("", audit_table(audit), what_next(), sep="\n")
+    if picture is not None:
+        _draw(picture, river, audit)
+    return audit
 
 
 async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> River:
@@ -123,24 +128,21 @@ async def _show_lines(stage: Stage, river: River, console: Console) -> None:
         await asyncio.sleep(LOOK_EVERY_SECONDS)
 
 
-def _conclude(stage: Stage, river: River, console: Console, seed: int, picture: Path | None) -> int:
-    ours, plain = judge(stage.put, stage.ours), judge(stage.put, stage.plain)
-    recoveries = [
-        (
+def _audit(stage: Stage, seed: int) -> Audit:
+    recoveries = tuple(
+        Recovery(
             happening.label,
             recovery_seconds(happening.at_ns, happening.shard_ids, stage.plain),
             recovery_seconds(happening.at_ns, happening.shard_ids, stage.ours, not_by=happening.victim),
         )
         for happening in stage.happenings
         if happening.shard_ids
-    ]
-    audit = audit_table(ours, plain, recoveries, seed)
-    console.print()
-    console.print(audit)
-    console.print(what_next())
-    if picture is not None:
-        paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
-        paper.print(river.whole(), "", audit, sep="\n")
-        drawn = paper.export_svg(title="anabranch demo")
-        picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no fonts from elsewhere
-    return 0 if ours.is_clean and ours.put else 1
+    )
+    return Audit(seed, judge(stage.put, stage.plain), judge(stage.put, stage.ours), recoveries)
+
+
+def _draw(picture: Path, river: River, audit: Audit) -> None:
+    paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
+    paper.print(river.whole(), "", audit_table(audit), sep="\n")
+    drawn = paper.export_svg(title="anabranch demo")
+    picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no fonts from elsewhere

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from anabranch._demo.audit import Verdict
+from anabranch._demo.audit import Audit
 from anabranch._demo.stage import ShardView, Stage
 from anabranch.limits import HASH_KEY_MAX
 
@@ -141,13 +141,12 @@ def plain_line(stage: Stage, elapsed: float) -> str:
     )
 
 
-def audit_table(
-    ours: Verdict, plain: Verdict, recoveries: list[tuple[str, float | None, float | None]], seed: int
-) -> RenderableType:
+def audit_table(audit: Audit) -> RenderableType:
     table = Table(title="What became of every record", title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column("a plain boto3 loop", justify="right")
     table.add_column("anabranch", justify="right")
+    plain, ours = audit.plain, audit.ours
     rows = (
         ("records put", plain.put, ours.put, False),
         ("handled", plain.handled, ours.handled, False),
@@ -158,13 +157,15 @@ def audit_table(
     for name, theirs, our, must_be_zero in rows:
         table.add_row(name, _figure(theirs, must_be_zero), _figure(our, must_be_zero))
     table.add_section()
-    for name, theirs_seconds, our_seconds in recoveries:
-        table.add_row(f"reading on after: {name}", _seconds(theirs_seconds), _seconds(our_seconds))
+    for recovery in audit.recoveries:
+        table.add_row(
+            f"reading on after: {recovery.after}", _seconds(recovery.plain_seconds), _seconds(recovery.ours_seconds)
+        )
     note = Text(
         "Handled again: finished, but not yet committed when its worker was killed.\nThe bound is one second of work. ",
         style="dim",
     )
-    note.append(f"Seed {seed}.")
+    note.append(f"Seed {audit.seed}.")
     return Group(table, note)
 
 

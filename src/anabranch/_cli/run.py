@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import logging
+import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +14,7 @@ from anabranch._cli.outcomes import DONE, FAILED
 from anabranch._cli.output import counted, say
 from anabranch._cli.targets import find_consumer
 from anabranch._cli.worker_processes import run_workers
+from anabranch._engine.lifeline import tie_to
 from anabranch.errors import ConfigurationError, ConsumerFailedError
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ The consumer needs a handler, by @consumer.handler or @consumer.batch_handler().
 Ctrl-C and SIGTERM stop it in order: what runs may end, checkpoints are written,
 leases are freed; a second one does not wait for handlers. The exit code is 0
 then, and 1 if something was left. A worker that fails is not started again: the
-others take over its shards, and its exit code is the run's in the end.
+others take over its shards, and its exit code is the run's in the end. Workers
+stop in order, too, when the program that started them is gone.
 """
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
@@ -41,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=positive_integer, default=1, metavar="N", help="processes that share the work (default: 1)"
     )
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)  # for the workers themselves
     parser.add_argument(
         "--log", choices=("debug", "info", "warning", "error"), default="info",
         help="what is logged to standard error, unless your module sets up logging (default: info)",
@@ -57,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
         command = [sys.executable, "-m", "anabranch", "run", arguments.target, "--log", arguments.log]
         return asyncio.run(run_workers(command, arguments.workers))
+    if arguments.lifeline is not None:
+        tie_to(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     if not logging.getLogger().handlers:
         logging.basicConfig(format=_FORMAT, level=logging.WARNING)
         logging.getLogger("anabranch").setLevel(arguments.log.upper())

@@ -2,11 +2,13 @@
 
 They share an application's leases, and balance its shards among them. A worker that fails is named; the others take
 over its shards and go on, and when all have ended the exit code is that of the first failure. Signals go to the workers
-through here alone: the first stops them in order, the second hurries them, the third kills them.
+through here alone: the first stops them in order, the second hurries them, the third kills them. Should this process
+be gone without a word, their lifeline ends, and they stop in order by themselves.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +24,8 @@ _KILL_AT: Final = 3
 
 async def run_workers(command: Sequence[str], count: int) -> int:
     """The exit code."""
-    workers = _Workers()
+    lifeline, held_here = os.pipe()
+    workers = _Workers(lifeline)
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, workers.on_signal)
@@ -35,6 +38,8 @@ async def run_workers(command: Sequence[str], count: int) -> int:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
         await workers.kill()
+        os.close(lifeline)
+        os.close(held_here)
     return workers.code
 
 
@@ -43,8 +48,9 @@ def _the_others(count: int) -> str:
 
 
 class _Workers:
-    def __init__(self) -> None:
+    def __init__(self, lifeline: int) -> None:
         self.code = 0
+        self._lifeline = lifeline
         self._processes: list[asyncio.subprocess.Process] = []
         self._signal_count = 0
         self._stopping = False
@@ -59,6 +65,9 @@ class _Workers:
         self._processes.append(
             await asyncio.create_subprocess_exec(
                 *command,
+                "--lifeline",
+                str(self._lifeline),
+                pass_fds=(self._lifeline,),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C comes to us alone, and is passed on
             )

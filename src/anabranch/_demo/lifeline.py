@@ -1,10 +1,8 @@
-"""What ties a process of the demo to the demo: a pipe as its standard input, which the demo never writes to.
-
-The pipe ends when the demo is gone, even by `kill -9`, and the process ends with it.
-"""
+"""What ties a process of the demo to the demo: its standard input is a pipe that ends with the demo."""
 
 import os
-import threading
+
+from anabranch._engine.lifeline import tie_to
 
 __all__ = ["end_with_the_demo"]
 
@@ -12,9 +10,4 @@ _STDIN = 0
 
 
 def end_with_the_demo() -> None:
-    threading.Thread(target=_wait_and_end, name="end with the demo", daemon=True).start()
-
-
-def _wait_and_end() -> None:
-    os.read(_STDIN, 1)
-    os._exit(1)
+    tie_to(_STDIN, lambda: os._exit(1))

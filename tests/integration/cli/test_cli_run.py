@@ -129,6 +129,17 @@ def test_the_others_go_on_after_a_worker_was_killed_and_its_end_is_the_exit_code
         assert process.wait(timeout=20) == 128 + signal.SIGKILL
 
 
+def test_workers_stop_in_order_when_the_program_that_started_them_was_killed(server, folder):
+    with running("app:consumer", "--workers", "2") as process:
+        started = 0
+        while started < 2:
+            started += "started as member" in process.stderr.readline()
+        process.kill()
+        process.wait()
+        _, words = process.communicate(timeout=20)  # until no worker holds the other end any more
+        assert words.count("INFO stopped") == 2
+
+
 def test_a_fleet_whose_workers_all_fail_ends_with_their_exit_code(server, folder):
     put(server, "crash")
     with running("app:consumer", "--workers", "2", "--log", "error") as process:

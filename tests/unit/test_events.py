@@ -39,7 +39,7 @@ def test_an_event_reads_as_one_sentence_that_names_where_it_happened(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_event_is_a_value_with_a_level(kind):
     event = sample(kind)
-    assert kind.level in {logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL}
+    assert event.level in {logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL}
     assert event == sample(kind)
     assert pickle.loads(pickle.dumps(event)) == event
     with pytest.raises(AttributeError):
@@ -52,7 +52,11 @@ def test_optional_details_are_told_when_they_are_there():
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
     assert "before held by b#1" in str(sample(events.LeaseTaken, from_member="b#1"))
     assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
-    assert str(sample(events.ShardStopped, position=None, reason="asked to")) == "stopped: asked to"
+    assert str(sample(events.ShardStopped, position=None, reason="asked to")) == (
+        "stopped: asked to; its lease is kept, and a worker that starts later tries again"
+    )
     assert "at record 7 (partition key 'k')" in str(sample(events.ShardStopped, position="7", partition_key="k"))
+    assert sample(events.OrderChanged, repeats=True).level == logging.WARNING
+    assert sample(events.OrderChanged, repeats=False).level == logging.INFO
     assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")
     assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("again in 20 ms")

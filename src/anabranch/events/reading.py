@@ -186,7 +186,7 @@ class ShardStopped(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         at = f" at record {self.position} (partition key {self.partition_key!r})" if self.position else ""
-        return f"stopped{at}: {self.reason}"
+        return f"stopped{at}: {self.reason}; its lease is kept, and a worker that starts later tries again"
 
 
 class ShardSuspected(Event, frozen=True, kw_only=True):
@@ -214,11 +214,14 @@ class StandstillBegan(Event, frozen=True, kw_only=True):
 class OrderChanged(Event, frozen=True, kw_only=True):
     """The shard was handled in another order before: `order=` was changed, or the way in which records are taken."""
 
-    level = logging.WARNING
     before: str
     now: str
     repeats: bool
     """What was finished above the checkpoint is handled again: without an order it says nothing about keys."""
+
+    @property
+    def level(self) -> int:  # type: ignore[override]
+        return logging.WARNING if self.repeats else logging.INFO
 
     def sentence(self) -> str:
         then = "what was finished above the checkpoint is handled again" if self.repeats else "nothing is repeated"
@@ -268,7 +271,7 @@ class CheckpointFailed(Event, frozen=True, kw_only=True):
     error: str
 
     def sentence(self) -> str:
-        return f"checkpoint not written: {self.error}"
+        return f"checkpoint not written, and tried again: {self.error}"
 
 
 class DataLost(Event, frozen=True, kw_only=True):

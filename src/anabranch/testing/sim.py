@@ -31,7 +31,7 @@ __all__ = ["main"]
 _CHUNK = 20
 _PROGRESS_EACH = 10_000
 _COUNTS = {
-    "protocol": ("events", "starts", "tenures", "takes", "seals", "zombies", "stale_dispatches"),
+    "protocol": ("events", "starts", "tenures", "takes", "seals", "gifts", "zombies", "stale_dispatches"),
     "fleet": ("steps", "starts", "commits", "zombies"),
 }
 

@@ -46,6 +46,12 @@ FORGETFUL = replace(
 """A store that goes back in time, under a fleet that comes and goes."""
 
 
+RESTLESS = replace(
+    ROUGH, lease_count=4, stops_each_ms=30_000, partitions_each_ms=0, lost=0.1, overruns=0.05, commit_each_ms=2_000
+)
+"""Workers that come and go all the time, so that leases are handed over."""
+
+
 class Variant(NamedTuple):
     worker_class: type[TickWorker] = TickWorker
     store_class: type[TickStore] = TickStore
@@ -172,6 +178,8 @@ class FenceOfOneClock(TickWorker):
 class FenceBySignal(TickWorker):
     """The heartbeats' side tells the other when the fence has passed, instead of letting it look at the clock."""
 
+    lane = "heart"
+
     def __init__(self, host, leases):
         self.fenced = True
         super().__init__(host, leases)
@@ -180,7 +188,7 @@ class FenceBySignal(TickWorker):
         super().beat_answered(row)
         if (until_ms := self.heart.pulse.fence.valid_until_ms) is not None:
             self.fenced = False
-            self.process.at(until_ms + 1, "heart", self.look)
+            self.process.at(until_ms + 1, self.lane, self.look)
 
     def look(self):
         until_ms = self.heart.pulse.fence.valid_until_ms
@@ -189,6 +197,29 @@ class FenceBySignal(TickWorker):
 
     def may_start(self, key):
         return not self.fenced and not self.is_draining and self.book.is_startable(key)
+
+
+class FenceBySignalToTheLoop(FenceBySignal):
+    """The same, but the news has to wait for the loop to turn."""
+
+    lane = "main"
+
+
+class ReaderOfPages(Reader):
+    """Looks at the clock, then starts ten records."""
+
+    checked = 0
+
+    def may_start(self):
+        if self.checked == 0:
+            self.checked = 10 if super().may_start() else 0
+        else:
+            self.checked -= 1
+        return self.checked > 0 and self._worker.book.is_startable(self.key) and not self._worker.is_draining
+
+
+class FenceForAPage(TickWorker):
+    reader_class = ReaderOfPages
 
 
 class OwnerIsWorkerId(TickWorker):
@@ -246,6 +277,46 @@ class GiftIsTakenBack(TickWorker):
     reader_class = ReaderThatResumes
 
 
+class ReaderThatDoesNotWait(Reader):
+    """Gives its lease away while a call runs."""
+
+    def may_part(self):
+        return not self.writing
+
+
+class GiftBesideARunningCall(TickWorker):
+    reader_class = ReaderThatDoesNotWait
+
+
+class BookThatGivesOldRows(Book):
+    """What was finished since the last commit does not go with the gift."""
+
+    def part(self, key, final=None):
+        return super().part(key)
+
+
+class GiftWithoutTheLastCheckpoint(TickWorker):
+    book_class = BookThatGivesOldRows
+
+
+class ReaderThatBelievesInItsCommits(Reader):
+    """A commit without an answer counts as done."""
+
+    def commit(self):
+        self.sent = self.row_so_far()
+        super().commit()
+
+    def wrote(self, answer):
+        super().wrote(answer)
+        holding = self._worker.book.held.get(self.key)
+        if answer is NO_ANSWER and holding is not None and holding.state == "held":
+            holding.row = replace(self.sent, version=holding.row.version + 1)
+
+
+class LostCommitIsBelieved(TickWorker):
+    reader_class = ReaderThatBelievesInItsCommits
+
+
 class RollBackIsIgnored(TickWorker):
     """Connects anew and goes on."""
 
@@ -288,6 +359,10 @@ VARIANTS = {
     ),
     "clock that stops, believed": Variant(FenceOfOneClock, options=replace(ROUGH, clocks_stop=True)),
     "fence by signal": Variant(FenceBySignal),
+    "fence by signal to a loop that stalls": Variant(
+        FenceBySignalToTheLoop, options=replace(ROUGH, pauses_each_ms=0, stalls_each_ms=20_000)
+    ),
+    "fence looked at once for a page": Variant(FenceForAPage),
     "owner is the worker id": Variant(OwnerIsWorkerId, options=replace(ROUGH, same_worker_id=True)),
     "a missing row is death": Variant(MissingRowIsDeath, options=replace(ROUGH, rows_deleted_each_ms=20_000)),
     "lost take is forgotten": Variant(
@@ -301,6 +376,9 @@ VARIANTS = {
     "gift is taken back": Variant(
         GiftIsTakenBack, options=replace(ROUGH, lease_count=4, stops_each_ms=30_000, late=0.1)
     ),
+    "gift beside a running call": Variant(GiftBesideARunningCall, options=RESTLESS, complaint="hand-off"),
+    "gift without the last checkpoint": Variant(GiftWithoutTheLastCheckpoint, options=RESTLESS, complaint="hand-off"),
+    "lost commit is believed": Variant(LostCommitIsBelieved, options=RESTLESS, complaint="hand-off"),
     "roll-back is ignored": Variant(RollBackIsIgnored, options=FORGETFUL),
     "roll-back is not waited out": Variant(RollBackIsNotWaitedOut, options=FORGETFUL),
     "bootstrap after reset": Variant(

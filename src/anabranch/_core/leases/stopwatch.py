@@ -44,7 +44,9 @@ class Stopwatches:
         self._read_at_ms = now_ms
         changed = False
         for row in rows:
-            changed |= self.observe_row(row, now_ms)
+            watch = self._watches.get(row.member_id)
+            if watch is None or watch.row is not row:
+                changed |= self.observe_row(row, now_ms)
         if len(rows) < len(self._watches):
             changed |= self._miss_others(rows, now_ms)
         return changed
@@ -144,9 +146,11 @@ class Stopwatches:
 
     def _restart_after_gap(self, gap_ms: int, now_ms: int) -> None:
         polls_ms = 3 * self._timing.poll_interval_for(len(self._watches))
-        for watch in self._watches.values():
+        if gap_ms <= polls_ms:
             # A fleet so large that it polls less often than half of an expiry must still be able to seal.
-            if gap_ms > max(watch.expiry_ms // 2, polls_ms):
+            return
+        for watch in self._watches.values():
+            if gap_ms > watch.expiry_ms // 2:
                 watch.since_ms, watch.moved = now_ms, False
 
     def _miss_others(self, rows: Sequence[MemberRow], now_ms: int) -> bool:

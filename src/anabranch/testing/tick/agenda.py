@@ -10,6 +10,8 @@ __all__ = ["Agenda"]
 class Agenda:
     """Events run in the order of their times; those of one time in the order in which they were noted."""
 
+    __slots__ = ("_events", "_noted", "now_ms")
+
     def __init__(self) -> None:
         self.now_ms = 0
         self._events: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []

@@ -8,8 +8,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
-_LONG_MS = (1_000, 25_000)
-_SHORT_MS = (50, 1_000)
+_LONG = (0.1, 2.5)
+_SHORT = (0.005, 0.1)
+_RESTART = (0.02, 0.6)
+"""In expiries."""
 
 
 class Faults:
@@ -19,6 +21,8 @@ class Faults:
         self._world = world
         self._ended = False
         options = world.options
+        self._long_ms, self._short_ms = options.expiries(*_LONG), options.expiries(*_SHORT)
+        self._restart_ms = options.expiries(*_RESTART)
         for index in range(options.worker_count):
             self._each(options.pauses_each_ms, self._pause, index)
             self._each(options.stalls_each_ms, self._stall, index)
@@ -32,18 +36,18 @@ class Faults:
             (options.reset, self._reset),
         ):
             if is_wanted:
-                world.agenda.at(world.random.randrange(5_000, options.faulty_ms), action)
+                world.agenda.at(world.dice.between(options.faulty_ms // 8, options.faulty_ms), action)
 
     def end(self) -> None:
         """Whatever is still broken is mended now; messages on their way stay so."""
         self._ended = True
         self._world.store.is_away = False
         for worker in self._world.workers:
-            worker.link.cut_until_ms = 0
+            worker.link.calm_down()
 
     def _each(self, mean_ms: int, action: Callable[[int], None], index: int) -> None:
         if mean_ms:
-            wait_ms = 1 + int(self._world.random.expovariate(1 / mean_ms))
+            wait_ms = 1 + int(self._world.dice.wait(1 / mean_ms))
             self._world.agenda.after(wait_ms, self._strike, mean_ms, action, index)
 
     def _strike(self, mean_ms: int, action: Callable[[int], None], index: int) -> None:
@@ -52,7 +56,7 @@ class Faults:
             self._each(mean_ms, action, index)
 
     def _duration_ms(self) -> int:
-        return self._world.random.randrange(*(_LONG_MS if self._world.random.random() < 0.7 else _SHORT_MS))
+        return self._world.dice.between(*(self._long_ms if self._world.dice.random() < 0.7 else self._short_ms))
 
     def _pause(self, index: int) -> None:
         self._world.workers[index].process.pause(self._duration_ms())
@@ -80,7 +84,7 @@ class Faults:
             if self._world.workers[index] is old:
                 self._world.workers[index] = self._world.start_worker(index)
 
-        self._world.agenda.after(self._world.random.randrange(200, 12_000), start)
+        self._world.agenda.after(self._world.dice.between(*self._restart_ms), start)
 
     def _delete_row(self, index: int) -> None:
         world = self._world

@@ -1,10 +1,9 @@
 """Where a simulated worker runs: its process, its way to the store, and who watches what it starts."""
 
-from random import Random
-
 import msgspec
 
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch.testing.tick.dice import Dice
 from anabranch.testing.tick.journal import TickJournal
 from anabranch.testing.tick.network import Link
 from anabranch.testing.tick.options import WorldOptions
@@ -24,4 +23,4 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     timing: LeaseTiming
     options: WorldOptions
     journal: TickJournal
-    random: Random
+    dice: Dice

@@ -5,6 +5,7 @@ A *tenure* is one process's holding of a lease under one member id at one epoch.
 - fence tokens: a later tenure's epoch is higher (except after the store went back in time);
 - order: no record is started for the first time before the one before it was finished;
 - no loss: no commit passes a record that was not finished, and none goes back;
+- hand-off: a lease that was given away, or left by a clean stop, has no running call, and nothing of it is repeated;
 - one application: a running process never begins a second one.
 
 A call that was paused between the look at the clock and its start may come late: no lease can prevent that, which is
@@ -47,6 +48,12 @@ class _Line(msgspec.Struct):
     """Every record up to this one was finished by somebody."""
     committed: int = 0
     started_at_ms: int = 0
+    is_running: bool = False
+    """Whether a call of the tenure runs."""
+    done: int = 0
+    """The last record that the tenure finished."""
+    handed_over: int | None = None
+    """Up to which record, if the tenure ended in good order."""
 
 
 class TickJournal:
@@ -72,7 +79,7 @@ class TickJournal:
                 f"{line.tenure} did")  # fmt: skip
             return
         if line.tenure != tenure:
-            self._begin_tenure(at_ms, key, line, tenure)
+            self._begin_tenure(at_ms, key, line, tenure, record)
         if record > line.finished + 1:
             self._violated(at_ms, f"order: {tenure} starts record {record} of {key.shard_id}, but {line.finished + 1} "
                 "was not finished")  # fmt: skip
@@ -80,10 +87,14 @@ class TickJournal:
         line.first_started = max(line.first_started, record)
         self.longest_gap_ms = max(self.longest_gap_ms, at_ms - line.started_at_ms)
         line.started_at_ms = at_ms
+        line.is_running = True
 
-    def finished(self, app_id: str, key: LeaseKey, record: int) -> None:
+    def finished(self, app_id: str, key: LeaseKey, tenure: Tenure, record: int) -> None:
         line = self._line(app_id, key)
         line.finished = max(line.finished, record)
+        if line.tenure == tenure:
+            line.is_running = False
+            line.done = record
 
     def committed(self, at_ms: int, app_id: str, key: LeaseKey, record: int) -> None:
         line = self._line(app_id, key)
@@ -93,6 +104,14 @@ class TickJournal:
         if record > line.finished:
             self._violated(at_ms, f"loss: {key.shard_id} is committed up to {record}, but {line.finished + 1} was not "
                 "finished")  # fmt: skip
+
+    def handed_over(self, at_ms: int, app_id: str, key: LeaseKey, tenure: Tenure) -> None:
+        """The tenure ends in good order: by a gift, or by a clean stop without leftovers."""
+        line = self._line(app_id, key)
+        if line.tenure == tenure:
+            line.handed_over = line.done
+            if line.is_running:
+                self._violated(at_ms, f"hand-off: {tenure} gives {key.shard_id} away while record {line.done + 1} runs")
 
     def silent_since(self, app_id: str, key: LeaseKey) -> int:
         return self._line(app_id, key).started_at_ms
@@ -105,13 +124,16 @@ class TickJournal:
     def stood_still(self, at_ms: int, what: str) -> None:
         self._violated(at_ms, f"standstill: {what}")
 
-    def _begin_tenure(self, at_ms: int, key: LeaseKey, line: _Line, tenure: Tenure) -> None:
+    def _begin_tenure(self, at_ms: int, key: LeaseKey, line: _Line, tenure: Tenure, record: int) -> None:
         self.tenures += 1
+        if line.handed_over is not None and record <= line.handed_over and not self.store_went_back:
+            self._violated(at_ms, f"hand-off: {tenure} repeats record {record} of {key.shard_id}, which {line.tenure} "
+                "finished before it gave it away")  # fmt: skip
         if line.tenure is not None:
             line.ended.add(line.tenure)
             if tenure.epoch <= line.tenure.epoch and not self.store_went_back:
                 self._violated(at_ms, f"fence token: {tenure} of {key.shard_id} follows {line.tenure}")
-        line.tenure = tenure
+        line.tenure, line.done, line.handed_over = tenure, 0, None
 
     def _violated(self, at_ms: int, what: str) -> None:
         self.violations.append(Violation(at_ms, what))

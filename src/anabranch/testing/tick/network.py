@@ -6,15 +6,19 @@ name, as a client does that connects anew.
 """
 
 from collections.abc import Callable
-from random import Random
 from typing import Any, Final
 
 from anabranch.testing.tick.agenda import Agenda
+from anabranch.testing.tick.dice import Dice
 from anabranch.testing.tick.options import WorldOptions
 from anabranch.testing.tick.process import Lane, Process
 from anabranch.testing.tick.store import TickStore
 
 __all__ = ["NO_ANSWER", "Link", "Reconnected"]
+
+_PROMPT_MS = 30
+_LATE = (0.15, 1.4)
+"""In expiries."""
 
 
 class _NoAnswer:
@@ -34,10 +38,14 @@ class Reconnected:
 
 
 class _Call:
-    __slots__ = ("answered", "done", "lane", "request")
+    __slots__ = ("answered", "begun_ms", "deadline_ms", "done", "lane", "request")
 
-    def __init__(self, lane: Lane, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def __init__(
+        self, lane: Lane, begun_ms: int, deadline_ms: int, request: Callable[[], Any], done: Callable[[Any], None]
+    ) -> None:
         self.lane = lane
+        self.begun_ms = begun_ms
+        self.deadline_ms = deadline_ms
         self.request = request
         self.done = done
         self.answered = False
@@ -46,57 +54,70 @@ class _Call:
 class Link:
     """One process's connection to the store."""
 
-    calm = False
-    """Set for all links when the faults are over."""
-
-    def __init__(
-        self, agenda: Agenda, store: TickStore, process: Process, options: WorldOptions, random: Random
-    ) -> None:
+    def __init__(self, agenda: Agenda, store: TickStore, process: Process, options: WorldOptions, dice: Dice) -> None:
         self.cut_until_ms = 0
+        self.calm = False
+        """Whether the faults are over."""
         self.incarnations = dict.fromkeys(("heart", "main"), store.incarnation)
         """The storage that each lane's own connection was made to."""
         self._agenda = agenda
         self._store = store
         self._process = process
-        self._options = options
-        self._random = random
-        self._lag_phase_ms = random.randrange(60_000)
+        self._dice = dice
+        self._lost = options.lost
+        self._late_ms = options.expiries(*_LATE)
+        self._late_above = 1 - options.late
+        self._repeated = options.repeated
+        self._lag_ms_max = options.lag_ms_max
+        self._lag_phase_ms = dice.between(0, 60_000)
+
+    def calm_down(self) -> None:
+        """The faults are over; messages on their way stay as they are."""
+        self.calm = True
+        self.cut_until_ms = 0
+        self._lost, self._late_above, self._repeated, self._lag_ms_max = 0.0, 1.0, 0.0, 0
 
     def call(self, lane: Lane, deadline_ms: int, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        call = _Call(lane, request, done)
-        self._process.at(self._process.now_ms() + deadline_ms, lane, self._give_up, call)
-        if self._passes():
-            self._agenda.after(self._delay_ms(), self._arrive, call, self.incarnations[lane])
-            if self._random.random() < self._options.repeated and not self.calm:
-                self._agenda.after(
-                    self._delay_ms() + self._random.randrange(5_000), self._arrive, call, self.incarnations[lane]
-                )
+        call = _Call(lane, self._process.now_ms(), deadline_ms, request, done)
+        self._send(call, self._arrive, call, self.incarnations[lane])
+        if self._repeated and self._dice.random() < self._repeated:
+            self._agenda.after(self._dice.between(1, 5_000), self._arrive, call, self.incarnations[lane])
 
     def lag_ms(self) -> int:
         """How old the next read is: its replica stands still for a while, then catches up at once, again and again."""
-        limit_ms = self._options.lag_ms_max
-        return (self._agenda.now_ms + self._lag_phase_ms) % limit_ms if limit_ms and not self.calm else 0
+        limit_ms = self._lag_ms_max
+        return (self._agenda.now_ms + self._lag_phase_ms) % limit_ms if limit_ms else 0
 
-    def _passes(self) -> bool:
+    def _send(self, call: _Call, arrive: Callable[..., None], *arguments: Any) -> None:
+        """One message of a call, there or back. Only where one does not come in time does the caller's deadline matter:
+        most calls need no timer.
+        """
         if self._agenda.now_ms < self.cut_until_ms:
-            return False
-        return self.calm or self._random.random() >= self._options.lost
-
-    def _delay_ms(self) -> int:
-        if self._random.random() < self._options.late and not self.calm:
-            return self._random.randrange(1_500, 14_000)
-        return self._random.randrange(1, 30)
+            self._wait_in_vain(call)
+            return
+        fate = self._dice.random()
+        delay_ms = 1 + int(fate * _PROMPT_MS)
+        if fate < self._lost:
+            self._wait_in_vain(call)
+            return
+        if fate > self._late_above:
+            delay_ms = self._dice.between(*self._late_ms)
+            self._wait_in_vain(call)
+        self._agenda.after(delay_ms, arrive, *arguments)
 
     def _arrive(self, call: _Call, incarnation: str) -> None:
-        if self._agenda.now_ms < self.cut_until_ms or self._store.is_away:
+        store = self._store
+        if self._agenda.now_ms < self.cut_until_ms or store.is_away:
+            self._wait_in_vain(call)
             return
-        self._store.now_ms = self._agenda.now_ms
-        answer = call.request() if incarnation == self._store.incarnation else Reconnected(self._store.incarnation)
-        if self._passes():
-            self._agenda.after(self._delay_ms(), self._return, call, answer)
+        store.now_ms = self._agenda.now_ms
+        answer = call.request() if incarnation == store.incarnation else Reconnected(store.incarnation)
+        self._send(call, self._return, call, answer)
 
     def _return(self, call: _Call, answer: Any) -> None:
-        if self._agenda.now_ms >= self.cut_until_ms:
+        if self._agenda.now_ms < self.cut_until_ms:
+            self._wait_in_vain(call)
+        else:
             self._process.receive(call.lane, self._answer, call, answer)
 
     def _answer(self, call: _Call, answer: Any) -> None:
@@ -105,6 +126,11 @@ class Link:
             if isinstance(answer, Reconnected):
                 self.incarnations[call.lane] = answer.incarnation
             call.done(answer)
+
+    def _wait_in_vain(self, call: _Call) -> None:
+        """A message was lost or is late: the caller may give up, at its deadline."""
+        if not call.answered:
+            self._process.at(call.begun_ms + call.deadline_ms, call.lane, self._give_up, call)
 
     def _give_up(self, call: _Call) -> None:
         if not call.answered:

@@ -4,11 +4,13 @@ Each world gets its own mix, and leaves most faults out: worlds that have everyt
 long calm stretch before one fault.
 """
 
-from random import Random
-
 import msgspec
 
+from anabranch.testing.tick.dice import Dice
+
 __all__ = ["WorldOptions", "options_for"]
+
+_EXPIRIES_MS = ((10_000,), (10_000,), (5_000,), (3_000,), (10_000, 5_000), (5_000, 10_000, 3_000))
 
 
 class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +22,14 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long it then runs on without any; whether it has settled is judged if that is long enough for it."""
     expiry_ms: tuple[int, ...] = (10_000,)
     """Given to the workers in turn: a fleet in the middle of a deploy has two."""
+    polls_per_expiry: int = 10
+    """How often the member rows are read. Large fleets do so less often, and see less of what happens in between."""
     lost: float = 0.0
     """The share of requests that get lost, and of answers."""
     late: float = 0.0
-    """The share of messages that arrive 1.5 to 14 s late; requests take effect even though the caller has given up."""
+    """The share of messages that are late by 0.15 to 1.4 expiries; requests take effect even though the caller has
+    given up.
+    """
     repeated: float = 0.0
     """The share of requests that take effect twice."""
     lag_ms_max: int = 0
@@ -58,39 +64,57 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     same_worker_id: bool = False
     """All workers are configured with one worker id."""
 
+    def expiries(self, low: float, high: float) -> tuple[int, int]:
+        """A span of time, told in the longest expiry of the fleet: faults that matter are about as long as that."""
+        longest_ms = max(self.expiry_ms)
+        return int(longest_ms * low), int(longest_ms * high)
+
 
 def options_for(seed: int) -> WorldOptions:
-    """The mix of one seed. Every fault is in a good part of the worlds, none in all of them."""
-    random = Random(f"options {seed}")  # noqa: S311 -- a simulation's dice, not a secret
-    large = seed % 25 == 24
+    """The mix of one seed. Every fault is in a good part of the worlds, none in all of them.
 
-    def sometimes(chance: float, low: int, high: int) -> int:
-        return random.randrange(low, high) if random.random() < chance else 0
+    Most worlds are small, short and dense: a few expiries long, with a fault every few seconds. Every 25th is a large
+    fleet, and every 30th has to settle.
+    """
+    dice = Dice(f"options {seed}")
+    large = seed % 25 == 24
+    expiry_ms = _EXPIRIES_MS[dice.between(0, len(_EXPIRIES_MS))]
+    longest_ms = max(expiry_ms)
+
+    def expiries(low: float, high: float) -> int:
+        return int(longest_ms * (low + dice.random() * (high - low)))
+
+    def sometimes(chance: float, low: float, high: float) -> int:
+        return expiries(low, high) if dice.random() < chance else 0
+
+    def one_of(*shares: float) -> float:
+        return shares[dice.between(0, len(shares))]
 
     return WorldOptions(
-        worker_count=random.randrange(5, 9) if large else random.randrange(2, 5),
-        lease_count=random.randrange(8, 17) if large else random.randrange(1, 5),
-        faulty_ms=random.randrange(40_000, 80_000),
-        settling_ms=100_000 if seed % 4 == 0 else 15_000,
-        expiry_ms=random.choice([(10_000,), (10_000,), (10_000, 5_000), (5_000, 10_000, 3_000)]),
-        lost=random.choice([0.0, 0.01, 0.04, 0.1]),
-        late=random.choice([0.0, 0.01, 0.03, 0.1]),
-        repeated=random.choice([0.0, 0.0, 0.02]),
-        lag_ms_max=sometimes(0.15, 500, 16_000),
-        clock_error=random.choice([0.0, 0.005, 0.01]),
-        clocks_stop=random.random() < 0.2,
-        pauses_each_ms=sometimes(0.5, 15_000, 60_000),
-        stalls_each_ms=sometimes(0.3, 15_000, 60_000),
-        gaps=random.choice([0.0, 0.0, 0.01]),
-        partitions_each_ms=sometimes(0.5, 15_000, 60_000),
-        crashes_each_ms=sometimes(0.4, 20_000, 80_000),
-        stops_each_ms=sometimes(0.4, 15_000, 60_000),
-        outage_ms=sometimes(0.1, 3_000, 30_000),
-        roll_backs_each_ms=sometimes(0.1, 15_000, 60_000),
-        roll_back_ms=random.randrange(500, 20_000),
-        reset=random.random() < 0.03,
-        rows_deleted_each_ms=sometimes(0.05, 20_000, 60_000),
-        commit_each_ms=random.choice([1_000, 2_000, 10_000]),
-        overruns=random.choice([0.0, 0.0, 0.03]),
-        same_worker_id=random.random() < 0.2,
+        worker_count=dice.between(5, 8) if large else dice.between(2, 4),
+        lease_count=dice.between(6, 12) if large else dice.between(1, 5),
+        faulty_ms=expiries(3, 7),
+        settling_ms=100_000 if seed % 30 == 29 else 0,
+        expiry_ms=expiry_ms,
+        polls_per_expiry=10 if dice.random() < 0.6 else 5,
+        lost=one_of(0.0, 0.01, 0.04, 0.1),
+        late=one_of(0.0, 0.03, 0.1, 0.15),
+        repeated=one_of(0.0, 0.0, 0.02),
+        lag_ms_max=sometimes(0.2, 0.05, 1.6),
+        clock_error=one_of(0.0, 0.005, 0.01),
+        clocks_stop=dice.random() < 0.25,
+        pauses_each_ms=sometimes(0.6, 1, 4),
+        stalls_each_ms=sometimes(0.25, 1, 4),
+        gaps=one_of(0.0, 0.0, 0.03),
+        partitions_each_ms=sometimes(0.6, 1, 4),
+        crashes_each_ms=sometimes(0.35, 1.5, 6),
+        stops_each_ms=sometimes(0.4, 1, 4),
+        outage_ms=sometimes(0.1, 0.3, 2),
+        roll_backs_each_ms=sometimes(0.15, 1, 4),
+        roll_back_ms=expiries(0.05, 2),
+        reset=dice.random() < 0.03,
+        rows_deleted_each_ms=sometimes(0.1, 1, 4),
+        commit_each_ms=(1_000, 2_000, 10_000)[dice.between(0, 3)],
+        overruns=one_of(0.0, 0.0, 0.05),
+        same_worker_id=dice.random() < 0.2,
     )

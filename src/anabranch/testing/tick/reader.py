@@ -3,6 +3,7 @@
 The fence is looked at immediately before each start, as the engine does; a fault may pause the process right there.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader", "committed_record"]
 
-_PACE_MS = 400
+_HANDLING_MS = (20, 600)
+_OVERRUN_MS = (4_000, 20_000)
+_PACE = (0.03, 0.1)
+_GAP = (0.1, 2.5)
+"""In expiries."""
 _DRAIN_DEADLINE_MS = 5_000
 
 
@@ -35,11 +40,14 @@ class Reader:
         self.writing = False
         """One write of a lease is in flight at a time (rule L7)."""
         self._worker = worker
-        self._tenure = Tenure(worker.host.name, worker.book.member_id, row.epoch)
+        self.tenure = Tenure(worker.host.name, worker.book.member_id, row.epoch)
+        self._pace_ms = worker.options.expiries(*_PACE)
         self._running = False
+        self._ends_ms = 0
+        """When the running call ends; the next turn after that sees it."""
         self._committed_at_ms = worker.now_ms()
         self._drain_since_ms: int | None = None
-        self._later(worker.random.randrange(_PACE_MS))
+        worker.process.after(worker.dice.between(0, self._pace_ms[0]), "main", self._turn)
 
     @property
     def is_current(self) -> bool:
@@ -47,53 +55,55 @@ class Reader:
         return self._worker.readers.get(self.key) is self
 
     def works_on(self, holding: Holding | None) -> bool:
-        return holding is not None and holding.row.epoch == self._tenure.epoch
+        return holding is not None and holding.row.epoch == self.tenure.epoch
 
     def is_at_rest(self) -> bool:
         """Nothing runs, and all that was finished is committed."""
         committed = committed_record(self._worker.book.held[self.key].row)
-        return not (self._running or self.writing) and self.finished == committed
+        return self.may_part() and self.finished == committed
 
     def drain(self) -> None:
         self._drain_since_ms = self._worker.now_ms()
 
-    def _later(self, delay_ms: int) -> None:
-        self._worker.process.at(self._worker.now_ms() + delay_ms, "main", self._turn)
-
     def _turn(self) -> None:
-        if not self.is_current:
+        worker = self._worker
+        if worker.readers.get(self.key) is not self:
             return
+        now_ms = worker.now_ms()
+        worker.process.after(worker.dice.between(*self._pace_ms), "main", self._turn)
+        if self._running and now_ms >= self._ends_ms:
+            self._finish()
         if self._drain_since_ms is not None:
-            self._drain()
-        elif not self._running and self._worker.may_start(self.key):
+            self._drain(now_ms - self._drain_since_ms)
+        elif not self._running and self.may_start():
             self._start()
-        if self._worker.now_ms() - self._committed_at_ms >= self._worker.options.commit_each_ms:
+        if now_ms - self._committed_at_ms >= worker.options.commit_each_ms:
             self.commit()
-        self._later(_PACE_MS // 2 + self._worker.random.randrange(_PACE_MS))
+
+    def may_start(self) -> bool:
+        return self._worker.may_start(self.key)
 
     def _start(self) -> None:
         """The clock was looked at; now the call."""
         self._running = True
         worker = self._worker
-        if worker.random.random() < worker.options.gaps and not worker.link.calm:
-            worker.process.pause(worker.random.randrange(1_000, 25_000))
+        if not worker.link.calm and worker.dice.random() < worker.options.gaps:
+            self._ends_ms = sys.maxsize
+            worker.process.pause(worker.dice.between(*worker.options.expiries(*_GAP)))
             worker.process.deliver("main", self._call, True)
         else:
             self._call(False)
 
     def _call(self, was_paused: bool) -> None:  # noqa: FBT001 -- an event's argument
         worker = self._worker
-        record = self.finished + 1
-        worker.journal_start(self.key, self._tenure, record, was_paused=was_paused)
-        duration_ms = worker.random.randrange(20, 600)
-        if worker.random.random() < worker.options.overruns and not worker.link.calm:
-            duration_ms = worker.random.randrange(4_000, 20_000)
-        worker.process.at(worker.now_ms() + duration_ms, "main", self._finish, record)
+        worker.journal_start(self.key, self.tenure, self.finished + 1, was_paused=was_paused)
+        is_long = not worker.link.calm and worker.dice.random() < worker.options.overruns
+        self._ends_ms = worker.now_ms() + worker.dice.between(*(_OVERRUN_MS if is_long else _HANDLING_MS))
 
-    def _finish(self, record: int) -> None:
+    def _finish(self) -> None:
         self._running = False
-        self._worker.host.journal.finished(self._worker.app_id, self.key, record)
-        self.finished = record
+        self.finished += 1
+        self._worker.host.journal.finished(self._worker.app_id, self.key, self.tenure, self.finished)
 
     # committing and giving
 
@@ -109,15 +119,19 @@ class Reader:
             return row
         return replace(row, checkpoint=Checkpoint(watermark=Position(self.finished)), takes_without_progress=0)
 
-    def _drain(self) -> None:
+    def _drain(self, drained_ms: int) -> None:
         holding = self._worker.book.held[self.key]
         if holding.state == "parting":
             return
-        if not self._running and not self.writing:
+        if self.may_part():
             self._write(self._worker.book.part(self.key, self.row_so_far()))
-        elif self._worker.now_ms() - (self._drain_since_ms or 0) > _DRAIN_DEADLINE_MS and self._running:
+        elif drained_ms > _DRAIN_DEADLINE_MS and self._running:
             self._worker.book.keep(self.key, self._worker.now_ms())
             self._drain_since_ms = None
+
+    def may_part(self) -> bool:
+        """Nothing of it runs here any more, and nothing is being written."""
+        return not (self._running or self.writing)
 
     def _write(self, row: LeaseRow) -> None:
         self._worker.write(Write(row, self._worker.book.held[self.key].row.version))

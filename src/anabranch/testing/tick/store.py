@@ -4,6 +4,7 @@ Its conditions are `_core.leases.rows`, as in every store of ours. Calls are pla
 whether and when they arrive is the network's business.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from anabranch._core.leases import rows
@@ -24,8 +25,12 @@ class TickStore:
         self.is_away = False
         self.takes = 0
         self.seals = 0
+        self.gifts = 0
+        """Leases that their owner gave to somebody."""
         self._keeps_history = keeps_history
-        self._history: list[tuple[int, _Snapshot]] = []
+        self._history: list[_Snapshot] = []
+        self._ended_ms: list[int] = []
+        """Until when each of the history was the present."""
 
     # reads
 
@@ -105,6 +110,7 @@ class TickStore:
         if not isinstance(answer, Conflict):
             self._note()
             self.leases[row.key] = answer
+            self.gifts += answer.owner is not None and answer.owner != member_id
         return answer
 
     # bad days
@@ -125,6 +131,7 @@ class TickStore:
 
     def _become_another(self) -> None:
         self._history.clear()
+        self._ended_ms.clear()
         name, _, number = self.incarnation.partition("-")
         self.incarnation = f"{name}-{int(number) + 1}"
 
@@ -137,10 +144,9 @@ class TickStore:
     def _note(self) -> None:
         """Keeps the rows as they are until now, where reads may lag or the store may go back."""
         if self._keeps_history:
-            self._history.append((self.now_ms, (self.app, dict(self.members), dict(self.leases))))
+            self._history.append((self.app, dict(self.members), dict(self.leases)))
+            self._ended_ms.append(self.now_ms)
 
     def _as_of(self, time_ms: int) -> _Snapshot:
-        for ended_ms, snapshot in self._history:
-            if ended_ms > time_ms:
-                return snapshot
-        return self.app, self.members, self.leases
+        index = bisect_right(self._ended_ms, time_ms)
+        return (self.app, self.members, self.leases) if index == len(self._history) else self._history[index]

@@ -37,7 +37,8 @@ class TickWorker:
         self.host = host
         self.process = host.process
         self.link = host.link
-        self.random = host.random
+        self.dice = host.dice
+        self.now_ms = host.process.now_ms
         self.options = host.options
         self.app_id = ""
         self.is_draining = False
@@ -51,12 +52,14 @@ class TickWorker:
         """While the storage may have forgotten something, nothing is taken (rule L13)."""
         self._recorded = ""
         self._polling = False
+        self._followed = 0
+        """The book's `lease_version` that the readers follow."""
         self._open(leases)
 
     # what variants replace
 
     def new_member_id(self) -> str:
-        return f"{self.host.worker_id}#{self.random.getrandbits(128):032x}"
+        return f"{self.host.worker_id}#{self.dice.bits(128):032x}"
 
     def call_deadline_ms(self) -> int:
         return self.host.timing.call_deadline_ms
@@ -98,7 +101,7 @@ class TickWorker:
         store = self.host.store
         app = AppRow(
             app="billing",
-            app_id=f"{self.random.getrandbits(64):016x}",
+            app_id=f"{self.dice.bits(64):016x}",
             created_wall_ms=self.process.wall_ms(),
             incarnation=self.link.incarnations["main"],
         )
@@ -147,7 +150,7 @@ class TickWorker:
             if heart is not self.heart:
                 return
             if isinstance(answer, Reconnected) or answer is NO_ANSWER:
-                self.process.at(self.now_ms() + 100, "main", self._check_app, heart)
+                self.process.after(100, "main", self._check_app, heart)
                 return
             row, _ = answer
             if row is None or row.app_id != self.app_id:
@@ -212,7 +215,7 @@ class TickWorker:
     def _poll(self) -> None:
         if self.has_stopped:
             return
-        self.process.at(self.now_ms() + self.host.timing.poll_interval_ms, "main", self._poll)
+        self.process.after(self.host.timing.poll_interval_ms, "main", self._poll)
         if self._polling or self.heart.pulse.row is None:
             return
         self._polling = True
@@ -298,7 +301,10 @@ class TickWorker:
         def request() -> LeaseRow | Conflict:
             answer = store.write_lease(step.row, member_id, step.expected_version)
             if not isinstance(answer, Conflict):
-                self.host.journal.committed(store.now_ms, self.app_id, step.row.key, committed_record(step.row))
+                key, journal = step.row.key, self.host.journal
+                journal.committed(store.now_ms, self.app_id, key, committed_record(step.row))
+                if step.row.owner != member_id:
+                    journal.handed_over(store.now_ms, self.app_id, key, reader.tenure)
             return answer
 
         def wrote(answer: Any) -> None:
@@ -314,13 +320,15 @@ class TickWorker:
         if self.book.rolled_back:
             self.storage_changed(self.link.incarnations["main"])
             return
-        held = self.book.held
-        for key in [key for key, reader in self.readers.items() if not reader.works_on(held.get(key))]:
-            del self.readers[key]
-            self.heart.hasten(self.now_ms())
-        for key, holding in held.items():
-            if key not in self.readers:
-                self.readers[key] = self.reader_class(self, holding.row)
+        if self._followed != self.book.lease_version:
+            self._followed = self.book.lease_version
+            held = self.book.held
+            for key in [key for key, reader in self.readers.items() if not reader.works_on(held.get(key))]:
+                del self.readers[key]
+                self.heart.hasten(self.now_ms())
+            for key, holding in held.items():
+                if key not in self.readers:
+                    self.readers[key] = self.reader_class(self, holding.row)
         if self.heart.next_beat_ms is not None and self.heart.next_beat_ms <= self.now_ms():
             self.process.deliver("heart", self._beat, self.heart)
 
@@ -336,16 +344,16 @@ class TickWorker:
         if busy and self.now_ms() < deadline_ms:
             for reader in busy:
                 reader.commit()
-            self.process.at(self.now_ms() + 200, "main", self._leave, deadline_ms)
+            self.process.after(200, "main", self._leave, deadline_ms)
             return
         self.has_stopped = True
+        for key, reader in self.readers.items():
+            if reader not in busy:
+                self.host.journal.handed_over(self.process.true_ms(), self.app_id, key, reader.tenure)
         self.readers.clear()
         self._call("main", partial(self.host.store.leave, self.book.member_id), lambda _: None)
 
     # calls
-
-    def now_ms(self) -> int:
-        return self.process.now_ms()
 
     def journal_start(self, key: LeaseKey, tenure: Tenure, record: int, *, was_paused: bool) -> None:
         true_ms = self.process.true_ms()

@@ -4,13 +4,15 @@ While there are faults only safety is judged. Then they stop, and within a bound
 somebody, and the leases must be shared fairly.
 """
 
-from random import Random
+from functools import cache
 
 import msgspec
+from msgspec.structs import replace
 
-from anabranch._core.leases.timing import lease_timing
+from anabranch._core.leases.timing import LeaseTiming, lease_timing
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch.testing.tick.agenda import Agenda
+from anabranch.testing.tick.dice import Dice
 from anabranch.testing.tick.faults import Faults
 from anabranch.testing.tick.host import Host
 from anabranch.testing.tick.journal import TickJournal, Violation
@@ -36,6 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     takes: int
     tenures: int
     seals: int
+    gifts: int
     zombies: int
     repeats: int
     longest_gap_ms: int
@@ -56,7 +59,7 @@ class World:
     ) -> None:
         self.seed = seed
         self.options = options
-        self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
+        self.dice = Dice(f"world {seed}")
         self.agenda = Agenda()
         self.journal = TickJournal()
         self.store = store_class(keeps_history=bool(options.lag_ms_max or options.roll_backs_each_ms))
@@ -70,16 +73,17 @@ class World:
 
     def start_worker(self, index: int) -> TickWorker:
         """A new process on host number `index`."""
-        options, random = self.options, self.random
+        options, dice = self.options, self.dice
         error_ppm = int(options.clock_error * 1_000_000)
         process = Process(
             self.agenda,
-            rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
-            offset_ms=random.randrange(1_000_000),
+            rate_ppm=dice.between(-error_ppm, error_ppm + 1),
+            offset_ms=dice.between(0, 1_000_000),
             clock_stops=options.clocks_stop,
         )
-        link = Link(self.agenda, self.store, process, options, random)
-        link.calm = self.is_calm
+        link = Link(self.agenda, self.store, process, options, dice)
+        if self.is_calm:
+            link.calm_down()
         self._process_count += 1
         host = Host(
             name=f"process {self._process_count}",
@@ -87,10 +91,10 @@ class World:
             process=process,
             link=link,
             store=self.store,
-            timing=lease_timing(options.expiry_ms[index % len(options.expiry_ms)]),
+            timing=_timing(options.expiry_ms[index % len(options.expiry_ms)], options.polls_per_expiry),
             options=options,
             journal=self.journal,
-            random=random,
+            dice=dice,
         )
         return self._worker_class(host, self._leases())
 
@@ -98,8 +102,6 @@ class World:
         events = self.agenda.run_until(self.options.faulty_ms)
         self._faults.end()
         self.is_calm = True
-        for worker in self.workers:
-            worker.link.calm = True
         events += self.agenda.run_until(self.options.faulty_ms + self.options.settling_ms)
         if self.options.settling_ms >= _SETTLED_MS:
             self._judge_settled()
@@ -112,6 +114,7 @@ class World:
             takes=self.store.takes,
             tenures=self.journal.tenures,
             seals=self.store.seals,
+            gifts=self.store.gifts,
             zombies=self.journal.zombies,
             repeats=self.journal.repeats,
             longest_gap_ms=self.journal.longest_gap_ms,
@@ -135,6 +138,11 @@ class World:
         loads = [len(worker.book.held) for worker in running if worker.app_id == app.app_id]
         if loads and max(loads) - min(loads) > 1:
             self.journal.stood_still(now_ms, f"the leases are shared as {loads}")
+
+
+@cache
+def _timing(expiry_ms: int, polls_per_expiry: int) -> LeaseTiming:
+    return replace(lease_timing(expiry_ms), poll_interval_ms=expiry_ms // polls_per_expiry)
 
 
 def run_world(

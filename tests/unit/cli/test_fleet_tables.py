@@ -1,49 +1,28 @@
 """A fleet as lines: what needs a look first, never more lines than there are."""
 
 import pytest
+from fleet_samples import MEMBER, SHARD
 from msgspec.structs import replace
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
-from anabranch.reports import FleetMember, FleetShard, FleetStatus
+from anabranch.reports import FleetStatus
 
 
 def member(number, **fields):
-    made = FleetMember(
-        member_id=f"worker-{number}#1",
-        worker_id=f"worker-{number}",
-        state="live",
-        beats=True,
-        heartbeat_age=0.4,
-        expiry=10.0,
-        joined_seconds=0.0,
-        shard_count=1,
-        shards_max=None,
-        records_per_second=12.5,
-        reads_healthy=True,
-        draining=False,
-    )
+    made = replace(MEMBER, member_id=f"worker-{number}#1", worker_id=f"worker-{number}", records_per_second=12.5)
     return replace(made, **fields)
 
 
 def shard(number, state="moving", reason=None, **fields):
-    made = FleetShard(
-        stream="orders",
+    made = replace(
+        SHARD,
         shard_id=f"shardId-{number:012d}",
         state=state,
         reason=reason,
         owner="worker-0#1",
         worker_id="worker-0",
-        checkpoint="49",
-        starts_at="TRIM_HORIZON",
-        checkpointed_seconds=None,
         millis_behind_latest=number * 1_000,
         records_per_second=5.0,
-        records_handled=40,
-        waits_for=(),
-        children=(),
-        stopped=None,
-        takes_without_progress=0,
-        fence_token=1,
     )
     return replace(made, **fields)
 

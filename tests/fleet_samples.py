@@ -1,0 +1,37 @@
+"""A member and a shard that are well, as a fleet's status shows them: tests change what they are about."""
+
+from anabranch.reports import FleetMember, FleetShard
+
+MEMBER = FleetMember(
+    member_id="a#1",
+    worker_id="a",
+    state="live",
+    beats=True,
+    heartbeat_age=0.4,
+    expiry=10.0,
+    joined_seconds=0.0,
+    shard_count=1,
+    shards_max=None,
+    records_per_second=12.0,
+    reads_healthy=True,
+    draining=False,
+)
+SHARD = FleetShard(
+    stream="orders",
+    shard_id="shardId-000000000001",
+    state="moving",
+    reason=None,
+    owner="a#1",
+    worker_id="a",
+    checkpoint="49:3",
+    starts_at="TRIM_HORIZON",
+    checkpointed_seconds=None,
+    millis_behind_latest=1_500,
+    records_per_second=12.0,
+    records_handled=40,
+    waits_for=(),
+    children=(),
+    stopped=None,
+    takes_without_progress=0,
+    fence_token=1,
+)

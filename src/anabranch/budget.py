@@ -2,7 +2,8 @@
 
 The rules (P5): room is reserved before a read, for the largest answer there can be, and the difference is given
 back when the answer is here (rule B1); who finds no room is called again when there is some, and nothing is ever
-dropped to make room.
+dropped to make room. What waits behind unfinished records of its keys has a bounded part of it, so that a few shards
+with such keys do not take the room that all others read with (rule D6).
 """
 
 from collections import deque
@@ -30,6 +31,9 @@ class Budget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
+        self.held_back_bytes = 0
+        """Of all shards, what waits behind unfinished records of its keys."""
+        self.held_back_bytes_max = limit_bytes // 8
         self._waiting: deque[Callable[[], None]] = deque()
 
     def has_room(self, wanted_bytes: int) -> bool:

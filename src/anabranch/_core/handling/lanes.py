@@ -176,14 +176,19 @@ class Lane:
         return self._budget.used_bytes + _extra_cost(upcoming) <= self._budget.limit_bytes
 
     def _hold_back(self, record: Record[bytes]) -> None:
-        self._held_back_bytes += len(record.data) + ENTRY_BYTES
+        self._count_held_back(len(record.data) + ENTRY_BYTES)
         extra = _extra_cost(record)
         if extra and self._budget is not None and self._budget.try_reserve(extra):
             self._reserved_bytes += extra
 
     def _let_go(self, record: Record[bytes]) -> None:
-        self._held_back_bytes -= len(record.data) + ENTRY_BYTES
+        self._count_held_back(-len(record.data) - ENTRY_BYTES)
         self._give_back(min(self._reserved_bytes, _extra_cost(record)))
+
+    def _count_held_back(self, more_bytes: int) -> None:
+        self._held_back_bytes += more_bytes
+        if self._budget is not None:
+            self._budget.held_back_bytes += more_bytes
 
     def _give_back(self, freed_bytes: int) -> None:
         if freed_bytes and self._budget is not None:
@@ -193,7 +198,7 @@ class Lane:
     @property
     def standstill(self) -> str | None:
         """Why nothing beyond what was entered may be started, in words for the operator; None while it may."""
-        limits = self._limits
+        limits, budget = self._limits, self._budget
         if self.order == "shard":
             return None
         waiting = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
@@ -203,6 +208,9 @@ class Lane:
             return "the byte budget has no room to look past records that wait for others of their keys"
         if self._held_back_bytes >= limits.held_back_bytes_max:
             return f"{self._held_back_bytes} bytes wait behind unfinished records of their keys"
+        if self._held_back_bytes and budget is not None and budget.held_back_bytes >= budget.held_back_bytes_max:
+            # A lane that holds nothing back goes on: it has nothing of its own to wait for.
+            return f"{budget.held_back_bytes} bytes of all shards wait behind unfinished records of their keys"
         if self._tracker.replay_bytes >= limits.replay_bytes_max:
             first = self._tracker.first_unfinished
             assert first is not None
@@ -251,7 +259,7 @@ class Lane:
         self._later.clear()
         self._queues.clear()
         self._running.clear()
-        self._held_back_bytes = 0
+        self._count_held_back(-self._held_back_bytes)
         self._give_back(self._reserved_bytes)
         self._stopped = True
 

@@ -220,6 +220,26 @@ def test_a_window_full_of_one_busy_key_is_walked_through_in_steps():
     assert not lane.scan_is_cut
 
 
+def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_together():
+    budget = Budget()
+    budget.held_back_bytes_max = 4 * ENTRY_BYTES
+    first, second, third = (
+        Lane(Checkpoint(), "key", make_window(*(plain(n, key) for n, key in enumerate(keys, 1))), None, budget)
+        for keys in ("aaaaab", "cccccd", "ef")
+    )
+    assert numbers(start_all(first)) == [1]
+    assert budget.held_back_bytes == 4 * (ENTRY_BYTES + 7)
+    assert first.standstill.startswith(f"{4 * (ENTRY_BYTES + 7)} bytes of all shards wait behind unfinished records")
+    assert numbers(start_all(second)) == [1]
+    assert budget.held_back_bytes == 5 * (ENTRY_BYTES + 7)  # one record more of each lane, so that it has seen one
+    assert numbers(start_all(third)) == [1, 2]  # a shard without such keys does not notice
+    first.forget()
+    assert budget.held_back_bytes == ENTRY_BYTES + 7
+    (head,) = second.running
+    second.finish(head)
+    assert budget.held_back_bytes == 0
+
+
 def test_opened_sub_records_that_are_held_back_are_paid_for_by_the_budget_and_given_back():
     budget = Budget(READ_RESERVE_BYTES)
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")))

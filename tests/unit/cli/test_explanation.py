@@ -1,11 +1,11 @@
 """A shard's situation in words: every state has its sentences, and something to do."""
 
 import pytest
-from fleet_samples import MEMBER, SHARD
 from msgspec.structs import replace
 
 from anabranch._cli.explanation import explain_fleet, explain_shard
 from anabranch.reports import FleetStatus, StoppedRecord
+from fleet_samples import MEMBER, SHARD
 
 STOPPED = StoppedRecord(
     reason="its handler failed 3 times", position="50", partition_key="user-1", member_id="a#1", stopped_seconds=1.5

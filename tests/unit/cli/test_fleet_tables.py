@@ -1,11 +1,11 @@
 """A fleet as lines: what needs a look first, never more lines than there are."""
 
 import pytest
-from fleet_samples import MEMBER, SHARD
 from msgspec.structs import replace
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
 from anabranch.reports import FleetStatus
+from fleet_samples import MEMBER, SHARD
 
 
 def member(number, **fields):

@@ -6,6 +6,8 @@ one in which they were written, and none is left out.
 
 import pytest
 
+from anabranch import events
+from anabranch._wire.aggregate import PRODUCER_TAG, AggregateBuilder
 from anabranch.records import Record
 
 from stream_world import check_order, numbers, run, stream_world, until
@@ -149,3 +151,30 @@ def test_a_child_waits_until_its_parents_last_record_is_finished(order):
             assert sorted(numbers(started)) == list(range(world.put_count))
 
     run(main)
+
+
+def test_a_stream_that_places_records_itself_is_read_whole_and_said_to_have_no_order():
+    """No sub-record is in a wrong shard where there is no right one: what another writer aggregated is delivered."""
+    aggregate = AggregateBuilder()
+    for number in range(8):
+        tags = (PRODUCER_TAG,) if number == 0 else ()
+        assert aggregate.add(KEYS[number], b"%d" % number, tags=tags, size_max=1 << 20)
+    happened = []
+
+    async def main():
+        async with stream_world() as world:
+            world.stream = "clicks"
+            world.call(
+                "CreateStream",
+                StreamModeDetails={"StreamMode": "ON_DEMAND"},
+                RecordDistributionStrategy="AUTO",
+            )
+            world.call("PutRecord", PartitionKey=KEYS[0], Data=aggregate.finish())
+            async with world.consumer(start="trim_horizon", until="tip", on_event=happened.append) as consumer:
+                seen = [record async for record in consumer]
+            assert sorted(numbers(seen)) == list(range(8))
+            assert not any(record.misrouted for record in seen)
+
+    run(main)
+    (event,) = [event for event in happened if isinstance(event, events.KeysUnordered)]
+    assert event.stream == "clicks"

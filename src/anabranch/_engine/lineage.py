@@ -46,7 +46,7 @@ from anabranch.errors import (
     StreamRecreatedError,
     TransportError,
 )
-from anabranch.events import DataLost, ListingFailed, ShardFinished, StreamChanged
+from anabranch.events import DataLost, KeysUnordered, ListingFailed, ShardFinished, StreamChanged
 
 __all__ = ["Lineage", "Start"]
 
@@ -78,6 +78,8 @@ class Lineage:
         self._rows: dict[str, StreamRow] = {}
         self._names: dict[str, StreamName] = {}
         self._graphs: dict[str, ShardGraph] = {}
+        self._auto: dict[str, None] = {}
+        """Keys of streams whose records the service places itself."""
         self._left: dict[str, None] = {}
         """Keys of streams that were read until another took their place."""
         self._restarting = asyncio.Lock()
@@ -96,6 +98,10 @@ class Lineage:
         """None for a stream that this worker does not read."""
         return self._names.get(key.stream_key)
 
+    def is_placed_by_key(self, key: LeaseKey) -> bool:
+        """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
+        return key.stream_key not in self._auto
+
     # the start
 
     async def prepare(self) -> None:
@@ -109,6 +115,9 @@ class Lineage:
         row = await self._stream_row(summary)
         self._names[row.stream_key] = stream
         self._graphs[row.stream_key] = ShardGraph()
+        if summary.record_distribution == "AUTO":
+            self._auto[row.stream_key] = None
+            self._outside.emit(KeysUnordered(stream=summary.name))
         self._rows[row.stream_key] = row if row.bootstrapped else await self._bootstrap(row)
 
     async def _tell_if_new(self, summary: StreamSummary) -> None:

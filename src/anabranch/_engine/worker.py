@@ -252,7 +252,7 @@ class Worker:
         unpacker = Unpacker(
             stream.name,
             row.key.shard_id,
-            row.hash_key_range,
+            row.hash_key_range if self._lineage.is_placed_by_key(row.key) else None,
             plan.settings.polling.misrouted,
             until_seconds=plan.until_seconds,
         )

@@ -12,6 +12,7 @@ __all__ = [
     "HandOffForced",
     "HandOffKept",
     "HandlerFailed",
+    "KeysUnordered",
     "LeaseGiven",
     "LeaseLost",
     "LeaseReleased",
@@ -295,6 +296,18 @@ class Misrouted(Event, frozen=True, kw_only=True):
         return (
             f"aggregates that straddled a reshard: {self.delivered_count} misrouted records delivered, "
             f"{self.skipped_aggregate_count} aggregates of our own producer skipped (it sends them again)"
+        )
+
+
+class KeysUnordered(Event, frozen=True, kw_only=True):
+    """The service places the records of this stream itself (AUTO distribution): a key's records have no order in it."""
+
+    level = logging.WARNING
+
+    def sentence(self) -> str:
+        return (
+            "the stream distributes records by itself (AUTO): the records of one key may be in any of its shards, and "
+            "no order of a key can be kept"
         )
 
 

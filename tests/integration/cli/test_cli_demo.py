@@ -42,6 +42,18 @@ def on_a_terminal(folder, *options, rows=24, columns=80):
         os.close(ours)
 
 
+def without_a_terminal(*options, **environment):
+    return subprocess.run(
+        [*PROGRAM, "--seed", "7", *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        env={**os.environ, "COLUMNS": "80"} | {name: str(value) for name, value in environment.items()},
+    )
+
+
 def read_until(descriptor, wanted):
     """What the terminal got, without escapes, up to a text; or up to the end of the program."""
     seen, deadline = b"", time.monotonic() + 45
@@ -68,15 +80,7 @@ def is_running(process_id):
 
 
 def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path):
-    ended = subprocess.run(
-        [*PROGRAM, "--seed", "7", "--seconds", "4"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "80"},
-    )
+    ended = without_a_terminal("--seconds", "4", TMPDIR=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "seed 7" in ended.stdout
     assert "(kill -9)" in ended.stdout
@@ -106,15 +110,7 @@ if "anabranch._demo.worker" in sys.orig_argv:
 def test_a_record_that_our_side_handles_out_of_order_is_shown_and_is_the_exit_code(tmp_path):
     """A fault is planted in the workers: every fiftieth record is handled two seconds late."""
     (tmp_path / "sitecustomize.py").write_text(LATE)
-    ended = subprocess.run(
-        [*PROGRAM, "--seed", "7", "--seconds", "2", "--json"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "80"},
-    )
+    ended = without_a_terminal("--seconds", "2", "--json", PYTHONPATH=tmp_path)
     assert ended.returncode == 1
     assert "seed 7" in ended.stderr
     audit = json.loads(ended.stdout)

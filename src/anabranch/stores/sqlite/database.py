@@ -1,10 +1,13 @@
 """One SQLite file, its connection, and the thread that alone uses it.
 
-Nothing here blocks an event loop: every call is one transaction, run on the file's own thread, awaited from whatever
-loop asked. Each call first makes sure that the path still leads to the file that was opened: otherwise this process
-would write to an unlinked file while others read the new one. A file that is gone is never made again by a running
-process (rule L14). One that was replaced ends the store's use for good, because SQLite may have mixed the old file's
-log into the new one.
+Nothing here blocks an event loop: every call runs on the file's own thread, awaited from whatever loop asked. A read is
+one transaction; writes that wait at the same time share one, since what costs is its way to the disk. Each of them is
+answered after that, with an outcome of its own: one that fails undoes nothing of the others.
+
+Each transaction first makes sure that the path still leads to the file that was opened: otherwise this process would
+write to an unlinked file while others read the new one. A file that is gone is never made again by a running process
+(rule L14). One that was replaced ends the store's use for good, because SQLite may have mixed the old file's log into
+the new one.
 
 A lock that another process holds is waited for during a bounded time; then it is a `LeaseStoreError`, to be retried by
 the caller. Nothing is retried here.
@@ -14,11 +17,13 @@ import asyncio
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
 from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
@@ -29,6 +34,8 @@ __all__ = ["BUSY_TIMEOUT_MS", "Database"]
 
 BUSY_TIMEOUT_MS: Final = 1_000  # below the default deadline of one store call
 _WAL_POLL_SECONDS: Final = 0.01
+_WRITES_TOGETHER_MAX: Final = 100
+"""In one transaction: other processes wait for its lock."""
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -46,6 +53,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._is_closed = False
+        self._waiting: deque[tuple[Work[Any], Future[Any]]] = deque()
 
     async def create(self) -> None:
         """Makes the file and the tables where there are none."""
@@ -55,7 +63,12 @@ class Database:
         return await self.run(lambda: self._transact("BEGIN", work))
 
     async def write(self, work: Work[T]) -> T:
-        return await self.run(lambda: self._transact("BEGIN IMMEDIATE", work))
+        """The outcome of this one write, once it is on the disk."""
+        self._check_usable()
+        answer: Future[T] = Future()
+        self._waiting.append((work, answer))
+        self._thread.submit(self._write_waiting)
+        return await asyncio.wrap_future(answer)
 
     async def exists(self) -> bool:
         """Whether the file and our tables in it are there; makes nothing."""
@@ -78,11 +91,14 @@ class Database:
         self._thread.shutdown(wait=False)
 
     async def run(self, work: Callable[[], T]) -> T:
+        self._check_usable()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._explained, work)
+
+    def _check_usable(self) -> None:
         if self._is_closed:
             raise UsageError(f"the lease store {self.path} is closed")
         if self._process_id != os.getpid():
             raise UsageError(f"the lease store {self.path} was made in another process: make it after the fork")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._explained, work)
 
     # on the thread
     def _explained(self, work: Callable[[], T]) -> T:
@@ -94,6 +110,40 @@ class Database:
             raise LeaseStoreInvalidError(
                 f"{self.path}: {error}; correct it in SQL, or restore the file from a backup"
             ) from error
+
+    def _write_waiting(self) -> None:
+        """Each write brings one call of this; the first finds them all, and the others nothing."""
+        group: list[tuple[Work[Any], Future[Any]]] = []
+        while self._waiting and len(group) < _WRITES_TOGETHER_MAX:
+            work, answer = self._waiting.popleft()
+            if answer.set_running_or_notify_cancel():
+                group.append((work, answer))
+        if not group:
+            return
+        try:
+            outcomes = self._explained(partial(self._transact, "BEGIN IMMEDIATE", partial(self._write_each, group)))
+        except BaseException as error:  # noqa: BLE001 -- raised where it is awaited
+            outcomes = [error] * len(group)
+        for (_, answer), outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+    def _write_each(self, group: list[tuple[Work[Any], Future[Any]]], connection: sqlite3.Connection) -> list[Any]:
+        """What each brings, or the error that it ended in."""
+        outcomes: list[Any] = []
+        for work, _ in group:
+            connection.execute("SAVEPOINT one")
+            try:
+                outcomes.append(self._explained(partial(work, connection)))
+            except BaseException as error:
+                if not connection.in_transaction or len(group) == 1:
+                    raise  # SQLite has undone all of it, or there is nothing else to keep
+                connection.execute("ROLLBACK TO one")
+                outcomes.append(error)
+            connection.execute("RELEASE one")
+        return outcomes
 
     def _create(self) -> None:
         if not self.path.parent.is_dir():

@@ -35,6 +35,8 @@ class Checkpointer:
         self._dirty: dict[Session, None] = {}
         self._alarm = Alarm(outside.clock)
         self._failing = False
+        self.has_lost = False
+        """While this worker stopped, a lease turned out to be lost of which finished records were not committed."""
 
     def note(self, session: Session) -> None:
         """Records of this session were finished."""
@@ -88,6 +90,8 @@ class Checkpointer:
                     self._failing = False
                 if outcome == "unknown":
                     self._report_failure(session)
+                elif outcome == "lost" and self._leases.draining and count > session.committed_count:
+                    self.has_lost = True
                 if outcome != "again":
                     return outcome
             return "unknown"

@@ -235,7 +235,7 @@ class Worker:
         for session in sessions:
             self._end(session)
         self._outside.emit(ConsumerStopped(leftover_count=len(left)))
-        return StopReport(leftovers=tuple(left), committed=committed, released=released)
+        return StopReport(tuple(left), committed=committed and not self._checkpointer.has_lost, released=released)
 
     # sessions come and go
 

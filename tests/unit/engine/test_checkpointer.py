@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from msgspec.structs import replace
 
 from anabranch._core.handling.lanes import Lane
@@ -129,5 +130,17 @@ def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
         await until(lambda: bool(leases.written), "the commit, while no time passes", 2)
         committing.cancel()
         assert leases.written[0].takes_without_progress == 0
+
+    run(main, 5)
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draining):
+    async def main():
+        checkpointer, leases = make_checkpointer("lost")
+        leases.draining = draining
+        checkpointer.note(make_session())
+        assert await checkpointer.commit_all()  # there is nothing left to try
+        assert checkpointer.has_lost == draining
 
     run(main, 5)

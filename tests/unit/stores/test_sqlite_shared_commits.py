@@ -69,7 +69,7 @@ def test_writes_that_wait_together_are_committed_together(tmp_path):
         outcomes = await asyncio.gather(*writes)
         assert [outcome.version for outcome in outcomes] == [2] * len(KEYS)
         assert world.statements.count("COMMIT") == 1
-        assert world.sql("SELECT DISTINCT counter FROM anabranch_leases") == [(2,)]
+        assert world.sql("SELECT DISTINCT count FROM anabranch_leases") == [(2,)]
 
     with_world(tmp_path, check)
 
@@ -109,7 +109,7 @@ def test_what_does_not_reach_the_disk_is_an_error_for_all_of_them(tmp_path):
             with pytest.raises(LeaseStoreError, match="is gone"):
                 await write
         path.rename(world.path)
-        assert world.sql("SELECT DISTINCT counter FROM anabranch_leases") == [(1,)]
+        assert world.sql("SELECT DISTINCT count FROM anabranch_leases") == [(1,)]
 
     with_world(tmp_path, check)
 

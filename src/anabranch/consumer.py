@@ -298,7 +298,7 @@ class Consumer(Generic[T]):
                     await consuming.start(make_sink(consuming))
                     return await consuming.wait()
                 except asyncio.CancelledError:
-                    await consuming.cancel()
+                    await consuming.break_off()
                     raise
                 finally:
                     consuming.close()

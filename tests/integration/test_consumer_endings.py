@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace as replace_settings
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 import anabranch
 from anabranch import Retry, events
 from anabranch._model.leases import MemberRow
-from anabranch.config import ConsumerSettings, LeaseSettings
+from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import (
     AccessDeniedError,
     ConsumerFailedError,
@@ -302,11 +303,11 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
 
             begun = []
             for lives in range(1, 6):  # owners that died before they finished anything
-                running = asyncio.create_task(world.consumer(**options).run(never, handle_signals=False))
+                consumer = world.consumer(**options)
+                running = asyncio.create_task(consumer.run(never, handle_signals=False))
                 await until(lambda count=lives: len(begun) == count, "its record")
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
+                await consumer._consuming.cancel()
+                await running
                 for member in await store.read_members():
                     await store.leave(member.member_id)
             await world.consumer(**options).run(seen.append)
@@ -691,3 +692,61 @@ def test_a_store_that_was_given_as_an_object_is_left_open(tmp_path):
             assert numbers(seen) == [0, 1]
 
     run(main, 20)
+
+
+@pytest.mark.parametrize("way", ["run", "run_batches"])
+def test_a_run_that_is_cancelled_repeats_only_the_calls_that_were_cancelled_with_it(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 5)
+            store, seen, ended = MemoryLeaseStore(), [], []
+
+            async def handle(item):
+                record = getattr(item, "records", [item])[0]
+                seen.append(record)
+                if len(seen) == 4:
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        ended.append(record)
+
+            seldom = replace_settings(QUICK, checkpoints=CheckpointSettings(interval=60))
+            consumer = world.consumer(app="billing", leases=store, settings=seldom)
+            options = {} if way == "run" else {"max_records": 1}
+            running = asyncio.create_task(getattr(consumer, way)(handle, handle_signals=False, **options))
+            await until(lambda: len(seen) == 4, "the fourth record")
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert numbers(ended) == [3]
+            again = []
+            next_one = world.consumer(app="billing", leases=store, until="tip")
+            async with asyncio.timeout(2):  # no lease has to expire
+                await next_one.run(again.append, handle_signals=False)
+            assert numbers(again) == [3, 4]
+
+    run(main, 15)
+
+
+def test_a_run_that_is_cancelled_twice_ends_at_once():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            started, loop, may_end = [], asyncio.get_running_loop(), asyncio.Event()
+
+            def handle(record):
+                started.append(record)
+                asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(20)
+
+            consumer = world.consumer(app="billing", leases="memory://")
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: bool(started), "the call")
+            running.cancel()
+            await asyncio.sleep(0.1)
+            running.cancel()
+            async with asyncio.timeout(1):
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+            may_end.set()
+
+    run(main, 15)

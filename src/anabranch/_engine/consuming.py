@@ -36,6 +36,8 @@ __all__ = ["Consuming", "Handling"]
 
 T = TypeVar("T")
 
+BREAK_OFF_MS = 2_000
+"""What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
 WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -53,6 +55,7 @@ class Consuming:
         self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
         self._abandoned: tuple[Record[bytes], ...] = ()
         self._call: HandlerCall | None = None
+        self._interrupt: Callable[[], None] = lambda: None
         self._failure_is_seen = False
         self.on_start: Callable[[], None] = lambda: None
 
@@ -97,6 +100,7 @@ class Consuming:
                 open_keys_max=handling.concurrency + 100,
                 replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
             )
+            self._interrupt = runners.interrupt
             return RecordSink(runners, handling.order, limits, handling.concurrency)
 
         return make
@@ -117,6 +121,7 @@ class Consuming:
                 finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_failed=worker.on_failed,
             )
+            self._interrupt = runners.interrupt
             return BatchSink(runners, feed, limits, handling.concurrency)
 
         return make
@@ -242,6 +247,18 @@ class Consuming:
         if self._manual is not None:
             self._manual.abandon()
         await self.stop(deadline)
+
+    async def break_off(self) -> None:
+        """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
+        freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
+        """
+        try:
+            if self._host.is_running and self.worker.has_joined:
+                self.worker.stop(self._outside.clock.now_ms() + BREAK_OFF_MS)
+                self._interrupt()
+                await self._host.wait()
+        finally:
+            await self.cancel()
 
     async def cancel(self) -> None:
         """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""

@@ -1,7 +1,7 @@
 """The dice of a world: all of its chances come from one seed.
 
-Quicker than `random.Random` itself, since a world throws them a thousand times. Not every number is exactly as likely as
-the next, which does not matter here.
+Quicker than `random.Random` itself, since a world throws them a thousand times. Not every number is exactly as likely
+as the next, which does not matter here.
 """
 
 from random import Random

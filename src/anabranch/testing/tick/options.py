@@ -10,7 +10,7 @@ from anabranch.testing.tick.dice import Dice
 
 __all__ = ["WorldOptions", "options_for"]
 
-_EXPIRIES_MS = ((10_000,), (10_000,), (5_000,), (3_000,), (10_000, 5_000), (5_000, 10_000, 3_000))
+_EXPIRIES_MS = ((10_000,), (5_000,), (3_000,), (10_000, 5_000), (5_000, 3_000), (5_000, 10_000, 3_000))
 
 
 class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +93,10 @@ def options_for(seed: int) -> WorldOptions:
     return WorldOptions(
         worker_count=dice.between(5, 8) if large else dice.between(2, 4),
         lease_count=dice.between(6, 12) if large else dice.between(1, 5),
-        faulty_ms=expiries(3, 7),
+        faulty_ms=expiries(3, 6),
         settling_ms=100_000 if seed % 30 == 29 else 0,
         expiry_ms=expiry_ms,
-        polls_per_expiry=10 if dice.random() < 0.6 else 5,
+        polls_per_expiry=10 if dice.random() < 0.5 else 5,
         lost=one_of(0.0, 0.01, 0.04, 0.1),
         late=one_of(0.0, 0.03, 0.1, 0.15),
         repeated=one_of(0.0, 0.0, 0.02),

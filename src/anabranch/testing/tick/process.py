@@ -26,6 +26,7 @@ class Process:
         self._paused_until_ms = 0
         self._main_resumes_ms = 0
         """When the main lane runs again: it waits for pauses and for stalls."""
+        self._lanes: dict[Lane, Callable[..., None]] = {"heart": self._heart, "main": self._main}
 
     def now_ms(self) -> int:
         return (self._agenda.now_ms - self._stood_still_ms) * self._rate // 1_000_000 + self._offset_ms
@@ -48,18 +49,15 @@ class Process:
             arguments = (self.now_ms() + delay_ms, lane, action, arguments)
             action = self._if_due
         true_delay_ms = -(-delay_ms * 1_000_000 // self._rate)
-        self._agenda.after(true_delay_ms, self._main if lane == "main" else self._heart, action, arguments)
+        self._agenda.after(true_delay_ms, self._lanes[lane], action, arguments)
 
     def deliver(self, lane: Lane, action: Callable[..., Any], *arguments: Any) -> None:
         """Runs the action as soon as the process runs and has done what it does now."""
-        self._agenda.after(0, self._main if lane == "main" else self._heart, action, arguments)
+        self._agenda.after(0, self._lanes[lane], action, arguments)
 
     def receive(self, lane: Lane, action: Callable[..., Any], *arguments: Any) -> None:
         """Runs the action now, or as soon as the process runs: something has come in from outside."""
-        if lane == "main":
-            self._main(action, arguments)
-        else:
-            self._heart(action, arguments)
+        self._lanes[lane](action, arguments)
 
     def pause(self, duration_ms: int) -> None:
         until_ms = self._agenda.now_ms + duration_ms

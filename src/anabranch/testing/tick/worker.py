@@ -51,6 +51,7 @@ class TickWorker:
         self.takes_held_until_ms: int | None = None
         """While the storage may have forgotten something, nothing is taken (rule L13)."""
         self._recorded = ""
+        self._deadline_ms = self.call_deadline_ms()
         self._polling = False
         self._followed = 0
         """The book's `lease_version` that the readers follow."""
@@ -228,7 +229,8 @@ class TickWorker:
             else:
                 self._polling = False
 
-        self._call("main", partial(self.host.store.read_members, lag_ms), received)
+        store = self.host.store
+        self._call("main", partial(store.read_members, lag_ms) if lag_ms else store.read_members, received)
 
     def _read_leases(self) -> None:
         if not self.book.wants_leases(self.now_ms()):
@@ -378,4 +380,4 @@ class TickWorker:
         return or_none or answer is not NO_ANSWER
 
     def _call(self, lane: Lane, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.link.call(lane, self.call_deadline_ms(), request, done)
+        self.link.call(lane, self._deadline_ms, request, done)

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import threading
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 import anabranch
 from anabranch import Retry, events
+from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, check_order, numbers, run, stream_world, until
@@ -420,5 +422,33 @@ def test_what_was_handed_out_twice_over_a_lost_lease_may_be_acknowledged_twice()
                 assert (await consumer.stop()).clean
             async with world.consumer(app="billing", leases=store, until="tip") as consumer:
                 assert [record async for record in consumer] == []
+
+    run(main)
+
+
+def test_a_shard_waits_for_room_in_the_budget_and_is_read_when_there_is_some():
+    async def main():
+        async with stream_world(2) as world:
+            settings = replace(QUICK, budget=READ_RESERVE_BYTES)
+            seen, may_end = [], asyncio.Event()
+
+            async def handle(record):
+                seen.append(record)
+                await may_end.wait()
+
+            consumer = world.consumer(app="billing", leases="memory://", settings=settings)
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(
+                lambda: consumer._consuming is not None and len(consumer._consuming.worker.sessions) == 2, "both"
+            )
+            sessions = consumer._consuming.worker.sessions.values()
+            world.put(["a"])
+            await until(lambda: len(seen) == 1, "the record that holds the budget")
+            await until(lambda: all(session.no_room_since_ms is not None for session in sessions), "want of room")
+            world.put([f"user-{i}" for i in range(8)])
+            may_end.set()
+            await until(lambda: len(seen) == 9, "the records of both shards")
+            await consumer.stop()
+            await running
 
     run(main)

@@ -91,7 +91,9 @@ class Poller:
             if not self._waiting:
                 self._budget.wait(self._on_room)
             self._waiting.append(session)
+            session.no_room_since_ms = self._outside.clock.now_ms()
         else:
+            session.no_room_since_ms = None
             self._group.create_task(self._read(session), name=f"read {session.shard_id}")
 
     def _on_room(self) -> None:

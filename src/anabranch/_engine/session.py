@@ -51,6 +51,8 @@ class Session:
         self.read_after: Position | None = holding.row.checkpoint.watermark
         """Everything up to here was received. Not the checkpoint: that follows what is finished."""
         self.in_read = False
+        self.no_room_since_ms: int | None = None
+        """Since when it is due to be read, and the byte budget has no room for that."""
         self.children: tuple[ChildShard, ...] = ()
         self.behind_ms: int | None = None
         self.read_at_seconds = 0.0

@@ -101,7 +101,19 @@ def _reason(motion: _Motion, now_ms: int, hindrance: str | None) -> str | None:
         return f"it is being handed over to {request.requester}"
     waited_ms = now_ms - motion.moved_at_ms
     first = session.lane.first_unfinished
-    if first is None or waited_ms < UNFINISHED_MS:
+    if first is None:
+        return _want_of_room(session, now_ms)
+    if waited_ms < UNFINISHED_MS:
         return None
     waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
     return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting
+
+
+def _want_of_room(session: Session, now_ms: int) -> str | None:
+    since_ms, budget = session.no_room_since_ms, session.budget
+    if since_ms is None or now_ms - since_ms < UNFINISHED_MS:
+        return None
+    return (
+        f"the byte budget has had no room for a read for {(now_ms - since_ms) // 1000} s: "
+        f"{budget.used_bytes} of {budget.limit_bytes} bytes are read and unfinished"
+    )

@@ -114,3 +114,13 @@ def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back()
         reports.report([session], now_ms, hindrance=hindrance)
     assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillBegan"]
     assert "told to pause" in str(told[0])
+
+
+def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
+    reports, session = ShardReports(lambda event: None), make_session()
+    session.no_room_since_ms = 5_000
+    session.budget.try_reserve(session.budget.limit_bytes)
+    assert reports.report([session], 14_999)[0].reason is None
+    assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
+    session.no_room_since_ms = None
+    assert reports.report([session], 15_001)[0].reason is None

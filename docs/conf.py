@@ -14,7 +14,12 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "anabranch"
-autodoc_typehints = "description"
+default_role = "code"
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 100
+python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(collections\.abc|datetime|typing|asyncio|pathlib|msgspec|botocore|builtins|contextlib|ssl)\..*"),

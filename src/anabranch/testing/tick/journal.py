@@ -96,6 +96,12 @@ class TickJournal:
             line.is_running = False
             line.done = record
 
+    def abandoned(self, app_id: str, key: LeaseKey, tenure: Tenure) -> None:
+        """The running call has ended, and its record is not finished."""
+        line = self._line(app_id, key)
+        if line.tenure == tenure:
+            line.is_running = False
+
     def committed(self, at_ms: int, app_id: str, key: LeaseKey, record: int) -> None:
         line = self._line(app_id, key)
         if record < line.committed and not self.store_went_back:

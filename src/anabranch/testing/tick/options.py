@@ -63,6 +63,8 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The share of handler calls that take 4 to 20 s."""
     same_worker_id: bool = False
     """All workers are configured with one worker id."""
+    forced_hand_offs: bool = False
+    """A call that outlasts a hand-off's deadline is told to end; else its lease is kept."""
 
     def expiries(self, low: float, high: float) -> tuple[int, int]:
         """A span of time, told in the longest expiry of the fleet: faults that matter are about as long as that."""
@@ -117,4 +119,5 @@ def options_for(seed: int) -> WorldOptions:
         commit_each_ms=(1_000, 2_000, 10_000)[dice.between(0, 3)],
         overruns=one_of(0.0, 0.0, 0.05),
         same_worker_id=dice.random() < 0.2,
+        forced_hand_offs=dice.random() < 0.4,
     )

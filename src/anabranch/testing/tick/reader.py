@@ -47,6 +47,8 @@ class Reader:
         """When the running call ends; the next turn after that sees it."""
         self._committed_at_ms = worker.now_ms()
         self._drain_since_ms: int | None = None
+        self._told_to_end = False
+        """The running call ends soon, and unfinished."""
         worker.process.after(worker.dice.between(0, self._pace_ms[0]), "main", self._turn)
 
     @property
@@ -102,8 +104,13 @@ class Reader:
 
     def _finish(self) -> None:
         self._running = False
+        worker = self._worker
+        if self._told_to_end:
+            self._told_to_end = False
+            worker.host.journal.abandoned(worker.app_id, self.key, self.tenure)
+            return
         self.finished += 1
-        self._worker.host.journal.finished(self._worker.app_id, self.key, self.tenure, self.finished)
+        worker.host.journal.finished(worker.app_id, self.key, self.tenure, self.finished)
 
     # committing and giving
 
@@ -125,7 +132,12 @@ class Reader:
             return
         if self.may_part():
             self._write(self._worker.book.part(self.key, self.row_so_far()))
-        elif drained_ms > _DRAIN_DEADLINE_MS and self._running:
+        elif drained_ms <= _DRAIN_DEADLINE_MS or not self._running or self._told_to_end:
+            return
+        elif self._worker.options.forced_hand_offs:
+            self._told_to_end = True
+            self._ends_ms = min(self._ends_ms, self._worker.now_ms() + self._worker.dice.between(*_HANDLING_MS))
+        else:
             self._worker.book.keep(self.key, self._worker.now_ms())
             self._drain_since_ms = None
 

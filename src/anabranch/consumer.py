@@ -327,9 +327,11 @@ class Consumer(Generic[T]):
         self._running().worker.pause()
 
     def resume(self) -> None:
+        """Goes on after `pause`."""
         self._running().worker.resume()
 
     def status(self) -> ConsumerStatus:
+        """This process now: its shards with their lag, and why one stands still."""
         return self._running().worker.status()
 
     async def stop(self, *, deadline: float = 30.0) -> StopReport:

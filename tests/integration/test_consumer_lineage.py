@@ -4,6 +4,7 @@ In every one of them the promise is the same: at no time are the records of a pa
 one in which they were written, and none is left out.
 """
 
+import msgspec
 import pytest
 
 from anabranch import events
@@ -178,3 +179,39 @@ def test_a_stream_that_places_records_itself_is_read_whole_and_said_to_have_no_o
     run(main)
     (event,) = [event for event in happened if isinstance(event, events.KeysUnordered)]
     assert event.stream == "clicks"
+
+
+class SeesEnds:
+    """A service that answers one read as if the shard had ended, or names no children at the ends of shards."""
+
+    def __init__(self, client, *, false_ends=0):
+        self._client = client
+        self.false_ends = false_ends
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def get_records(self, stream, iterator, **options):
+        response = await self._client.get_records(stream, iterator, **options)
+        if response.next_shard_iterator is None:
+            return msgspec.structs.replace(response, child_shards=())
+        if self.false_ends:
+            self.false_ends -= 1
+            return msgspec.structs.replace(response, next_shard_iterator=None)
+        return response
+
+
+@pytest.mark.parametrize("false_ends", [0, 2])
+def test_an_end_without_children_is_believed_only_if_the_listing_shows_it_too(false_ends):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 3)
+            if not false_ends:
+                world.split()
+            world.put(["a"] * 3)
+            async with world.consumer(app="billing", leases="memory://", until="tip") as consumer:
+                outside = await consumer._open()
+                object.__setattr__(outside, "kinesis", SeesEnds(outside.kinesis, false_ends=false_ends))
+                assert numbers([record async for record in consumer]) == [0, 1, 2, 3, 4, 5]
+
+    run(main, 20)

@@ -13,6 +13,7 @@ from anabranch._core.reading.health import ReadHealth
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
+from anabranch._engine.topology import is_open
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import (
@@ -107,6 +108,8 @@ class Poller:
         reserved = READ_RESERVE_BYTES
         try:
             response = await self._call(session)
+            if response.next_shard_iterator is None and not response.child_shards:
+                await self._doubt_end(session)
             if session.has_lost_its_place(response.records):
                 await self._on_trimmed(session)
             if session.phase == "reading":
@@ -141,6 +144,15 @@ class Poller:
             return
         if session.phase == "ended":
             self._on_records(session)  # none will come any more: what was read may all be finished already
+
+    async def _doubt_end(self, session: Session) -> None:
+        """An answer that names neither a next iterator nor children: the end of a shard, or a faulty answer (KCL knows
+        them too). A listing decides: taken for the end, it would keep an open shard unread.
+        """
+        if await is_open(self._outside, session.stream, session.shard_id):
+            raise TransportError(
+                "GetRecords was answered as if the shard had ended, but the listing shows it open: it is read again"
+            )
 
     async def _call(self, session: Session) -> GetRecordsResponse:
         kinesis = self._outside.kinesis

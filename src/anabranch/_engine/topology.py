@@ -8,7 +8,7 @@ from anabranch._model.streams import StreamName
 from anabranch._wire.messages import ListShardsResponse, StreamSummary
 from anabranch.errors import StreamNotFoundError, TransportError
 
-__all__ = ["await_stream", "find_summary", "list_all_shards"]
+__all__ = ["await_stream", "find_summary", "is_open", "list_all_shards"]
 
 CALL_PATIENCE_MS = 5_000
 CREATING_POLL_MS = 500
@@ -53,6 +53,12 @@ async def list_all_shards(outside: Outside, stream: StreamName, shard_filter: Sh
         token = page.next_token
         if token is None:
             return shards
+
+
+async def is_open(outside: Outside, stream: StreamName, shard_id: str) -> bool:
+    """Whether a listing shows the shard, and does not show it closed."""
+    listed = await list_all_shards(outside, stream, None)
+    return any(shard.is_open for shard in listed if shard.shard_id == shard_id)
 
 
 async def _list_page(

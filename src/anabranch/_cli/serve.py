@@ -32,7 +32,8 @@ examples:
 
 The line that begins with `ready:` comes when clients can connect; on a
 terminal, what to paste into other terminals follows. A PROGRAM finds endpoint,
-region and credentials in its environment.
+region and credentials in its environment, and its exit code is the result;
+without one, Ctrl-C and SIGTERM end the server in order, with exit code 0.
 """
 
 

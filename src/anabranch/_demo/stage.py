@@ -73,15 +73,13 @@ class Stage:
         self._workers: dict[str, Program] = {}
         self._plain: Program | None = None
         self._group: asyncio.TaskGroup
-        self._store: SqliteLeaseStore
+        self._store = SqliteLeaseStore(Path(self._folder.name) / "leases.db", APP)
 
     # starting
 
     async def open(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         await self._kinesis.start()
-        path = Path(self._folder.name) / "leases.db"
-        self._store = SqliteLeaseStore(path, APP)
         await self._store.open(
             AppRow(app=APP, app_id=secrets.token_hex(16), created_wall_ms=time.time_ns() // 1_000_000)
         )

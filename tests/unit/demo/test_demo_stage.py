@@ -1,18 +1,16 @@
 """The demo's stage, as far as it needs no processes."""
 
 import asyncio
-from pathlib import Path
 
 from anabranch._demo.stage import Stage
 
 
-def test_a_stage_that_was_not_opened_can_be_closed():
+def test_a_stage_that_was_not_opened_can_be_closed(tmp_path, monkeypatch):
     """Ctrl-C may come before anything has started."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def main():
-        stage = Stage(seed=1, records_per_second=1)
-        assert Path(stage._folder.name).exists()
-        await stage.close()
-        assert not Path(stage._folder.name).exists()
+        await Stage(seed=1, records_per_second=1).close()
 
     asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []

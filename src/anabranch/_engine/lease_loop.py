@@ -7,7 +7,7 @@ leases. A call without an answer is an outcome like any other.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from anabranch._core.leases.admission import differing_members, precedes
 from anabranch._core.leases.book import Book, Holding
@@ -28,11 +28,14 @@ from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StoreReset, StoreRolledBack
+from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StandstillBegan, StoreReset, StoreRolledBack
 
 __all__ = ["LeaseLoop"]
 
 T = TypeVar("T")
+
+UNPLACED_TOLD_AFTER_MS: Final = 30_000
+"""The workers of a fleet that starts do not all come at once."""
 
 
 class LeaseLoop:
@@ -63,6 +66,7 @@ class LeaseLoop:
         self._alarm = Alarm(outside.clock)
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
+        self._told_unplaced: dict[LeaseKey, None] = {}
         self._strangers: dict[str, None] = {}
         """Members of another mind that were told of."""
         self.trouble: str | None = None
@@ -103,9 +107,24 @@ class LeaseLoop:
         now_ms = self._outside.clock.now_ms()
         for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
             await self._perform(step)
+        self._tell_unplaced(now_ms)
         self.synchronise()
         self._report()
         await self._roll_back_if_needed()
+
+    def _tell_unplaced(self, now_ms: int) -> None:
+        unplaced = self.book.unplaced
+        self._told_unplaced = {key: None for key in self._told_unplaced if key in unplaced}
+        for key, since_ms in unplaced.items():
+            if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
+                self._told_unplaced[key] = None
+                self._outside.emit(
+                    StandstillBegan(
+                        stream=key.stream_key.split(":")[1],
+                        shard_id=key.shard_id,
+                        reason="nobody may own it: every worker holds as many shards as it may (max_shards)",
+                    )
+                )
 
     # observe
 

@@ -14,7 +14,7 @@ from anabranch._engine.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError
-from anabranch.events import MemberDiffers
+from anabranch.events import MemberDiffers, StandstillBegan
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.clock import ManualClock
 
@@ -33,14 +33,14 @@ class StoreThatKnowsTheDead(MemoryLeaseStore):
 
 
 @asynccontextmanager
-async def lease_loop(store, held, happened=None):
+async def lease_loop(store, held, happened=None, clock=None, shards_max=None):
     """A member that has joined, while no time passes, and its loop."""
     emit = [].append if happened is None else happened.append
-    outside = Outside(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=emit)
+    clock = clock or ManualClock()
+    outside = Outside(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=emit)
     async with asyncio.TaskGroup() as group:
-        member = Member(
-            outside, lease_timing(), MemberProfile(worker_id="w", fingerprint=""), group, stall_limit_ms=120_000
-        )
+        profile = MemberProfile(worker_id="w", fingerprint="", shards_max=shards_max)
+        member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
         await member.join()
         yield LeaseLoop(
             outside,
@@ -181,5 +181,23 @@ def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_anew_leaves_the
             assert await commit == "lost"
             assert loop.book.held[KEY] is held[1]
             assert not loop.book.rolled_back
+
+    run(main)
+
+
+def test_a_shard_that_nobody_may_own_is_told_of_once():
+    async def main():
+        store, held, happened, clock = MemoryLeaseStore(), [], [], ManualClock()
+        await store.open(APP)
+        for number in range(2):
+            await store.create_lease(LeaseRow(key=LeaseKey("1:orders:1", 0, f"shardId-{number:012}")))
+        async with lease_loop(store, held, happened, clock, shards_max=1) as loop:
+            for _ in range(8):
+                await loop.round()
+                clock.advance(10_000)
+        assert len(held) == 1
+        (told,) = [event for event in happened if isinstance(event, StandstillBegan)]
+        assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
+        assert "max_shards" in told.reason
 
     run(main)

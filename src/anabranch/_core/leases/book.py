@@ -63,6 +63,8 @@ class Book:
         """Leases asked for, and when."""
         self.moved: dict[LeaseKey, tuple[int, str]] = {}
         """Leases that changed hands, with when and from whom."""
+        self.unplaced: dict[LeaseKey, int] = {}
+        """Leases that no member has room for, by the last plan, and since when."""
         self.epoch_floors: dict[LeaseKey, int] = {}
         """Epochs that a store has forgotten: takes go above them."""
         self._expiry_ms = expiry_ms

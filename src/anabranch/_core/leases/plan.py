@@ -48,6 +48,7 @@ def plan_round(
     book.changed = False
     book.plan_again_ms = now_ms + ASK_AGAIN_MS
     desired = _desired(book, stopwatches, now_ms)
+    book.unplaced = {key: book.unplaced.get(key, now_ms) for key in _unplaced(book, stopwatches, desired)}
     steps.extend(_answer_requests(book, stopwatches, wanted, desired))
     if may_take:
         steps.extend(_take_and_ask(book, stopwatches, desired, now_ms))
@@ -73,6 +74,16 @@ def _desired(book: Book, stopwatches: Stopwatches, now_ms: int) -> dict[LeaseKey
         if not row.is_finished and (row.owner in alive or not book.waits(row))
     ]
     return balance(_seats(live), claims)
+
+
+def _unplaced(book: Book, stopwatches: Stopwatches, desired: dict[LeaseKey, str]) -> list[LeaseKey]:
+    """What could run and nobody may own: limits decide who takes a shard, and never that it need not run (rule S7)."""
+    alive = {row.member_id: None for row in stopwatches.live()}
+    return [
+        key
+        for key, row in book.leases.items()
+        if not row.is_finished and row.owner not in alive and key not in desired and not book.waits(row)
+    ]
 
 
 def _seats(live: list[MemberRow]) -> list[Seat]:

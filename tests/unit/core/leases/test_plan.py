@@ -246,3 +246,17 @@ def test_rows_of_members_long_over_are_deleted_unless_a_lease_names_them():
     member = Member([ME, *over], [lease(0, "b#1", paused=True)])
     steps = member.plan(MEMBER_KEPT_MS)
     assert [step for step in steps if isinstance(step, DeleteMember)] == [DeleteMember("donor#1")]
+
+
+def test_what_nobody_has_room_for_is_known_since_it_was_first_planned():
+    full, other = replace(ME, shards_max=1), replace(DONOR, shards_max=1)
+    child = lease(3, waits_for=(KEYS[0].shard_id,))
+    member = Member([full, other], [lease(0, "me#1"), lease(1, "donor#1"), lease(2), child])
+    member.plan(1_000)
+    assert member.book.unplaced == {KEYS[2]: 1_000}
+    member.plan(1_000 + ASK_AGAIN_MS)
+    assert member.book.unplaced == {KEYS[2]: 1_000}
+    member.stopwatches.observe([full, other, replace(ME, member_id="third#1")], 20_000)
+    member.book.changed = True
+    member.plan(20_000)
+    assert not member.book.unplaced

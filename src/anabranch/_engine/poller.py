@@ -127,7 +127,8 @@ class Poller:
             await self._ask_what_is_gone(session, error)  # a position of another stream under the same name
         except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(session, error)
-        except AnabranchError:
+        except (AnabranchError, asyncio.CancelledError):
+            self.paused = True  # the consumer ends, and this task's room must not go to a read that cannot begin
             raise
         except Exception as error:  # noqa: BLE001 -- P7: a shard's task is restarted three times, then ends the consumer
             self._on_surprise(session, error)

@@ -16,7 +16,7 @@ from anabranch.policies import Retry
 from anabranch.records import Context, Record
 from anabranch.testing.world import FleetOptions, run_fleet
 from anabranch.testing.world.options import Scene
-from anabranch.testing.world.worker import SimulatedHandling
+from anabranch.testing.world.surroundings import SimulatedHandling
 from anabranch.values import Decoder, decode_with
 
 __all__ = ["Fault", "SimulationReport", "simulate"]

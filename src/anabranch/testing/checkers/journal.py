@@ -99,6 +99,9 @@ class Checker:
     def excused(self, record: Written) -> None:
         """The stream has lost this record, and the consumer has said so."""
 
+    def vanished(self, record: Written) -> None:
+        """It went with its stream: nobody can handle it any more who has not read it."""
+
     def created(self, commit: Commit) -> None:
         """A lease row that was not there before."""
 
@@ -170,6 +173,10 @@ class Journal:
         self.excuses += 1
         for checker in self.checkers:
             checker.excused(record)
+
+    def vanished(self, record: Written) -> None:
+        for checker in self.checkers:
+            checker.vanished(record)
 
     def created(self, commit: Commit) -> None:
         if not self.is_closed:

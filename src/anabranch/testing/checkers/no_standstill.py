@@ -26,6 +26,9 @@ class NoStandstill(Checker):
     def excused(self, record: Written) -> None:
         self._unfinished.pop((record.shard_id, record.position), None)
 
+    def vanished(self, record: Written) -> None:
+        self.excused(record)
+
     def ended(self, at_ms: int) -> None:
         if self._unfinished:
             first = next(iter(self._unfinished.values()))

@@ -25,10 +25,14 @@ class Faults:
             self._each(options.stops_each, self._stop, index)
         self._each(options.reshards_each, lambda _: fleet.stream.reshard(), 0)
         self._each(options.rescales_each, lambda _: fleet.stream.rescale(), 0)
+        self._each(options.trims_each, lambda _: fleet.stream.leap(fleet.random.uniform(0, 15)), 0)
         for at_seconds, scene in options.script:
             self._loop().call_later(at_seconds, self._play, scene)
+        self._mind()
         if options.store_outage_seconds:
             self._once(self._store_goes_away)
+        if options.deleted:
+            self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._stream_is_deleted)
         if options.roll_back_seconds:
             self._once(self._store_goes_back)
 
@@ -37,6 +41,15 @@ class Faults:
         self._fleet.network.away_until.clear()
         for worker in self._fleet.workers:
             worker.process.cut_until.clear()
+
+    def _mind(self) -> None:
+        """A process that ended by itself is started again by whoever runs the fleet."""
+        if self._ended:
+            return
+        for index, worker in enumerate(self._fleet.workers):
+            if worker.task.done() and not worker.is_stopping:
+                self._fleet.workers[index] = self._fleet.start_worker(index)
+        self._loop().call_later(1.0, self._mind)
 
     def _play(self, scene: Scene) -> None:
         """One scene of the script; what strikes a worker strikes one that the seed draws."""
@@ -113,3 +126,16 @@ class Faults:
     def _store_goes_back(self) -> None:
         if not self._ended:
             self._fleet.rows.go_back(int(self._fleet.options.roll_back_seconds * 1000))
+
+    def _stream_is_deleted(self) -> None:
+        self._fleet.stream.delete()
+        self._loop().call_later(self._fleet.random.uniform(15, 30), self._stream_comes_back)
+
+    def _stream_comes_back(self) -> None:
+        """As slowly as with the service: everybody who runs has asked for it meanwhile. In the end it does in any case:
+        otherwise nothing more could be written.
+        """
+        if all(worker.process.is_well_since(self._loop().time() - 8) for worker in self._fleet.workers):
+            self._fleet.stream.create(self._fleet.options.shard_count)
+        else:
+            self._loop().call_later(1.0, self._stream_comes_back)

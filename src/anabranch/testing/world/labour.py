@@ -6,8 +6,7 @@ and does not listen when it is told to end.
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Sequence
-from random import Random
+from collections.abc import Awaitable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -15,14 +14,11 @@ from msgspec.structs import replace
 
 from anabranch.budget import Budget
 from anabranch.records import Batch, Context, Record
-from anabranch.testing.checkers import Call, Journal
-from anabranch.testing.world.network import Network
-from anabranch.testing.world.options import FleetOptions
+from anabranch.testing.checkers import Call
 from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.surroundings import Surroundings
 
-__all__ = ["Handler", "Labour", "PretendedError"]
-
-Handler = Callable[[Record[Any], Context], Awaitable[Any]]
+__all__ = ["Labour", "PretendedError"]
 
 _WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused", default=False)
 
@@ -32,27 +28,14 @@ class PretendedError(Exception):
 
 
 class Labour:
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        network: Network,
-        journal: Journal,
-        options: FleetOptions,
-        random: Random,
-        *,
-        budget: Budget,
-        tries: dict[bytes, int],
-        handler: Handler | None,
-    ) -> None:
+    def __init__(self, process: SimulatedProcess, around: Surroundings, budget: Budget) -> None:
         self._process = process
-        self._network = network
-        self._journal = journal
-        self._options = options
-        self._random = random
+        self._around = around
+        self._network = around.network
+        self._journal = around.journal
+        self._options = around.options
+        self._random = around.random
         self._budget = budget
-        self._tries = tries
-        """How often each record was tried in loops, which count no attempts, by any process."""
-        self._handler = handler
         self._batch_count = 0
         self.tokens: dict[str, int] = {}
         """The fence tokens of the shards that this process holds."""
@@ -60,7 +43,7 @@ class Labour:
     # what handlers are called with
 
     async def handle(self, record: Record[Any], context: Context) -> None:
-        given = self._handler
+        given = self._around.handling.handler
         body = self._pretend([record], context.attempt) if given is None else given(record, context)
         await self._end(self._start([record], context.fence_token), body)
 
@@ -79,7 +62,8 @@ class Labour:
     async def work(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
         # Leaving a loop by an error ends the process: that happens once or twice to a record, and to few.
         data = records[0].data
-        tried = self._tries[data] = self._tries.get(data, 0) + 1
+        tries = self._around.tries
+        tried = tries[data] = tries.get(data, 0) + 1
         await self._end(calls, self._pretend(records, tried if crc32(data) % 7 == 0 else tried + 2))
 
     async def before_call(self) -> None:
@@ -116,7 +100,7 @@ class Labour:
         return Call(
             self._process.world_ms(),
             self._process.name,
-            record.shard_id,
+            self._around.stream.place(record.shard_id, record.position.sequence_number),
             record.position,
             record.partition_key,
             fence_token,

@@ -32,11 +32,20 @@ __all__ = ["ForgetfulRows", "SimulatedLeaseStore"]
 class ForgetfulRows(MemoryLeaseStore):
     """The rows themselves, and their past."""
 
-    def __init__(self, journal: Journal, now_ms: Callable[[], int], *, keeps_history: bool) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        now_ms: Callable[[], int],
+        incarnation_of: Callable[[LeaseKey], int],
+        *,
+        keeps_history: bool,
+    ) -> None:
         super().__init__()
         self.storage = 0
         self._journal = journal
         self._now_ms = now_ms
+        self._incarnation_of = incarnation_of
+        """Of the stream that a lease is of."""
         self._keeps_history = keeps_history
         self._past: list[tuple[int, tuple[Any, ...]]] = []
 
@@ -45,14 +54,17 @@ class ForgetfulRows(MemoryLeaseStore):
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
         answer = await super().create_lease(row)
-        self._journal.created(Commit(self._now_ms(), answer))
+        self._journal.created(self._commit(answer))
         return answer
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
         if not isinstance(answer, Conflict):
-            self._journal.committed(Commit(self._now_ms(), answer))
+            self._journal.committed(self._commit(answer))
         return answer
+
+    def _commit(self, row: LeaseRow) -> Commit:
+        return Commit(self._now_ms(), row, self._incarnation_of(row.key))
 
     def note(self) -> None:
         """Keeps the rows as they are until now."""

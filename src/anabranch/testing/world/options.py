@@ -61,6 +61,11 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     reshards_each: float = 0.0
     rescales_each: float = 0.0
     """Mean seconds between two changes of the shard count as a whole."""
+    trims_each: float = 0.0
+    """Mean seconds between two leaps of the service's clock, after which only the newest records are kept."""
+    deleted: bool = False
+    """The stream is deleted once, and created anew some seconds later."""
+    on_recreated: Literal["stop", "restart"] = "stop"
     listing_page: int = 0
     """Shards on one page of a listing, so that its pages are of different moments; 0: as many as the service gives."""
     expiries_differ: bool = False
@@ -80,6 +85,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
     def sometimes(chance: float, low: float, high: float) -> float:
         return round(random.uniform(low, high), 1) if random.random() < chance else 0.0
 
+    deleted = random.random() < 0.08
     form: Form = random.choice(["run", "run", "run", "run_batches", "records", "batches", "by_hand"])
     return FleetOptions(
         form=form,
@@ -90,7 +96,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
         order=random.choice(["shard", "key", "key", "none"]),
         concurrency=random.choice([1, 4, 16]),
         loop_order=random.choice(["fifo", "fifo", "shuffle"]),
-        faulty_seconds=random.uniform(20, 60),
+        faulty_seconds=random.uniform(20, 60) + (40 if deleted else 0),
         handler_seconds_max=random.choice([0.02, 0.1, 0.5]),
         failing=random.choice([0.0, 0.0, 0.1]),
         overrunning=random.choice([0.0, 0.0, 0.01]),
@@ -113,6 +119,8 @@ def fleet_options_for(seed: int) -> FleetOptions:
         stops_each=sometimes(0.4, 10, 50),
         reshards_each=sometimes(0.5, 8, 30),
         rescales_each=sometimes(0.15, 10, 40),
+        deleted=deleted,
+        on_recreated=random.choice(["stop", "restart"]),
         listing_page=random.choice([0, 0, 0, 1, 3]) * (10 if large else 1),
         expiries_differ=random.random() < 0.2,
         store_outage_seconds=sometimes(0.1, 3, 30),

@@ -53,6 +53,11 @@ class SimulatedProcess:
     def stall(self, seconds: float) -> None:
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
 
+    def is_well_since(self, at: float) -> bool:
+        """Whether it has been running, and has reached everybody, since then; or runs no more."""
+        troubled_until = max([self.paused_until, self.stalled_until, *self.cut_until.values()])
+        return not self.is_alive or troubled_until < at
+
     def resumes_at(self, lane: Lane) -> float:
         return self.paused_until if lane == "heart" else max(self.paused_until, self.stalled_until)
 

@@ -1,24 +1,29 @@
-"""The stream of a simulated fleet, as its writers and its operator see it: records come, shards split and merge.
+"""The stream of a simulated fleet, as its writers and its operator see it: records come and fall off, shards split and
+merge, and the whole of it is deleted and created anew.
 
-Everything that happens to it is told to the journal.
+Everything that happens to it is told to the journal. What falls off is excused where a consumer says that it was lost;
+for that the service's clock leaps ahead by almost the retention, since a day of waiting would be a day of polling.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 from anabranch._model.hash_keys import md5_hash_key
+from anabranch._model.leases import LeaseKey
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
-from anabranch.testing.checkers import Journal, ShardOpened, Written
+from anabranch.testing.checkers import Journal, ShardOpened, Written, place
 
 __all__ = ["STREAM", "SimulatedStream"]
 
 STREAM = "orders"
 _WALL_MS = 1_700_000_000_000
+_RETENTION_MS = 24 * 3_600_000
 _AGGREGATE_BYTES_MAX = 1 << 20
 
 
@@ -28,57 +33,136 @@ class SimulatedStream:
         self._loop = loop
         self._journal = journal
         self._random = random
-        self._known_shards: dict[str, None] = {}
+        self.incarnation = -1
+        self.is_there = False
+        self.changes_told = 0
+        """How often a consumer has said that the stream is gone, or another one."""
+        self._created: dict[int, int] = {}
+        """The incarnations by the second of their creation, which lease rows name them by."""
+        self._beginnings: list[int] = []
+        """The lowest sequence number of each incarnation."""
+        self._parents: dict[str, tuple[str, ...]] = {}
+        """Of every shard that there ever was, by its name in the journal."""
+        self._kept: dict[str, list[tuple[int, Written]]] = {}
+        """What was written to each shard and not excused since, with the time of its arrival."""
         self._first_count = 0
+        self._ahead_ms = 0
+
+    @property
+    def has_untold_change(self) -> bool:
+        """It is gone, or another one, and no consumer has said so."""
+        return not self.is_there or (self.incarnation > 0 and not self.changes_told)
 
     def now_ms(self) -> int:
         """The service's time."""
-        return _WALL_MS + int(self._loop.time() * 1000)
+        return _WALL_MS + int(self._loop.time() * 1000) + self._ahead_ms
+
+    def place(self, shard_id: str, sequence_number: int) -> str:
+        """The shard's name in the journal."""
+        return place(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
+
+    def incarnation_of(self, key: LeaseKey) -> int:
+        return self._created[int(key.stream_key.rpartition(":")[2])]
 
     def _call(self, operation: str, **request: Any) -> dict[str, Any]:
         return self.state.call(operation, request, now_ms=self.now_ms())
 
     def create(self, shard_count: int) -> None:
         self._first_count = shard_count
+        self.incarnation += 1
+        self._created[self.now_ms() // 1000] = self.incarnation
         self._call("CreateStream", StreamName=STREAM, ShardCount=shard_count)
+        self.is_there = True
+        numbers = [int(shard["SequenceNumberRange"]["StartingSequenceNumber"]) for shard in self._list()]
+        self._beginnings.append(min(numbers))
         self._note_shards()
 
-    def _note_shards(self) -> list[dict[str, Any]]:
+    def delete(self) -> None:
+        """With all that is in it: nobody can be asked to handle that any more, and nobody may say that he has."""
+        self._call("DeleteStream", StreamName=STREAM)
+        self.is_there = False
+        for kept in self._kept.values():
+            for _, record in kept:
+                self._journal.vanished(record)
+        self._kept.clear()
+
+    def _list(self) -> list[dict[str, Any]]:
         shards: list[dict[str, Any]] = self._call("ListShards", StreamName=STREAM)["Shards"]
+        return shards
+
+    def _note_shards(self) -> list[dict[str, Any]]:
+        shards = self._list()
         for shard in shards:
-            if shard["ShardId"] not in self._known_shards:
-                self._known_shards[shard["ShardId"]] = None
+            name = place(shard["ShardId"], self.incarnation)
+            if name not in self._parents:
                 parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self._journal.opened(ShardOpened(shard["ShardId"], tuple(name for name in parents if name)))
+                self._parents[name] = tuple(place(parent, self.incarnation) for parent in parents if parent)
+                self._journal.opened(ShardOpened(name, self._parents[name]))
         return shards
 
     # writing
 
-    def write(self, partition_key: str, data: bytes) -> None:
-        answer = self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
-        self._note_written(answer, BEFORE_FIRST_SUB, partition_key)
-
-    def write_aggregate(self, records: Sequence[tuple[str, bytes]]) -> None:
-        """As one record, as the KPL writes it; all of one shard."""
+    def write(self, records: Sequence[tuple[str, bytes]], *, is_aggregate: bool = False) -> None:
+        """One by one, or all as one record, as the KPL writes it; those of an aggregate are of one shard."""
+        named = [(self._named(partition_key), data) for partition_key, data in records]
+        if not is_aggregate:
+            for partition_key, data in named:
+                self._note_written(self._put(partition_key, data), BEFORE_FIRST_SUB, partition_key)
+            return
         builder = AggregateBuilder()
-        for partition_key, data in records:
+        for partition_key, data in named:
             builder.add(partition_key, data, size_max=_AGGREGATE_BYTES_MAX)
-        answer = self._call("PutRecord", StreamName=STREAM, PartitionKey=records[0][0], Data=builder.finish())
-        for index, (partition_key, _) in enumerate(records):
+        answer = self._put(named[0][0], builder.finish())
+        for index, (partition_key, _) in enumerate(named):
             self._note_written(answer, index, partition_key)
+
+    def _named(self, partition_key: str) -> str:
+        """A key of a stream that was created anew is another one: nothing is promised of their order."""
+        return place(partition_key, self.incarnation)
+
+    def _put(self, partition_key: str, data: bytes) -> dict[str, Any]:
+        return self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
 
     def _note_written(self, answer: dict[str, Any], sub_sequence_number: int, partition_key: str) -> None:
         position = Position(int(answer["SequenceNumber"]), sub_sequence_number)
-        self._journal.written(Written(answer["ShardId"], position, partition_key))
+        record = Written(place(answer["ShardId"], self.incarnation), position, partition_key)
+        self._kept.setdefault(record.shard_id, []).append((self.now_ms(), record))
+        self._journal.written(record)
 
     def shard_for(self, partition_key: str) -> str:
         routing = self.state.account.streams[STREAM].routing
-        return routing.shard_for(md5_hash_key(partition_key)).shard_id
+        return routing.shard_for(md5_hash_key(self._named(partition_key))).shard_id
+
+    # falling off
+
+    def leap(self, kept_seconds: float) -> None:
+        """The service's clock goes on by so much that only what came in the last seconds is kept."""
+        self._ahead_ms += _RETENTION_MS - int(kept_seconds * 1000)
+
+    def excuse(self, shard_id: str) -> None:
+        """A consumer has said that records of this shard were lost: those that have fallen off need not be handled.
+        With it go the shards that came after it and are gone altogether, which nobody has ever seen.
+        """
+        if not self.is_there:
+            return
+        there = {place(shard["ShardId"], self.incarnation) for shard in self._list()}
+        gone = {place(shard_id, self.incarnation)}
+        for name, parents in self._parents.items():  # in the order of their creation
+            if name not in there and any(parent in gone for parent in parents):
+                gone.add(name)
+        horizon_ms = self.now_ms() - _RETENTION_MS
+        for name in [name for name in self._kept if name in gone]:
+            kept = self._kept[name]
+            for _, record in kept[: bisect_right(kept, horizon_ms, key=lambda entry: entry[0])]:
+                self._journal.excused(record)
+            self._kept[name] = [entry for entry in kept if entry[0] > horizon_ms]
 
     # resharding
 
     def reshard(self) -> None:
         """Splits a shard, merges two, or both in a row, so that a shard may come and go between two listings."""
+        if not self.is_there:
+            return
         for _ in range(self._random.choice([1, 1, 2])):
             can_merge = len(self._open_shards()) > 1
             if not (self.merge() if can_merge and self._random.random() < 0.5 else self.split()):
@@ -86,13 +170,15 @@ class SimulatedStream:
 
     def split(self) -> bool:
         """Some shard, in the middle. False if that cannot be now: still changing, or too small."""
+        if not self.is_there:
+            return False
         shard = self._random.choice(self._open_shards())
         low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
         return self._change("SplitShard", ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2 + 1))
 
     def merge(self) -> bool:
         """Some two neighbours. False if that cannot be now."""
-        shards = self._open_shards()
+        shards = self._open_shards() if self.is_there else []
         if len(shards) < 2:
             return False
         index = self._random.randrange(len(shards) - 1)
@@ -101,6 +187,8 @@ class SimulatedStream:
 
     def rescale(self) -> bool:
         """To some other count, as UpdateShardCount does it: many splits and merges at once."""
+        if not self.is_there:
+            return False
         present = len(self._open_shards())
         most = max(present, min(2 * present, self._first_count + 4))
         target = self._random.randrange((present + 1) // 2, most + 1)

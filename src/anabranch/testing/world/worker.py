@@ -1,9 +1,5 @@
 """A worker of a simulated fleet: the real engine in a simulated process."""
 
-from collections.abc import Callable
-from random import Random
-from typing import Any, NamedTuple
-
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming import Consuming, Handling
@@ -16,17 +12,17 @@ from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import ConsumerSettings, LeaseSettings
-from anabranch.events import Event, LeaseLost, LeaseTaken
+from anabranch.errors import StreamError, StreamNotFoundError
+from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import Retry
-from anabranch.testing.checkers import Journal
+from anabranch.testing.checkers import place
 from anabranch.testing.world.forms import FORMS
-from anabranch.testing.world.labour import Handler, Labour, PretendedError
-from anabranch.testing.world.network import Network
-from anabranch.testing.world.options import FleetOptions
+from anabranch.testing.world.labour import Labour, PretendedError
 from anabranch.testing.world.processes import SimulatedProcess
 from anabranch.testing.world.stream import STREAM
+from anabranch.testing.world.surroundings import Surroundings
 
-__all__ = ["SimulatedHandling", "SimulatedWorker"]
+__all__ = ["SimulatedWorker"]
 
 _EXPIRIES_MS = (4_000, 10_000, 25_000)
 _STOP_SECONDS = 20.0
@@ -34,87 +30,84 @@ _ATTEMPTS = 10
 """More than ever fail: a pause may make one overrun that would not have."""
 
 
-class SimulatedHandling(NamedTuple):
-    """What a user's own simulation does with its records; what is left out is pretended."""
-
-    handler: Handler | None = None
-    policy: Retry | None = None
-    decode: Callable[[bytes], Any] | None = None
-
-
 class SimulatedWorker:
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        network: Network,
-        journal: Journal,
-        options: FleetOptions,
-        random: Random,
-        *,
-        kinesis: Kinesis,
-        store: LeaseStore,
-        handling: SimulatedHandling,
-        tries: dict[bytes, int],
-    ) -> None:
+    def __init__(self, process: SimulatedProcess, around: Surroundings, *, kinesis: Kinesis, store: LeaseStore) -> None:
         self.process = process
-        self.error: BaseException | None = None
         self.is_stopping = False
-        self._journal = journal
-        self._options = options
-        self._random = random
-        self._budget = Budget(READ_RESERVE_BYTES + options.budget_bytes) if options.budget_bytes else Budget()
-        self._labour = Labour(
-            process, network, journal, options, random, budget=self._budget, tries=tries, handler=handling.handler
-        )
+        self._around = around
+        self._journal = around.journal
+        self._options = around.options
+        limit_bytes = READ_RESERVE_BYTES + self._options.budget_bytes
+        self._budget = Budget(limit_bytes) if self._options.budget_bytes else Budget()
+        self._labour = Labour(process, around, self._budget)
         outside = Outside(
             kinesis=kinesis,
             store=store,
             clock=process.clock,
-            entropy=random,
+            entropy=around.random,
             emit=self._hear,
-            before_call=self._labour.before_call if options.gaps else None,
+            before_call=self._labour.before_call if self._options.gaps else None,
         )
-        self._consuming = Consuming(outside, self._plan(), self._handling(handling), self._budget)
+        self._consuming = Consuming(outside, self._plan(), self._handling(), self._budget)
         self.task = process.spawn(self._live(), process.name)
 
+    @property
+    def has_joined(self) -> bool:
+        return self._consuming.worker.has_joined
+
     def _plan(self) -> WorkerPlan:
-        options = self._options
-        expiry_ms = self._random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT
+        options, random = self._options, self._around.random
+        expiry_ms = random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT
         name = "billing" if options.same_worker_id else self.process.name
         return WorkerPlan(
-            app=AppRow(app="billing", app_id=f"{self._random.getrandbits(64):016x}", created_wall_ms=0),
+            app=AppRow(app="billing", app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
             timing=lease_timing(expiry_ms),
             pace=PaceLimits(),
             settings=ConsumerSettings(
-                leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds)
+                on_recreated=options.on_recreated,
+                leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
             ),
         )
 
-    def _handling(self, given: SimulatedHandling) -> Handling:
-        options = self._options
+    def _handling(self) -> Handling:
+        options, given = self._options, self._around.handling
         policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
         return Handling(order=options.order, concurrency=options.concurrency, decode=given.decode, policy=policy)
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, LeaseTaken) and event.shard_id is not None:
-            self._labour.tokens[event.shard_id] = event.fence_token
-        elif isinstance(event, LeaseLost) and event.shard_id is not None:
-            self._journal.lost(self.process.name, event.shard_id)
+        stream, shard_id = self._around.stream, event.shard_id
+        if isinstance(event, StreamChanged):
+            stream.changes_told += 1
+        if shard_id is None:
+            return
+        if isinstance(event, LeaseTaken):
+            self._labour.tokens[shard_id] = event.fence_token
+        elif isinstance(event, LeaseLost):
+            for incarnation in range(stream.incarnation + 1):
+                self._journal.lost(self.process.name, place(shard_id, incarnation))
+        elif isinstance(event, DataLost):
+            stream.excuse(shard_id)
 
     async def _live(self) -> None:
         try:
             await FORMS[self._options.form](self._consuming, self._labour)
         except PretendedError:
             """The loop was left by it; whoever runs the fleet starts the process again."""
-        except Exception as error:  # noqa: BLE001 -- no fault of this world should end a worker that has joined
-            self.error = error
-            if self._consuming.worker.has_joined:
+        except Exception as error:  # noqa: BLE001 -- few faults of this world should end a worker that has joined
+            if self.has_joined and not self._is_due(error):
                 self._journal.failed(
                     self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
                 )
+
+    def _is_due(self, error: Exception) -> bool:
+        """Whether a worker should end in this error, by what has happened in its world."""
+        stream = self._around.stream
+        was_deleted = stream.incarnation > 0 or not stream.is_there
+        causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+        return was_deleted and all(isinstance(cause, StreamError | StreamNotFoundError) for cause in causes)
 
     def stop(self) -> None:
         """A clean stop, from inside the process."""
@@ -124,8 +117,7 @@ class SimulatedWorker:
     async def _stop(self) -> None:
         try:
             report = await self._consuming.stop(_STOP_SECONDS)
-        except Exception as error:  # noqa: BLE001 -- as in _live
-            self.error = error
+        except Exception:  # noqa: BLE001 -- it is told in _live
             return
         if report.committed and report.released and not report.leftovers:
             self._journal.stopped(self.process.world_ms(), self.process.name, self._budget.used_bytes)

@@ -16,7 +16,8 @@ from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions, fleet_options_for
 from anabranch.testing.world.processes import Processes, SimulatedProcess
 from anabranch.testing.world.stream import SimulatedStream
-from anabranch.testing.world.worker import SimulatedHandling, SimulatedWorker
+from anabranch.testing.world.surroundings import SimulatedHandling, Surroundings
+from anabranch.testing.world.worker import SimulatedWorker
 
 __all__ = ["Fleet", "FleetVerdict", "run_fleet"]
 
@@ -54,15 +55,18 @@ class Fleet:
         self.journal = Journal(all_checkers(keeps_order=keeps_order))
         self.network = Network(loop, options, self.random)
         self.stream = SimulatedStream(loop, self.journal, self.random)
-        self.rows = ForgetfulRows(self.journal, self.now_ms, keeps_history=bool(options.roll_back_seconds))
+        self.rows = ForgetfulRows(
+            self.journal, self.now_ms, self.stream.incarnation_of, keeps_history=bool(options.roll_back_seconds)
+        )
         self.processes = Processes(loop, lambda coroutine: coroutine.__qualname__ == "Heartbeat.run")
         self.workers: list[SimulatedWorker] = []
         self.records = self._drawn_records() if records is None else records
         """What is written, as (partition key, data), over the time of the faults."""
-        self._handling = handling or SimulatedHandling()
         self.steps = 0
         self._started = 0
-        self._tries: dict[bytes, int] = {}
+        self._around = Surroundings(
+            options, self.random, self.network, self.journal, self.stream, handling or SimulatedHandling(), {}
+        )
         loop.set_exception_handler(self._on_loop_error)
 
     def now_ms(self) -> int:
@@ -81,20 +85,18 @@ class Fleet:
 
     async def _write_all(self) -> None:
         """Over the time of the faults; some as aggregates of a few records that follow each other in one shard."""
-        options, stream, left = self.options, self.stream, list(reversed(self.records))
+        options, left = self.options, list(reversed(self.records))
         while left:
             some = [left.pop()]
-            if self.random.random() < options.aggregated:
-                while (
-                    left
-                    and len(some) < _AGGREGATE_MAX
-                    and stream.shard_for(left[-1][0]) == stream.shard_for(some[0][0])
-                ):
-                    some.append(left.pop())
-                stream.write_aggregate(some)
-            else:
-                stream.write(*some[0])
+            is_aggregate = self.random.random() < options.aggregated
+            while is_aggregate and left and len(some) < _AGGREGATE_MAX and self._go_together(some[0], left[-1]):
+                some.append(left.pop())
+            if self.stream.is_there:  # otherwise the writer gets an error, and that is the end of it
+                self.stream.write(some, is_aggregate=is_aggregate)
             await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
+
+    def _go_together(self, one: tuple[str, bytes], other: tuple[str, bytes]) -> bool:
+        return self.stream.is_there and self.stream.shard_for(one[0]) == self.stream.shard_for(other[0])
 
     # the workers
 
@@ -110,14 +112,9 @@ class Fleet:
         )
         return SimulatedWorker(
             process,
-            self.network,
-            self.journal,
-            options,
-            random,
+            self._around,
             kinesis=SimulatedKinesis(self.stream, self.network, process, options, random),
             store=SimulatedLeaseStore(self.rows, self.network, process),
-            handling=self._handling,
-            tries=self._tries,
         )
 
     # the run
@@ -131,22 +128,26 @@ class Fleet:
         faults.end()
         self.network.is_calm = True
         await self._settle()
+        if self.stream.has_untold_change:
+            self.journal.failed(self.now_ms(), "the stream was deleted and created anew, and nobody has said so")
         self.steps = self.loop.steps
         self.journal.ended(self.now_ms())
         self.journal.is_closed = self.network.is_closed = True
         self.processes.open()
 
     async def _settle(self) -> None:
-        """Until all is handled, or it has taken too long. A worker that has ended by itself is started again, as
-        whoever runs the fleet would do.
-        """
+        """Until all is handled, or it has taken too long."""
         left = next(checker for checker in self.journal.checkers if isinstance(checker, NoStandstill))
         until = self.loop.time() + self.options.settling_seconds
-        while left.left_count and self.loop.time() < until:
-            for index, worker in enumerate(self.workers):
-                if worker.task.done() or not worker.process.is_alive:
-                    self.workers[index] = self.start_worker(index)
+        while (left.left_count or self.stream.has_untold_change) and self.loop.time() < until:
+            self.restart_ended()
             await asyncio.sleep(_LOOK_EACH_SECONDS)
+
+    def restart_ended(self) -> None:
+        """A process that has ended is started again, as whoever runs the fleet would do."""
+        for index, worker in enumerate(self.workers):
+            if worker.task.done() or not worker.process.is_alive:
+                self.workers[index] = self.start_worker(index)
 
 
 def run_fleet(

@@ -13,7 +13,9 @@ __all__ = ["Retry", "Stop"]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the shard at the record that failed, keep its lease, and say so. A new process tries the record again."""
+    """Stop the shard at the record that failed, keep its lease, and say so. A process that starts later tries the record
+    again, once.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from traceback import StackSummary
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane
@@ -35,7 +35,15 @@ __all__ = ["RecordRunners"]
 SLICE = 100
 """Records that a runner handles before it lets the loop turn."""
 
-_TURN_OVER: Final = "turn over"
+PLAIN_CALLS_MAX = 63
+"""Calls that are simply awaited, where handlers wait, before the next is begun by hand again: that costs more."""
+
+
+class _TurnOver:
+    """A session may have more, and others come first: its lease must be looked at again, or the loop has to turn."""
+
+
+_TURN_OVER: Final = _TurnOver()
 
 
 class _Runner:
@@ -57,11 +65,14 @@ class _Runner:
         """Whether a call of this step has begun to wait: it is reported by itself."""
 
 
-class _Call(NamedTuple):
-    """A call of the handler that is to be awaited."""
+class _BegunCall(NamedTuple):
+    """A call of the handler that has begun, and the rest of it."""
 
     entry: Entry
-    awaitable: Awaitable[Any]
+    rest: Awaitable[Any]
+
+
+_Picked: TypeAlias = Entry | _BegunCall | _TurnOver
 
 
 class RecordRunners:
@@ -82,6 +93,7 @@ class RecordRunners:
         self._scheduler = scheduler
         self._call = call
         self._decode = handling.decode
+        self._direct = _direct_call(call, handling) if outside.before_call is None else None
         self._policy = handling.policy
         self._finishes_at_end = finishes_at_end
         self._on_finished = on_finished
@@ -91,6 +103,7 @@ class RecordRunners:
         self._runners: list[_Runner] = []
         self._stride = SLICE
         """How many records are looked at ahead: few, where handlers wait."""
+        self._plain_calls = self._plain_calls_left = 0
 
     async def run_one(self) -> None:
         """One runner, for ever."""
@@ -98,43 +111,40 @@ class RecordRunners:
         assert task is not None
         runner = _Runner(task)
         self._runners.append(runner)
-        member, shelf, pick = self._member, self.shelf, partial(self._pick, runner)
+        member, shelf = self._member, self.shelf
+        pick: Callable[[Session], _Picked | None] = partial(self._pick, runner)
         while True:
-            taken = shelf.take(pick) if member.may_start() else None
+            taken: tuple[Session, _Picked] | None = shelf.take(pick) if member.may_start() else None
             if taken is None:
                 await shelf.wait()
                 runner.left = SLICE
                 continue
             session, picked = taken
-            if isinstance(picked, _Call):
-                await self._handle(runner, session, picked)
-                runner.left -= 1
-            else:
+            if isinstance(picked, _TurnOver):
                 shelf.put_back(session)
                 runner.left = 0
+            else:
+                await self._handle(runner, session, picked)
+                runner.left -= 1
             if runner.left <= 0:
                 runner.left = SLICE
                 await asyncio.sleep(0)
 
-    def _pick(self, runner: _Runner, session: Session) -> _Call | Literal["turn over"] | None:
+    def _pick(self, runner: _Runner, session: Session) -> _Picked | None:
         if not session.may_start:
             return None
         clock, lane = self._outside.clock, session.lane
         assert isinstance(lane, Lane)
-        while records := lane.upcoming(clock.now_ms(), min(runner.left, self._stride)):
-            call = self._handle_at_once(runner, session, lane, records)
-            if call is not None:
-                return call
-            if session.drains:
-                return None
-            if runner.left <= 0 or runner.done_count < len(records) or lane.one_at_a_time:
-                return _TURN_OVER
-        if not self._member.may_start():
-            return _TURN_OVER
+        if self._plain_calls_left:
+            self._plain_calls_left -= 1
+        elif (call := self._handle_at_once(runner, session, lane)) is not None:
+            return call
+        elif session.drains:
+            return None
         entry = lane.next(clock.now_ms())
         if entry is not None:
             runner.began = None
-            return _Call(entry, self._start(session, entry.attempts, entry.record))
+            return entry
         if self._finishes_at_end and session.phase == "ended" and (failing := lane.only_failing) is not None:
             self._give_up(session, lane, failing)
             return None
@@ -148,42 +158,52 @@ class RecordRunners:
 
     # calls that do not wait
 
-    def _handle_at_once(
-        self, runner: _Runner, session: Session, lane: Lane, records: list[Record[bytes]]
-    ) -> _Call | None:
-        """Calls the handler for one record after another; returns the call that has failed or begun to wait."""
+    def _handle_at_once(self, runner: _Runner, session: Session, lane: Lane) -> _BegunCall | _TurnOver | None:
+        """Calls the handler for one record after another, until one fails or begins to wait, the turn is over, or
+        there is nothing more to be handled in this way.
+        """
+        clock = self._outside.clock
+        while records := lane.upcoming(clock.now_ms(), min(runner.left, self._stride)):
+            rest = self._handle_stretch(runner, session, records)
+            if runner.done_count:
+                runner.left -= runner.done_count
+                lane.pass_over(runner.done_count)
+                session.settle()
+                self._on_finished(session)
+            if rest is not None:
+                self._stride = 1
+                self._plain_calls = 0 if runner.done_count else min(PLAIN_CALLS_MAX, 2 * self._plain_calls + 1)
+                self._plain_calls_left = self._plain_calls
+                return _BegunCall(lane.begin(), rest)
+            self._stride = min(SLICE, 2 * self._stride)
+            if runner.left <= 0 or runner.done_count < len(records) or lane.one_at_a_time:
+                return _TURN_OVER
+        return None if self._member.may_start() else _TURN_OVER
+
+    def _handle_stretch(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
+        """Returns the rest of the call that has failed or begun to wait."""
         runner.session, runner.done_count, runner.is_waiting = session, 0, False
         runner.began = self._call_each(runner, session, records)
         steps = runner.began.__await__()
-        awaitable: Awaitable[Any] | None = None
         try:
             waits_for = next(steps, FINISHED)
-            if waits_for is not FINISHED:
-                awaitable = going_on(steps, waits_for)
         except BaseException as error:  # noqa: BLE001 -- raised again where the call is awaited
-            awaitable = failed(error)
-        runner.session = runner.record = None
-        if runner.done_count:
-            runner.left -= runner.done_count
-            lane.pass_over(runner.done_count)
-            session.settle()
-            self._on_finished(session)
-        if awaitable is None:
-            self._stride = min(SLICE, 2 * self._stride)
+            return failed(error)
+        finally:
+            runner.session = runner.record = None
+        if waits_for is FINISHED:
             return None
-        self._stride = 1
         runner.is_waiting = True
-        return _Call(lane.begin(), awaitable)
+        return going_on(steps, waits_for)
 
     async def _call_each(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> None:
-        may_start, decode, start = self._member.may_start, self._decode, self._call.direct
-        if start is None or self._outside.before_call is not None:
-            decode, start = None, partial(self._start, session, 0)
+        may_start = self._member.may_start
+        start = self._direct or partial(self._start, session, 0)
         for record in records:
             if session.drains or not may_start():
                 return
             runner.record = record
-            result = await start(record if decode is None else decode(record))
+            result = await start(record)
             if result is not None:
                 refuse_unfinished(result)
             if runner.is_waiting:
@@ -192,6 +212,10 @@ class RecordRunners:
 
     # calls that wait
 
+    def _begin(self, session: Session, entry: Entry) -> Awaitable[Any]:
+        direct, record = self._direct, entry.record
+        return self._start(session, entry.attempts, record) if direct is None else direct(record)
+
     async def _start(self, session: Session, failed_attempts: int, record: Record[bytes]) -> Any:
         if self._outside.before_call is not None:
             await self._outside.before_call()
@@ -199,16 +223,18 @@ class RecordRunners:
         context = self._context(session, failed_attempts) if self._call.wants_context else None
         return await self._call(decoded, context, self._member.may_start)
 
-    async def _handle(self, runner: _Runner, session: Session, call: _Call) -> None:
-        entry = call.entry
+    async def _handle(self, runner: _Runner, session: Session, picked: Entry | _BegunCall) -> None:
+        entry, rest = (picked, None) if isinstance(picked, Entry) else picked
         runner.session, runner.record = session, entry.record
         failure: BaseException | None = None
         try:
             if self._policy.timeout is None:
-                await call.awaitable
+                result = await (rest or self._begin(session, entry))
             else:
                 async with self._limit.of_call():
-                    await call.awaitable
+                    result = await (rest or self._begin(session, entry))
+            if result is not None:
+                refuse_unfinished(result)
         except asyncio.CancelledError as error:
             was_revoked = self._take_back_cancellation(runner)
             if runner.task.cancelling():
@@ -336,3 +362,11 @@ class RecordRunners:
             and runner.record is not None
             and self._limit.is_ignored_by(runner.task, now_ms)
         }
+
+
+def _direct_call(call: HandlerCall, handling: Handling) -> Callable[[Record[bytes]], Awaitable[Any]] | None:
+    """The handler itself, behind the decoder, where a call of it needs no more than the record."""
+    direct, decode = call.direct, handling.decode
+    if direct is None or decode is None:
+        return direct
+    return lambda record: direct(decode(record))

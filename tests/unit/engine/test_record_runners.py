@@ -30,7 +30,7 @@ ORDERS = pytest.mark.parametrize("order", ["shard", "key", "none"])
 class Works:
     """Runners, one session that was read, and what its handler was called with."""
 
-    def __init__(self, handler, order="shard", *, count=10, keys="abc", concurrency=3, policy=None):
+    def __init__(self, handler, order="shard", *, count=10, keys="abc", concurrency=3, policy=None, bare=None):
         self.handled = []
         self.failed = []
         self.may_start = True
@@ -44,7 +44,7 @@ class Works:
             outside,
             member,
             Scheduler(clock, lambda error: None),
-            HandlerCall(self._handle, threads=1),
+            HandlerCall(bare or self._handle, threads=1),
             Handling(order=order, concurrency=concurrency, decode=None, policy=policy or Retry()),
             on_finished=lambda _: None,
             on_failed=lambda _, record, reason: self.failed.append((int(record.sequence_number), reason)),
@@ -191,8 +191,7 @@ def test_a_handler_that_returns_work_undone_fails_its_record():
     async def handler(record):
         return undone()
 
-    works = Works(at_once, policy=Retry(attempts=1), count=1)
-    works.runners._call = HandlerCall(handler, threads=1)
+    works = Works(at_once, policy=Retry(attempts=1), count=1, bare=handler)
     asyncio.run(works.run())
     assert works.watermark is None
     ((number, reason),) = works.failed

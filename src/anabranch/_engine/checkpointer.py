@@ -87,6 +87,7 @@ class Checkpointer:
                 outcome = await self._leases.write(Write(row, session.row.version))
                 if outcome == "written":
                     session.committed_count = count
+                    session.is_counted = session.is_counted and not self._leases.draining
                     self._failing = False
                 if outcome == "unknown":
                     self._report_failure(session)
@@ -108,10 +109,14 @@ class Checkpointer:
         checkpoint = session.lane.checkpoint(session.seen_through_seconds)
         advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
         # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
-        # one whose owner ends or gives it away in order, perhaps before its turn came; nor one that is stopped: it is
-        # counted anew when a process that starts later tries it again (rule D4).
-        kills_nobody = session.is_at_tip or stopped is not None or parting or self._leases.draining
-        takes = 0 if advanced or kills_nobody else row.takes_without_progress
+        # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
+        takes = row.takes_without_progress
+        if advanced or session.is_at_tip or stopped is not None:
+            takes = 0
+        elif parting:
+            takes += not session.is_counted  # by a gift the next owner counts in the place of this one
+        elif self._leases.draining:
+            takes = max(0, takes - session.is_counted)  # it ends in order; the next one counts itself by its take
         unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count

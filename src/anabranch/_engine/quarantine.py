@@ -210,7 +210,8 @@ class Quarantine:
             takes = session.row.takes_without_progress
             if takes and session.is_live and session.holding.parting_row is None:
                 row = replace(session.row, takes_without_progress=takes + change)
-                await self._leases.write(Write(row, session.row.version))
+                if await self._leases.write(Write(row, session.row.version)) == "written":
+                    session.is_counted = change > 0
 
 
 def _has_work(session: Session) -> bool:

@@ -47,6 +47,8 @@ class Session:
         """Nothing more is started: the shard is to be handed over, or everything stops."""
         self.waits_its_turn = False
         """Nothing is started: records of a shard on which owners died are handled alone (rule D5)."""
+        self.is_counted = True
+        """Whether this owner is among the row's takes without progress (rule D5)."""
         self.iterator: str | None = None
         self.read_after: Position | None = holding.row.checkpoint.watermark
         """Everything up to here was received. Not the checkpoint: that follows what is finished."""

@@ -94,15 +94,23 @@ def test_a_stop_ends_the_count_of_owners_without_progress():
     assert row.stopped == stopped
 
 
-def test_an_owner_that_ends_or_gives_its_shard_away_in_order_was_killed_by_nothing():
+def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_those_before_it_are():
     checkpointer, leases = make_checkpointer("written")
     session = make_session(takes_without_progress=3)
     session.holding.row = replace(session.row, checkpoint=session.lane.checkpoint())  # as if nothing had been finished
     session.behind_ms = 1000
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
-    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 0
+    # By a gift the next owner takes its place; by a take it would count itself.
+    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 3
     leases.draining = True
-    assert checkpointer.next_row(session)[0].takes_without_progress == 0
+    assert checkpointer.next_row(session)[0].takes_without_progress == 2
+    session.holding.row = replace(session.row, takes_without_progress=0)
+    assert checkpointer.next_row(session)[0] is session.row
+    session.holding.row = replace(session.row, takes_without_progress=3)
+    session.is_counted = False
+    assert checkpointer.next_row(session)[0].takes_without_progress == 3
+    leases.draining = False
+    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 4
 
 
 def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_commit():

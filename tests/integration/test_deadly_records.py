@@ -36,9 +36,21 @@ SUSPECT_LIFE = 3
 """The first life in which the shard is a suspect."""
 
 
-async def _live(*arguments):
+def _write(world, before):
+    """As many records to each shard, and among those of the first one that kills; that shard's name."""
+    first, *_ = shards = sorted(world.open_shards(), key=lambda shard: shard["ShardId"])
+    for shard in shards:
+        where = {"PartitionKey": "p", "ExplicitHashKey": shard["HashKeyRange"]["StartingHashKey"]}
+        for number in range(RECORDS):
+            if shard is first and number == before:
+                world.call("PutRecord", Data=b"poison", **where)
+            world.call("PutRecord", Data=str(number).encode(), **where)
+    return first["ShardId"]
+
+
+async def _live(*arguments, deaths_max=12):
     """Lives of a worker, one after another, until one ends in order; how many died."""
-    for deaths in range(12):
+    for deaths in range(deaths_max):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", PROGRAM, *map(str, arguments[:3]), str(deaths + 1), arguments[3],
             env={"PYTHONPATH": ":".join(sys.path)}, stderr=subprocess.PIPE,
@@ -48,6 +60,26 @@ async def _live(*arguments):
             return deaths
         assert process.returncode == 9, stderr.decode()
     raise AssertionError("it dies for ever")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_a_fleet_whose_workers_are_started_again_and_share_anew_finds_it_too(tmp_path):
+    leases, effects = tmp_path / "leases.db", tmp_path / "effects"
+    effects.touch()
+
+    async def main():
+        async with stream_world(SHARDS) as world:
+            poisoned = _write(world, before=3)
+            workers = [_live(world.kinesis.endpoint_url, leases, effects, "shard", deaths_max=20) for _ in range(2)]
+            deaths = sum(await asyncio.gather(*workers))
+            assert 5 <= deaths <= 20
+            rows = {row.key.shard_id: row for row in await SqliteLeaseStore(leases, "billing").read_leases()}
+        assert [shard_id for shard_id, row in rows.items() if row.stopped is not None] == [poisoned]
+        seen = {tuple(line.split()[1:]) for line in effects.read_text().splitlines()}
+        assert len(seen) == (SHARDS - 1) * RECORDS + 3
+
+    run(main, 110)
 
 
 @pytest.mark.parametrize(
@@ -67,22 +99,12 @@ def test_a_record_that_kills_is_named_in_the_end_and_takes_nothing_of_others_wit
 
     async def main():
         async with stream_world(SHARDS) as world:
-            (poisoned, *_) = sorted(world.open_shards(), key=lambda shard: shard["ShardId"])
-            hash_key = poisoned["HashKeyRange"]["StartingHashKey"]
-            for number in range(RECORDS):
-                if number == before:
-                    world.call("PutRecord", PartitionKey="p", ExplicitHashKey=hash_key, Data=b"poison")
-                world.call("PutRecord", PartitionKey="p", ExplicitHashKey=hash_key, Data=str(number).encode())
-            for shard in world.open_shards():
-                if shard["ShardId"] != poisoned["ShardId"]:
-                    for number in range(RECORDS):
-                        key = shard["HashKeyRange"]["StartingHashKey"]
-                        world.call("PutRecord", PartitionKey="p", ExplicitHashKey=key, Data=str(number).encode())
+            poisoned = _write(world, before)
             deaths = await _live(world.kinesis.endpoint_url, leases, effects, order)
             assert 5 <= deaths <= deaths_max
             rows = {row.key.shard_id: row for row in await SqliteLeaseStore(leases, "billing").read_leases()}
         stopped = [shard_id for shard_id, row in rows.items() if row.stopped is not None]
-        assert stopped == [poisoned["ShardId"]]
+        assert stopped == [poisoned]
         assert rows[stopped[0]].stopped.partition_key == "p"
         assert rows[stopped[0]].stopped.reason == "5 owners in a row ended while they handled it"
         _check_effects(effects.read_text().splitlines(), stopped[0], before)

@@ -47,6 +47,14 @@ def test_a_silence_longer_than_half_an_expiry_restarts_every_stopwatch():
     assert stopwatches.sealable(15_001) == [A]
 
 
+def test_a_silence_restarts_only_the_stopwatches_for_which_it_was_long():
+    quick = replace(B, expiry_ms=5_000)
+    stopwatches = watching((0, [A, quick]), (4_000, [A, quick]), *each_second([A, quick], 5_000, 10_000))
+    assert stopwatches.sealable(8_999) == []
+    assert stopwatches.sealable(9_000) == [quick]
+    assert stopwatches.sealable(10_000) == [A, quick]
+
+
 def test_a_fleet_that_polls_rarely_can_still_seal():
     members = [replace(A, member_id=f"m#{number}") for number in range(250)]
     stopwatches = watching((0, members), (10_000, members))

@@ -206,6 +206,8 @@ class Lineage:
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]
         leases = await self._lease_rows(row)
+        if all(lease.key != session.key for lease in leases):
+            return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
         end = None if session.trimmed else plan_end(session.row, graph, None, leases)
         if end is None:
@@ -361,6 +363,8 @@ class Lineage:
     async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
         outside = self._outside
         leases = await self._lease_rows(row)
+        if not leases:
+            return  # rows are never all removed: the store was emptied, and that is no new beginning (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}

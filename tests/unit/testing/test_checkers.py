@@ -16,6 +16,7 @@ from anabranch.testing.checkers import (
     Journal,
     NoLoss,
     NoStandstill,
+    OneBirth,
     OneOwner,
     OrderPerKey,
     ParentsFirst,
@@ -186,6 +187,19 @@ def test_after_a_store_went_back_tokens_may_repeat_but_owners_may_not_come_back(
     assert journal.violations == []
     journal.started(call(3))
     assert "stale dispatch" in journal.violations[0].what
+
+
+def test_what_goes_on_with_an_emptied_store_counts_for_nothing_and_must_not_begin_anew():
+    journal = Journal([OneOwner(), OneBirth()])
+    journal.started(call(1))
+    journal.store_emptied(["a"])
+    journal.started(call(1, process="b"))
+    journal.made(2, "b", "a lease")
+    journal.started(call(2))
+    assert journal.violations == []
+    assert journal.zombies == 1
+    journal.made(3, "a", "a lease")
+    assert "a had worked before" in journal.violations[0].what
 
 
 def test_a_checkpoint_a_version_or_an_epoch_that_goes_back_is_found():

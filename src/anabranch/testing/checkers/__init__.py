@@ -10,6 +10,7 @@ from anabranch.testing.checkers.duplicates import Duplicates
 from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written, place
 from anabranch.testing.checkers.no_loss import NoLoss
 from anabranch.testing.checkers.no_standstill import NoStandstill
+from anabranch.testing.checkers.one_birth import OneBirth
 from anabranch.testing.checkers.one_owner import OneOwner
 from anabranch.testing.checkers.order_per_key import OrderPerKey
 from anabranch.testing.checkers.parents_first import ParentsFirst
@@ -26,6 +27,7 @@ __all__ = [
     "Journal",
     "NoLoss",
     "NoStandstill",
+    "OneBirth",
     "OneOwner",
     "OrderPerKey",
     "ParentsFirst",
@@ -46,6 +48,7 @@ def all_checkers(*, keeps_order: bool = True) -> list[Checker]:
         NoLoss(),
         Duplicates(),
         OneOwner(),
+        OneBirth(),
         WithinBudget(),
         NoStandstill(),
         ParentsFirst(),

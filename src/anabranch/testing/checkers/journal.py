@@ -116,6 +116,12 @@ class Checker:
     def store_went_back(self) -> None:
         """The store has forgotten commits that it had taken: from now on less can be promised."""
 
+    def store_emptied(self, processes: Iterable[str]) -> None:
+        """The store has forgotten everything, `processes` were at work: an application that is none any more."""
+
+    def made(self, at_ms: int, process: str, what: str) -> None:
+        """A process has made something in the store, or found it made: the application, a stream, a lease."""
+
     def ended(self, at_ms: int) -> None:
         """The faults have been over for as long as everything should take to settle."""
 
@@ -130,6 +136,9 @@ class Journal:
         self.commits = 0
         self.zombies = 0
         self.excuses = 0
+        self.is_emptied = False
+        """The store has forgotten everything once."""
+        self._orphans: dict[str, None] = {}
         self._failures: list[Violation] = []
         self._latest: dict[str, tuple[str, int]] = {}
         self._tokens: dict[str, int] = {}
@@ -207,6 +216,19 @@ class Journal:
         for checker in self.checkers:
             checker.store_went_back()
 
+    def store_emptied(self, processes: Iterable[str]) -> None:
+        """What these processes start from now on, until they notice, counts for nothing: nobody can know of them."""
+        self.is_emptied = True
+        self._orphans |= dict.fromkeys(processes)
+        self.store_went_back()
+        for checker in self.checkers:
+            checker.store_emptied(self._orphans)
+
+    def made(self, at_ms: int, process: str, what: str) -> None:
+        if not self.is_closed:
+            for checker in self.checkers:
+                checker.made(at_ms, process, what)
+
     def failed(self, at_ms: int, what: str) -> None:
         """Something in the background ended in an error that nobody saw (P7)."""
         if not self.is_closed:
@@ -217,7 +239,11 @@ class Journal:
             checker.ended(at_ms)
 
     def _is_zombie(self, call: Call) -> bool:
-        """Whether it was paused before it started, and another owner has started something of its shard since."""
+        """Whether it was paused before it started, and another owner has started something of its shard since; or its
+        application is gone.
+        """
+        if call.process in self._orphans:
+            return True
         tenure, latest = (call.process, call.fence_token), self._latest.get(call.shard_id)
         highest = self._tokens.get(call.partition_key, 0)
         if call.was_paused and (call.fence_token < highest or latest not in {None, tenure}):

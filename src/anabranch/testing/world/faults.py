@@ -31,6 +31,8 @@ class Faults:
         self._mind()
         if options.store_outage_seconds:
             self._once(self._store_goes_away)
+        if options.store_is_emptied:
+            self._once(self._store_is_emptied)
         if options.deleted:
             self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._stream_is_deleted)
         if options.roll_back_seconds:
@@ -126,6 +128,10 @@ class Faults:
     def _store_goes_back(self) -> None:
         if not self._ended:
             self._fleet.rows.go_back(int(self._fleet.options.roll_back_seconds * 1000))
+
+    def _store_is_emptied(self) -> None:
+        at_work = [worker.process.name for worker in self._fleet.workers if worker.is_at_work]
+        self._fleet.rows.empty(at_work, moves=self._fleet.random.random() < 0.5)
 
     def _stream_is_deleted(self) -> None:
         self._fleet.stream.delete()

@@ -4,7 +4,7 @@ The rows are the memory store's, and so are its conditions. On bad days it goes 
 another storage; requests that were on their way to the one before are lost.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ class ForgetfulRows(MemoryLeaseStore):
     ) -> None:
         super().__init__()
         self.storage = 0
+        self.is_emptied = False
         self._journal = journal
         self._now_ms = now_ms
         self._incarnation_of = incarnation_of
@@ -84,6 +85,17 @@ class ForgetfulRows(MemoryLeaseStore):
         self._journal.store_went_back()
         return True
 
+    def empty(self, processes: Iterable[str], *, moves: bool) -> None:
+        """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
+        self._app, self._members, self._streams, self._leases, self._controls = None, {}, {}, {}, {}
+        self._past.clear()
+        self.is_emptied = True
+        self.storage += moves
+        self._journal.store_emptied(processes)
+
+    def made(self, process: str, what: str) -> None:
+        self._journal.made(self._now_ms(), process, what)
+
 
 class SimulatedLeaseStore(LeaseStore):
     """One process's connection to the rows."""
@@ -95,14 +107,18 @@ class SimulatedLeaseStore(LeaseStore):
         self._connections = {"heart": rows.storage, "main": rows.storage}
         """The storage that each connection was made to: heartbeats have one of their own."""
 
-    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main") -> Any:
-        storage = self._connections[connection]
+    async def _ask(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main", makes: str | None = None
+    ) -> Any:
+        storage, was_emptied = self._connections[connection], self._rows.is_emptied
 
         def request() -> Any:
             if self._rows.storage != storage:
                 self._connections[connection] = self._rows.storage
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
+            if makes is not None and was_emptied:  # what was on its way when it happened is nobody's fault
+                self._rows.made(self._process.name, makes)
             return _at_once(call())
 
         return await self._network.call(
@@ -110,7 +126,7 @@ class SimulatedLeaseStore(LeaseStore):
         )
 
     async def open(self, app: AppRow) -> AppRow:
-        return await self._ask(partial(self._rows.open, app))  # type: ignore[no-any-return]
+        return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
 
     async def read_app(self) -> AppRow | None:
         return await self._ask(self._rows.read_app)  # type: ignore[no-any-return]
@@ -153,7 +169,7 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.delete_member, member_id))  # type: ignore[no-any-return]
 
     async def put_stream(self, row: StreamRow) -> StreamRow:
-        return await self._ask(partial(self._rows.put_stream, row))  # type: ignore[no-any-return]
+        return await self._ask(partial(self._rows.put_stream, row), makes="a stream")  # type: ignore[no-any-return]
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
         return await self._ask(partial(self._rows.write_stream, row, expected_version))  # type: ignore[no-any-return]
@@ -162,7 +178,7 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(self._rows.read_streams)  # type: ignore[no-any-return]
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        return await self._ask(partial(self._rows.create_lease, row))  # type: ignore[no-any-return]
+        return await self._ask(partial(self._rows.create_lease, row), makes="a lease")  # type: ignore[no-any-return]
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
         return await self._ask(partial(self._rows.read_leases, with_finished=with_finished))  # type: ignore[no-any-return]

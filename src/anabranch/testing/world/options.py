@@ -72,6 +72,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Each process has a lease expiry of its own."""
     store_outage_seconds: float = 0.0
     roll_back_seconds: float = 0.0
+    store_is_emptied: bool = False
+    """Once, while the fleet is at work."""
     same_worker_id: bool = False
     hand_off: Literal["keep", "force"] = "keep"
     drain_seconds: float = 30.0
@@ -125,6 +127,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
         expiries_differ=random.random() < 0.2,
         store_outage_seconds=sometimes(0.1, 3, 30),
         roll_back_seconds=sometimes(0.05, 1, 10),
+        store_is_emptied=random.random() < 0.05,
         same_worker_id=random.random() < 0.1,
         hand_off=random.choice(["keep", "force"]),
         drain_seconds=random.choice([30.0, 30.0, 0.1]),

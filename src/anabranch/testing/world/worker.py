@@ -12,7 +12,7 @@ from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import ConsumerSettings, LeaseSettings
-from anabranch.errors import StreamError, StreamNotFoundError
+from anabranch.errors import LeaseStoreInvalidError, StreamError, StreamNotFoundError
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import Retry
 from anabranch.testing.checkers import place
@@ -54,6 +54,10 @@ class SimulatedWorker:
     @property
     def has_joined(self) -> bool:
         return self._consuming.worker.has_joined
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.has_joined and self.process.is_alive and not self.task.done()
 
     def _plan(self) -> WorkerPlan:
         options, random = self._options, self._around.random
@@ -104,10 +108,13 @@ class SimulatedWorker:
 
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""
-        stream = self._around.stream
-        was_deleted = stream.incarnation > 0 or not stream.is_there
+        stream, due = self._around.stream, list[type[Exception]]()
+        if self._journal.is_emptied:
+            due.append(LeaseStoreInvalidError)
+        if stream.incarnation > 0 or not stream.is_there:
+            due += [StreamError, StreamNotFoundError]
         causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        return was_deleted and all(isinstance(cause, StreamError | StreamNotFoundError) for cause in causes)
+        return all(isinstance(cause, tuple(due)) for cause in causes)
 
     def stop(self) -> None:
         """A clean stop, from inside the process."""

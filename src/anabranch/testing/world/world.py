@@ -128,18 +128,23 @@ class Fleet:
         faults.end()
         self.network.is_calm = True
         await self._settle()
-        if self.stream.has_untold_change:
+        if self._has_untold_change:
             self.journal.failed(self.now_ms(), "the stream was deleted and created anew, and nobody has said so")
         self.steps = self.loop.steps
         self.journal.ended(self.now_ms())
         self.journal.is_closed = self.network.is_closed = True
         self.processes.open()
 
+    @property
+    def _has_untold_change(self) -> bool:
+        """After the store was emptied nobody knows that the stream is another one."""
+        return self.stream.has_untold_change and not (self.stream.is_there and self.rows.is_emptied)
+
     async def _settle(self) -> None:
         """Until all is handled, or it has taken too long."""
         left = next(checker for checker in self.journal.checkers if isinstance(checker, NoStandstill))
         until = self.loop.time() + self.options.settling_seconds
-        while (left.left_count or self.stream.has_untold_change) and self.loop.time() < until:
+        while (left.left_count or self._has_untold_change) and self.loop.time() < until:
             self.restart_ended()
             await asyncio.sleep(_LOOK_EACH_SECONDS)
 

@@ -32,7 +32,7 @@ _SHARD_STYLES: Final = {
 """In the order in which they need to be looked at."""
 _NAME_COLUMNS_MAX: Final = 30
 _MEMBERS_SHOWN_MAX: Final = 8
-"""Where lines are scarce."""
+"""Where lines are scarce; and no more than a third of them."""
 
 Cells = tuple[tuple[str, str], ...]
 """Text and style of each."""
@@ -59,7 +59,7 @@ def fleet_lines(status: "FleetStatus", *, height: int | None = None) -> list["Te
         key=lambda member: (not member.is_live, member.worker_id, member.member_id),
     )
     left_count = len(status.members) - len(members)
-    shown = members if height is None else members[:_MEMBERS_SHOWN_MAX]
+    shown = members if height is None else members[: max(1, min(_MEMBERS_SHOWN_MAX, height // 3))]
     lines = _aligned(
         ("WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"),
         [_member_cells(member, styles[member.member_id]) for member in shown],

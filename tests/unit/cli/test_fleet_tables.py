@@ -77,14 +77,15 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
     assert lines[4] == "and 1 worker that stopped in order"
 
 
-@pytest.mark.parametrize("height", [12, 21, 40])
+@pytest.mark.parametrize("height", [9, 12, 21, 40])
 @pytest.mark.parametrize("member_count", [0, 3, 30])
 def test_no_more_lines_than_there_are_and_the_rest_is_counted(height, member_count):
     shards = [shard(number, "still", "slow") if number % 2 else shard(number) for number in range(100)]
     status = fleet([*shards, shard(200, "finished")], [member(number) for number in range(member_count)])
     lines = texts(status, height=height)
-    assert len(lines) <= max(height, 14)
+    assert len(lines) <= height
     shown = sum(line.startswith("shardId-") for line in lines)
+    assert shown > 0
     assert lines[-1] == f"and {100 - shown} shards more, 1 shard read to the end"
     assert all(len(line) <= 80 for line in lines)
 

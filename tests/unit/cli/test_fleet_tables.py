@@ -77,7 +77,7 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
     assert lines[4] == "and 1 worker that stopped in order"
 
 
-@pytest.mark.parametrize("height", [9, 12, 21, 40])
+@pytest.mark.parametrize("height", [10, 12, 21, 40])
 @pytest.mark.parametrize("member_count", [0, 3, 30])
 def test_no_more_lines_than_there_are_and_the_rest_is_counted(height, member_count):
     shards = [shard(number, "still", "slow") if number % 2 else shard(number) for number in range(100)]

@@ -142,10 +142,13 @@ def _answer_requests(
 
 def _take_and_ask(book: Book, stopwatches: Stopwatches, desired: dict[LeaseKey, str], now_ms: int) -> list[Step]:
     steps: list[Step] = []
-    for key, member_id in desired.items():
-        if member_id != book.member_id or key in book.held:
+    mine = [book.leases[key] for key, member_id in desired.items() if member_id == book.member_id]
+    # Those on which owners died come first: nothing of the others is started before their rows say that it is not they
+    # who end this one, should one of the others do that (rule D5).
+    for row in sorted(mine, key=lambda row: -row.takes_without_progress):
+        key = row.key
+        if key in book.held:
             continue
-        row = book.leases[key]
         if row.owner is None or stopwatches.is_over(row.owner, now_ms):
             steps.append(Take(key, row.owner, row.version, book.epoch_floors.get(key, 0), _unread_parents(row)))
         elif (donor := stopwatches.row(row.owner)) is not None and _may_ask(book, key, donor, now_ms):

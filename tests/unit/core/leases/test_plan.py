@@ -40,6 +40,11 @@ def test_free_leases_are_taken():
     assert Member([ME], [lease(0), lease(1)]).plan() == [Take(KEYS[0], None, 5), Take(KEYS[1], None, 5)]
 
 
+def test_leases_on_which_owners_died_are_taken_first():
+    leases = [lease(0), lease(1, takes_without_progress=2), lease(2, takes_without_progress=4), lease(3)]
+    assert [step.key for step in Member([ME], leases).plan()] == [KEYS[2], KEYS[1], KEYS[0], KEYS[3]]
+
+
 def test_leases_of_a_sealed_or_left_member_are_taken():
     for state in ("sealed", "left"):
         member = Member([ME, replace(DONOR, state=state)], [lease(0, "donor#1")])

@@ -186,15 +186,33 @@ def _why_unowned(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str
     return [reason], f"nothing to do: one of {counted(len(live), 'live worker')} takes it in a moment"
 
 
+_SLOW_KEYS: Final = (
+    "look at the handlers of those records: they run, wait for something, or their retries are due later"
+)
+_REMEDIES: Final = (
+    (
+        "ignores its time-out",
+        "let the handler end where it is: a call in a thread cannot be ended, one in a process can",
+    ),
+    ("has not been finished", "look at that record's handler: it runs, waits for something, or its retry is due later"),
+    ("bytes of later ones are finished", "look at that record's handler; replay_bytes_max lets the others go further"),
+    ("have unfinished records", _SLOW_KEYS),
+    ("behind unfinished records", _SLOW_KEYS),
+    ("byte budget", "nothing is lost: it goes on as records are finished; if that is too slow, raise the budget"),
+    ("told to end still run", "let those handlers end when they are cancelled: the shard moves on then"),
+    ("no heartbeat was acknowledged", "see whether the lease store answers there; when it does, it goes on by itself"),
+    ("being handed over", "nothing to do: it moves on with its new holder"),
+    ("waits for its turn", "nothing to do: its turn comes when the record that is tried now has ended"),
+    ("Consumer.pause()", "its program goes on by Consumer.resume()"),
+)
+"""What the words of a worker's reason ask for."""
+
+
 def _why_still(shard: FleetShard, owner: FleetMember | None) -> tuple[list[str], str]:
     reason = " ".join((shard.reason or "").split())
     sentences = [f"Its worker says: {reason}."]
-    if "has not been finished" in reason:
-        return sentences, "look at that record's handler: it runs, waits for something, or its retry is due later"
-    if "handed over" in reason:
-        return sentences, "nothing to do: it moves on with its new holder"
-    if "Consumer.pause()" in reason:
-        return sentences, "its program goes on by Consumer.resume()"
+    if (remedy := next((remedy for words, remedy in _REMEDIES if words in reason), None)) is not None:
+        return sentences, remedy
     if owner is not None and not owner.reads_healthy:
         return sentences, "put right what the error names: reads are tried again by themselves"
     return sentences, "it is tried again by itself; if it stays, put right what is named"

@@ -1,12 +1,16 @@
 """A shard's situation in words: every state has its sentences, and something to do."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
-from anabranch._cli.explanation import explain_fleet, explain_shard
+import anabranch
+from anabranch._cli.explanation import _REMEDIES, explain_fleet, explain_shard
 from anabranch.reports import FleetStatus, StoppedRecord
 from fleet_samples import MEMBER, SHARD
 
+PACKAGE = Path(anabranch.__file__).parent
 STOPPED = StoppedRecord(
     reason="its handler failed 3 times", position="50", partition_key="user-1", member_id="a#1", stopped_seconds=1.5
 )
@@ -116,6 +120,9 @@ def test_the_last_holder_is_named(owner, said):
     [
         ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "look at that record's handler"),
         ("it is being handed over to b", MEMBER, "nothing to do"),
+        ("the byte budget has had no room for a read for 12 s", MEMBER, "nothing is lost"),
+        ("132 keys have unfinished records, as many as may be open at once", MEMBER, "look at the handlers"),
+        ("the handler of record 5 ignores its time-out of 3 s at app.py:7", MEMBER, "let the handler end"),
         ("its worker was told to pause, by Consumer.pause()", MEMBER, "its program goes on by Consumer.resume()"),
         ("AccessDenied", replace(MEMBER, reads_healthy=False), "put right what the error names"),
         ("throttled", MEMBER, "it is tried again by itself"),
@@ -125,6 +132,13 @@ def test_a_shard_that_stands_still_says_why(reason, member, remedy):
     situation, todo = explain(replace(SHARD, state="still", reason=reason), members=(member,))
     assert f"Its worker says: {reason}." in situation
     assert todo.startswith(remedy)
+
+
+def test_what_is_advised_on_is_what_workers_say():
+    """Remedies are found by the words of a reason: a worker must still use them."""
+    sources = [path for path in PACKAGE.rglob("*.py") if "_cli" not in path.parts]
+    said = "\n".join(path.read_text() for path in sources)
+    assert [words for words, _ in _REMEDIES if words not in said] == []
 
 
 def test_paused_and_finished_shards():

@@ -1,44 +1,76 @@
-"""Hand-offs in simulated fleets whose handlers outlast the drain: kept or forced, no promise is broken by them."""
+"""Hand-offs in simulated fleets: kept or forced where handlers outlast the drain, and away from a worker that cannot
+read. No promise is broken by them.
+"""
 
 import pytest
+from msgspec.structs import replace
 
-from anabranch.events import HandOffForced, HandOffKept, LeaseGiven
+from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world import FleetOptions
+from anabranch.testing.world.worker import SimulatedWorker
 from anabranch.testing.world.world import Fleet
 
+SLOW = FleetOptions(
+    worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stops_each=8.0, handler_seconds_max=1.5,
+    drain_seconds=0.05,
+)  # fmt: skip
+CUT_OFF_AT, CUT_OFF_SECONDS = 15.0, 185.0
+PATIENT = FleetOptions(worker_count=2, shard_count=4, record_count=300, faulty_seconds=200.0, handler_seconds_max=0.02)
 
-def live(seed, hand_off, order):
-    """A fleet that comes and goes, with handlers that outlast a hand-off; what it said, and what broke."""
-    options = FleetOptions(
-        worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stops_each=8.0, order=order,
-        handler_seconds_max=1.5, hand_off=hand_off, drain_seconds=0.05,
-    )  # fmt: skip
+
+@pytest.fixture
+def said(monkeypatch):
+    """Everything that the workers of all fleets say, as (worker, second, event)."""
+    said, hear = [], SimulatedWorker._hear
+
+    def hear_and_note(worker, event):
+        said.append((worker, worker.process.clock._loop.time(), event))
+        hear(worker, event)
+
+    monkeypatch.setattr(SimulatedWorker, "_hear", hear_and_note)
+    return said
+
+
+def count(said, kind):
+    return sum(isinstance(event, kind) for _, _, event in said)
+
+
+def live(seed, options, at=None, fault=None):
+    """A whole life of a fleet, with a fault of its own at a second; what broke."""
     loop = SimulationLoop(seed)
     fleet = Fleet(seed, options, loop)
+    if at is not None:
+        loop.call_at(at, fault, fleet)
     run(fleet.live, loop=loop)
-    said = [type(event) for worker in fleet.workers for event in worker.events]
-    return said, fleet.journal.violations
+    return fleet.journal.violations
 
 
 @pytest.mark.parametrize("order", ["shard", "key"])
-def test_a_forced_hand_off_breaks_no_promise(order):
-    said = []
-    for seed in range(6):
-        some, violations = live(seed, "force", order)
-        said += some
-        assert violations == []
-    assert said.count(HandOffForced) > 3
-    assert said.count(LeaseGiven) >= said.count(HandOffForced)
-    assert HandOffKept not in said
+def test_a_forced_hand_off_breaks_no_promise(order, said):
+    for seed in range(4):
+        assert live(seed, replace(SLOW, order=order, hand_off="force")) == []
+    assert count(said, HandOffForced) > 3
+    assert count(said, LeaseGiven) >= count(said, HandOffForced)
+    assert not count(said, HandOffKept)
 
 
 @pytest.mark.parametrize("order", ["shard", "key"])
-def test_a_shard_that_does_not_drain_is_kept_and_breaks_no_promise(order):
-    said = []
-    for seed in range(6):
-        some, violations = live(seed, "keep", order)
-        said += some
-        assert violations == []
-    assert said.count(HandOffKept) > 3
-    assert HandOffForced not in said
+def test_a_shard_that_does_not_drain_is_kept_and_breaks_no_promise(order, said):
+    for seed in range(4):
+        assert live(seed, replace(SLOW, order=order, hand_off="keep")) == []
+    assert count(said, HandOffKept) > 3
+    assert not count(said, HandOffForced)
+
+
+def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_none_back_for_a_while(said):
+    def cut_off(fleet):
+        fleet.workers[0].process.cut_until["stream"] = CUT_OFF_AT + CUT_OFF_SECONDS
+
+    assert live(1, PATIENT, CUT_OFF_AT, cut_off) == []
+    given = [(worker, at) for worker, at, event in said if isinstance(event, LeaseGiven) and at > CUT_OFF_AT]
+    assert len(given) == 2, "its half of the shards"
+    assert all(CUT_OFF_AT + 55 < at < CUT_OFF_AT + 80 for _, at in given)
+    (unwell, _), _ = given
+    taken_back = [at for worker, at, event in said if isinstance(event, LeaseTaken) and worker is unwell]
+    assert all(at < CUT_OFF_AT for at in taken_back)

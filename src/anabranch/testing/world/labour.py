@@ -117,15 +117,20 @@ class Labour:
 
     async def _pretend(self, records: Sequence[Record[Any]], attempt: int) -> None:
         """Which attempts fail is a property of the record: it is the same wherever and whenever it is tried."""
-        options, seconds = self._options, self._random.uniform(0, self._options.handler_seconds_max)
+        options, longest = self._options, self._options.handler_seconds_max
+        seconds = self._random.uniform(-longest / 2, longest)  # a third of the calls do not wait at all
         mark = crc32(records[0].data)
         dice = mark % 1000 / 1000
         if dice < options.failing and attempt <= 1 + mark // 1000 % 2:
-            await self._sleep(seconds / 2)
+            await self._take(seconds / 2)
             raise PretendedError("for the simulation")
         if options.failing <= dice < options.failing + options.overrunning and attempt == 1:
             await self._overrun()
         else:
+            await self._take(seconds)
+
+    async def _take(self, seconds: float) -> None:
+        if seconds > 0:
             await self._sleep(seconds)
 
     async def _overrun(self) -> None:

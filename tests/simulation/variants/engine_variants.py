@@ -1,23 +1,36 @@
 """Mistakes planted in the real engine, each as a patch, and the promise whose checker must notice."""
 
+import asyncio
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from anabranch._core.checkpoints.tracker import Tracker
 from anabranch._core.leases.book import Book
+from anabranch._core.leases.steps import Write
+from anabranch._core.shards import gate
+from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
+from anabranch._core.shards.gate import ShardEnd
+from anabranch._engine.calls import HandlerCall
+from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.lineage import Lineage
 from anabranch._engine.member import Member
 from anabranch._engine.session import Session
+from anabranch._engine.topology import list_all_shards
+from anabranch._engine.worker import Worker
+from anabranch._model.leases import Finish
 from anabranch._model.start_positions import StartingPosition
+from anabranch.errors import TransportError
 from anabranch.testing.world import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
 ROUGH = replace(BUSY, pauses_each=10.0, crashes_each=30.0)
+MERGING = replace(BUSY, worker_count=4, shard_count=4, reshards_each=4.0)
 
 
 class Mistake(NamedTuple):
-    patches: list[tuple[type, str, object]]
+    patches: list[tuple[object, str, object]]
     promise: str
     options: FleetOptions
 
@@ -42,6 +55,86 @@ async def _no_floor(self, step):
     return 0
 
 
+async def _finish_first(self, session, end, checkpointer):
+    outcome = await checkpointer.write(session, finish=end.finish)
+    for row in end.rows:
+        await self._leases.call(self._outside.store.create_lease(row))
+    return outcome == "written"
+
+
+async def _gone_is_ended(self, session, error):
+    session.trimmed = True
+    session.move("end")
+
+
+def _end_trimmed_at_once(original):
+    async def plan_end(self, session):
+        return ShardEnd((), Finish("trimmed")) if session.trimmed else await original(self, session)
+
+    return plan_end
+
+
+async def _mark_and_die(self, row):
+    """The mark comes first, and the process ends half-way through the leases."""
+    store = self._outside.store
+    listing = await list_all_shards(self._outside, self._names[row.stream_key], listing_filter(row.origin))
+    await store.write_stream(replace(row, bootstrapped=True), row.version)
+    plan = plan_bootstrap(row, listing, [])
+    for lease in plan[: len(plan) // 2 + 1]:
+        await store.create_lease(lease)
+    raise TransportError("half-way")
+
+
+def _older_after_newer(original):
+    async def write(self, session, **options):
+        before = session.row.checkpoint
+        outcome = await original(self, session, **options)
+        if outcome == "written" and not options and session.row.checkpoint != before and session.row.owner is not None:
+            await self._leases.write(Write(replace(session.row, checkpoint=before), session.row.version))
+        return outcome
+
+    return write
+
+
+def _leave_uncommitted(original):
+    async def leave(self, *arguments):
+        async def nothing():
+            return True
+
+        self._checkpointer.commit_all = nothing
+        return await original(self, *arguments)
+
+    return leave
+
+
+def _settle_half(self):
+    freed = self.window.collect_freed()
+    if freed:
+        self._held_bytes -= freed
+        self.budget.release(freed // 2)
+        self.on_settled()
+
+
+def _do_not_wait(original):
+    """An attempt whose time is up is left to itself, and the next one begins."""
+
+    async def call(self, *arguments):
+        attempt = asyncio.ensure_future(original(self, *arguments))
+        done, _ = await asyncio.wait([attempt], timeout=1.0)
+        if not done:
+            raise TimeoutError
+        return attempt.result()
+
+    return call
+
+
+async def _begin_anew(self):
+    """A running worker makes its application where it misses it."""
+    answer = await self.call(self._read_app())
+    if answer is not None and (answer[0] is None or answer[0].app_id != self._app.app_id):
+        self._app = await self.call(self._outside.store.open(self._app)) or self._app
+
+
 MISTAKES = {
     "the fence is not looked at": Mistake([(Member, "may_start", lambda self: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
@@ -57,5 +150,40 @@ MISTAKES = {
     ),
     "a child's token starts at one": Mistake(
         [(LeaseLoop, "_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
+    ),
+    "a shard is finished before its children are there": Mistake(
+        [(Lineage, "_write_end", _finish_first)], "children before the end", MERGING
+    ),
+    "an older position is committed after a newer one": Mistake(
+        [(Checkpointer, "write", _older_after_newer(Checkpointer.write))], "checkpoints advance", BUSY
+    ),
+    "a clean stop forgets its last commit": Mistake(
+        [(Worker, "_leave", _leave_uncommitted(Worker._leave))], "few duplicates", replace(BUSY, stops_each=15.0)
+    ),
+    "bytes are not given back": Mistake(
+        [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
+    ),
+    "the next attempt does not wait for the last": Mistake(
+        [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
+        "order",
+        replace(BUSY, overrunning=0.05, timeout_seconds=1.5),
+    ),
+    "a batch is tried again beside itself": Mistake(
+        [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
+        "order",
+        replace(BUSY, form="run_batches", overrunning=0.1, timeout_seconds=1.5),
+    ),
+    "a running worker begins anew in an emptied store": Mistake(
+        [(LeaseLoop, "_check_app", _begin_anew)], "one birth", replace(BUSY, store_is_emptied=True)
+    ),
+    "a stream that is gone ends its shards": Mistake(
+        [(Lineage, "on_gone", _gone_is_ended), (Lineage, "_plan_end", _end_trimmed_at_once(Lineage._plan_end))],
+        "no loss",
+        replace(BUSY, deleted=True, handler_seconds_max=0.02),
+    ),
+    "a bootstrap that stopped half-way is believed": Mistake(
+        [(Lineage, "_bootstrap", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
+        "parents first",
+        replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
     ),
 }

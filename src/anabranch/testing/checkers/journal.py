@@ -131,11 +131,13 @@ class Journal:
         self.checkers = list(checkers)
         self.is_closed = False
         """What happens while a run is taken down counts for nothing."""
+        self.writes = 0
         self.starts = 0
         self.finishes = 0
         self.commits = 0
         self.zombies = 0
         self.excuses = 0
+        """Records that are not to be waited for, whether they were finished or not."""
         self.is_emptied = False
         """The store has forgotten everything once."""
         self._orphans: dict[str, None] = {}
@@ -153,6 +155,7 @@ class Journal:
             checker.opened(shard)
 
     def written(self, record: Written) -> None:
+        self.writes += 1
         for checker in self.checkers:
             checker.written(record)
 
@@ -184,6 +187,7 @@ class Journal:
             checker.excused(record)
 
     def vanished(self, record: Written) -> None:
+        self.excuses += 1
         for checker in self.checkers:
             checker.vanished(record)
 

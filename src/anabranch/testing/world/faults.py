@@ -134,7 +134,7 @@ class Faults:
         self._fleet.rows.empty(at_work, moves=self._fleet.random.random() < 0.5)
 
     def _stream_is_deleted(self) -> None:
-        self._fleet.stream.delete()
+        self._fleet.stream.delete(is_known=self._fleet.rows.has_streams)
         self._loop().call_later(self._fleet.random.uniform(15, 30), self._stream_comes_back)
 
     def _stream_comes_back(self) -> None:

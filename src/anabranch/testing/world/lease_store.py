@@ -85,6 +85,10 @@ class ForgetfulRows(MemoryLeaseStore):
         self._journal.store_went_back()
         return True
 
+    @property
+    def has_streams(self) -> bool:
+        return bool(self._streams)
+
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
         """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
         self._app, self._members, self._streams, self._leases, self._controls = None, {}, {}, {}, {}

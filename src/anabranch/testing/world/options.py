@@ -59,6 +59,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     crashes_each: float = 0.0
     stops_each: float = 0.0
     reshards_each: float = 0.0
+    reshards_before: int = 0
+    """How often it was resharded before the first process starts, while a third of the records were written."""
     rescales_each: float = 0.0
     """Mean seconds between two changes of the shard count as a whole."""
     trims_each: float = 0.0
@@ -120,6 +122,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
         crashes_each=sometimes(0.4, 10, 50),
         stops_each=sometimes(0.4, 10, 50),
         reshards_each=sometimes(0.5, 8, 30),
+        reshards_before=random.choice([0, 0, 0, 3, 8]),
         rescales_each=sometimes(0.15, 10, 40),
         deleted=deleted,
         on_recreated=random.choice(["stop", "restart"]),

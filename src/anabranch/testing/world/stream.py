@@ -35,6 +35,7 @@ class SimulatedStream:
         self._random = random
         self.incarnation = -1
         self.is_there = False
+        self._was_known = False
         self.changes_told = 0
         """How often a consumer has said that the stream is gone, or another one."""
         self._created: dict[int, int] = {}
@@ -51,7 +52,7 @@ class SimulatedStream:
     @property
     def has_untold_change(self) -> bool:
         """It is gone, or another one, and no consumer has said so."""
-        return not self.is_there or (self.incarnation > 0 and not self.changes_told)
+        return not self.is_there or (self._was_known and not self.changes_told)
 
     def now_ms(self) -> int:
         """The service's time."""
@@ -77,8 +78,11 @@ class SimulatedStream:
         self._beginnings.append(min(numbers))
         self._note_shards()
 
-    def delete(self) -> None:
-        """With all that is in it: nobody can be asked to handle that any more, and nobody may say that he has."""
+    def delete(self, *, is_known: bool) -> None:
+        """With all that is in it: nobody can be asked to handle that any more, and nobody may say that he has.
+        `is_known`: to the lease store, so that whoever looks can tell.
+        """
+        self._was_known = self._was_known or is_known
         self._call("DeleteStream", StreamName=STREAM)
         self.is_there = False
         for kept in self._kept.values():

@@ -32,6 +32,9 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     seconds: float
     """Virtual ones."""
+    writes: int
+    excuses: int
+    """Records that went with the stream, or fell off and were said to be lost."""
     starts: int
     finishes: int
     commits: int
@@ -64,6 +67,7 @@ class Fleet:
         """What is written, as (partition key, data), over the time of the faults."""
         self.steps = 0
         self._started = 0
+        self._history_count = 0
         self._around = Surroundings(
             options, self.random, self.network, self.journal, self.stream, handling or SimulatedHandling(), {}
         )
@@ -85,7 +89,7 @@ class Fleet:
 
     async def _write_all(self) -> None:
         """Over the time of the faults; some as aggregates of a few records that follow each other in one shard."""
-        options, left = self.options, list(reversed(self.records))
+        options, left = self.options, list(reversed(self.records[self._history_count :]))
         while left:
             some = [left.pop()]
             is_aggregate = self.random.random() < options.aggregated
@@ -94,6 +98,15 @@ class Fleet:
             if self.stream.is_there:  # otherwise the writer gets an error, and that is the end of it
                 self.stream.write(some, is_aggregate=is_aggregate)
             await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
+
+    def _write_history(self) -> None:
+        """What there is before anybody looks: shards that have ended, with records in them."""
+        times = self.options.reshards_before
+        self._history_count = len(self.records) // 3 if times else 0
+        for number in range(times):
+            low, high = (self._history_count * part // times for part in (number, number + 1))
+            self.stream.write(self.records[low:high])
+            self.stream.reshard()
 
     def _go_together(self, one: tuple[str, bytes], other: tuple[str, bytes]) -> bool:
         return self.stream.is_there and self.stream.shard_for(one[0]) == self.stream.shard_for(other[0])
@@ -122,6 +135,7 @@ class Fleet:
     async def live(self) -> None:
         options = self.options
         self.stream.create(options.shard_count)
+        self._write_history()
         self.workers = [self.start_worker(index) for index in range(options.worker_count)]
         faults = Faults(self)
         await self._write_all()
@@ -173,6 +187,8 @@ def run_fleet(
         violations=tuple(journal.violations),
         steps=fleet.steps,
         seconds=loop.time(),
+        writes=journal.writes,
+        excuses=journal.excuses,
         starts=journal.starts,
         finishes=journal.finishes,
         commits=journal.commits,

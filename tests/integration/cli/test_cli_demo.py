@@ -80,7 +80,7 @@ def is_running(process_id):
 
 
 def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path):
-    ended = without_a_terminal("--seconds", "4", TMPDIR=tmp_path)
+    ended = without_a_terminal("--seconds", "2", TMPDIR=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "seed 7" in ended.stdout
     assert "(kill -9)" in ended.stdout

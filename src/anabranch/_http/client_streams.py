@@ -7,15 +7,17 @@ and share it.
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from anabranch._http.client_connection import ClientConnection, Response
-from anabranch._http.client_http2 import Http2Connection, Http2Stream
 from anabranch._http.client_limits import ClientLimits, ClientTimeouts
 from anabranch._http.client_stream import BodyStream
 from anabranch._http.dialer import Dialer
 from anabranch._http.receive_buffers import ReceiveBuffers
 from anabranch.errors import TransportError, UsageError
+
+if TYPE_CHECKING:
+    from anabranch._http.client_http2 import Http2Connection, Http2Stream
 
 __all__ = ["StreamClient"]
 
@@ -88,7 +90,7 @@ class StreamClient:
             await http2.wait_closed()
         self._connections.clear()
 
-    async def _connection(self, deadline: float) -> Http2Connection | ClientConnection:
+    async def _connection(self, deadline: float) -> "Http2Connection | ClientConnection":
         if self._speaks_http2 is False:
             return await self._dialer.dial(self._choose, deadline)
         async with self._dialling:
@@ -96,32 +98,34 @@ class StreamClient:
                 if kept.usable:
                     return kept
             connection = await self._dialer.dial(self._choose, deadline)
-            self._speaks_http2 = isinstance(connection, Http2Connection)
-            if isinstance(connection, Http2Connection):
+            self._speaks_http2 = not isinstance(connection, ClientConnection)
+            if not isinstance(connection, ClientConnection):
                 self._connections.append(connection)
                 self._watch()
             return connection
 
-    def _choose(self, negotiated: str | None) -> Http2Connection | ClientConnection:
+    def _choose(self, negotiated: str | None) -> "Http2Connection | ClientConnection":
         endpoint = self._dialer.endpoint
         if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
+            from anabranch._http.client_http2 import Http2Connection  # noqa: PLC0415 -- a start needs not wait for h2
+
             return Http2Connection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
         return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
 
     async def _open_on(
         self,
-        connection: Http2Connection | ClientConnection,
+        connection: "Http2Connection | ClientConnection",
         headers: Iterable[tuple[str, str]],
         body: bytes,
         deadline: float,
     ) -> BodyStream | Response:
-        if isinstance(connection, Http2Connection):
-            return await self._open_http2(connection, headers, body)
-        return await self._open_http1(connection, headers, body, deadline)
+        if isinstance(connection, ClientConnection):
+            return await self._open_http1(connection, headers, body, deadline)
+        return await self._open_http2(connection, headers, body)
 
     async def _open_http2(
-        self, connection: Http2Connection, headers: Iterable[tuple[str, str]], body: bytes
-    ) -> Http2Stream | Response:
+        self, connection: "Http2Connection", headers: Iterable[tuple[str, str]], body: bytes
+    ) -> "Http2Stream | Response":
         stream = await connection.open_stream([*headers, ("content-length", str(len(body)))], body)
         if stream.status == 200:
             return stream

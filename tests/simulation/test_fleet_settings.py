@@ -3,7 +3,10 @@
 import asyncio
 import random
 
+import pytest
+
 from anabranch._core.leases.timing import lease_timing
+from anabranch._engine.fleet import be_admitted
 from anabranch._engine.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch.errors import FleetMismatchError, LeaseStoreError
@@ -85,3 +88,15 @@ def test_workers_that_differ_never_both_stay_however_they_start():
         assert "admitted" in race.outcomes, f"seed {seed}: nobody is left"
         refused += race.outcomes.count("refused")
     assert refused > 100
+
+
+def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
+    async def look_once(outside, me, timing):
+        if not me.member_id:
+            await be_admitted(outside, me, timing)
+
+    monkeypatch.setattr("anabranch._engine.member.be_admitted", look_once)
+    with pytest.raises(ExceptionGroup):
+        for seed in range(50):
+            race = Race(seed)
+            run(race.main, loop=race.loop)

@@ -13,8 +13,8 @@ __all__ = ["Retry", "Stop"]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the shard at the record that failed, keep its lease, and say so. A process that starts later tries the record
-    again, once.
+    """Stop the shard at the record that failed, keep its lease, and say so. A process that starts later tries it again,
+    once.
     """
 
 

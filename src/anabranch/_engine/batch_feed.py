@@ -36,6 +36,11 @@ class BatchFeed:
         """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""
         self.shelf = Shelf(one_at_a_time=True)
 
+    @property
+    def is_closed(self) -> bool:
+        """Everything ends: nothing more is handed out."""
+        return self._scheduler.is_closed
+
     def offer(self, session: Session) -> None:
         self.shelf.offer(session)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.batch_feed import BatchFeed, batch_lane
-from anabranch._engine.calls import HandlerCall, NotStarted
+from anabranch._engine.calls import HandlerCall, NotStarted, take_back_cancellation
 from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
@@ -51,18 +51,20 @@ class BatchRunners:
 
     async def run_one(self) -> None:
         """One runner, for ever."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             taken = self._feed.take()
             if taken is None:
                 await self._feed.shelf.wait()
             else:
-                await self._handle(*taken)
+                await self._handle(task, *taken)
+                if task.cancelling():
+                    await take_back_cancellation(task, self._is_ending)
                 await asyncio.sleep(0)  # a handler that never waits still lets the loop turn
 
-    async def _handle(self, session: Session, records: list[Record[bytes]]) -> None:
+    async def _handle(self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]) -> None:
         """All attempts at one batch; the shard waits meanwhile."""
-        task = asyncio.current_task()
-        assert task is not None
         self._running[task] = (session, records)
         try:
             while session.is_live:
@@ -85,11 +87,13 @@ class BatchRunners:
         try:
             await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + pause_ms)
         except asyncio.CancelledError:
-            self._take_back_cancellation(task)
-            if task.cancelling():
+            if not self._take_back_cancellation(task) or self._is_ending():
                 raise
         finally:
             del self._waiting[task]
+
+    def _is_ending(self) -> bool:
+        return self._feed.is_closed or self._call.is_given_up
 
     def _take_back_cancellation(self, task: asyncio.Task[Any]) -> bool:
         """The runner goes on after a call that was revoked, also after one that took no notice of it."""
@@ -117,7 +121,7 @@ class BatchRunners:
                 await self._call(batch, self._context(session), self._member.may_start)
         except asyncio.CancelledError as error:
             was_revoked = self._take_back_cancellation(task)
-            if task.cancelling():
+            if self._is_ending():
                 raise
             # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
             return NotStarted() if was_revoked else error

@@ -6,6 +6,7 @@ compare the same boot-time clock.
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -20,7 +21,7 @@ from anabranch._engine.system_clock import SystemClock
 from anabranch.errors import ConfigurationError
 from anabranch.records import Context
 
-__all__ = ["HandlerCall", "NotStarted"]
+__all__ = ["HandlerCall", "NotStarted", "take_back_cancellation"]
 
 
 class NotStarted(Exception):  # noqa: N818 -- an outcome that travels out of a pool
@@ -108,6 +109,10 @@ class HandlerCall:
             return thread_stack(self._thread_ids.get(task))
         return coroutine_stack(task.get_coro() if coroutine is None else coroutine)
 
+    @property
+    def is_given_up(self) -> bool:
+        return self._closed
+
     def give_up(self) -> None:
         """Calls that still run in the pool are not waited for any more."""
         self._closed = True
@@ -118,6 +123,20 @@ class HandlerCall:
             self._processes.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def take_back_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], bool]) -> None:
+    """After a call: what it has done to the task that it ran in is not meant for the next one. That may be a
+    cancellation of its own that is still to come, or the count of one that it caught. Only if everything ends, the
+    task does.
+    """
+    if not is_ending():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        while task.cancelling():
+            task.uncancel()
+    if is_ending():
+        raise asyncio.CancelledError
 
 
 def _takes_context(handler: Callable[..., Any]) -> bool:

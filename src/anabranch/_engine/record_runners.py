@@ -19,7 +19,7 @@ from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.begun_calls import FINISHED, failed, going_on
-from anabranch._engine.calls import HandlerCall, NotStarted, refuse_unfinished
+from anabranch._engine.calls import HandlerCall, NotStarted, refuse_unfinished, take_back_cancellation
 from anabranch._engine.handling import Handling
 from anabranch._engine.member import Member
 from anabranch._engine.outside import Outside
@@ -116,6 +116,8 @@ class RecordRunners:
         while True:
             taken: tuple[Session, _Picked] | None = shelf.take(pick) if member.may_start() else None
             if taken is None:
+                if task.cancelling():
+                    await take_back_cancellation(task, self._is_ending)
                 await shelf.wait()
                 runner.left = SLICE
                 continue
@@ -126,6 +128,8 @@ class RecordRunners:
             else:
                 await self._handle(runner, session, picked)
                 runner.left -= 1
+            if task.cancelling():
+                await take_back_cancellation(task, self._is_ending)
             if runner.left <= 0:
                 runner.left = SLICE
                 await asyncio.sleep(0)
@@ -237,7 +241,7 @@ class RecordRunners:
                 refuse_unfinished(result)
         except asyncio.CancelledError as error:
             was_revoked = self._take_back_cancellation(runner)
-            if runner.task.cancelling():
+            if self._is_ending():
                 raise
             # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
             failure = NotStarted() if was_revoked else error
@@ -257,6 +261,9 @@ class RecordRunners:
             self._conclude_failure(session, entry, failure)
         else:
             self._on_finished(session)  # who waits for running calls to end is told of this one too
+
+    def _is_ending(self) -> bool:
+        return self._scheduler.is_closed or self._call.is_given_up
 
     def _conclude_failure(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
         lane = session.lane

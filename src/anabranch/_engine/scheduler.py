@@ -35,6 +35,10 @@ class Scheduler:
         if self._armed_ms is None or at_ms < self._armed_ms:
             self._arm(at_ms)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         self._closed = True
         self._heap.clear()

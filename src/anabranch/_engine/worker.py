@@ -13,6 +13,7 @@ from anabranch._core.leases.book import Holding
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm
+from anabranch._engine.begun_calls import failed
 from anabranch._engine.birth import open_application
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
@@ -116,6 +117,8 @@ class Worker:
                 await self._live(group, make_sink)
             finally:
                 self.scheduler.close()  # a group that is going down takes no task any more
+                for runner in self._runners:
+                    runner.cancel()  # a handler may have caught the group's word; from now on it is known to be that
                 if self.has_joined:
                     self._poller.paused = True
 
@@ -199,11 +202,7 @@ class Worker:
 
     def _on_timer_error(self, error: Exception) -> None:
         """What no task awaits ends the worker all the same (P7)."""
-
-        async def fail() -> None:
-            raise error
-
-        self._spawn(fail(), "a callback of the timetable")
+        self._spawn(failed(error), "a callback of the timetable")
 
     def stop(self, deadline_ms: int) -> None:
         """Ends the worker in order; `report` says how it went."""

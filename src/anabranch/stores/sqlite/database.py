@@ -39,6 +39,7 @@ _WRITES_TOGETHER_MAX: Final = 100
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
+Waiting = tuple[Work[Any], Future[Any]]
 
 
 class Database:
@@ -53,7 +54,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)
         self._is_closed = False
-        self._waiting: deque[tuple[Work[Any], Future[Any]]] = deque()
+        self._waiting: deque[Waiting] = deque()
 
     async def create(self) -> None:
         """Makes the file and the tables where there are none."""
@@ -113,7 +114,7 @@ class Database:
 
     def _write_waiting(self) -> None:
         """Each write brings one call of this; the first finds them all, and the others nothing."""
-        group: list[tuple[Work[Any], Future[Any]]] = []
+        group: list[Waiting] = []
         while self._waiting and len(group) < _WRITES_TOGETHER_MAX:
             work, answer = self._waiting.popleft()
             if answer.set_running_or_notify_cancel():
@@ -122,22 +123,22 @@ class Database:
             return
         try:
             outcomes = self._explained(partial(self._transact, "BEGIN IMMEDIATE", partial(self._write_each, group)))
-        except BaseException as error:  # noqa: BLE001 -- raised where it is awaited
+        except Exception as error:  # noqa: BLE001 -- raised where it is awaited
             outcomes = [error] * len(group)
         for (_, answer), outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, Exception):
                 answer.set_exception(outcome)
             else:
                 answer.set_result(outcome)
 
-    def _write_each(self, group: list[tuple[Work[Any], Future[Any]]], connection: sqlite3.Connection) -> list[Any]:
+    def _write_each(self, group: list[Waiting], connection: sqlite3.Connection) -> list[Any]:
         """What each brings, or the error that it ended in."""
         outcomes: list[Any] = []
         for work, _ in group:
             connection.execute("SAVEPOINT one")
             try:
                 outcomes.append(self._explained(partial(work, connection)))
-            except BaseException as error:
+            except Exception as error:
                 if not connection.in_transaction or len(group) == 1:
                     raise  # SQLite has undone all of it, or there is nothing else to keep
                 connection.execute("ROLLBACK TO one")

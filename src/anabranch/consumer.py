@@ -21,6 +21,7 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.calls import HandlerCall
+from anabranch._engine.consumer_options import batch_limits, check_kinds, check_streams
 from anabranch._engine.consuming import Consuming, Handling
 from anabranch._engine.end_watch import Ends
 from anabranch._engine.event_outlet import event_outlet
@@ -30,7 +31,6 @@ from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.system_clock import SystemClock
 from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow
-from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings
@@ -85,8 +85,9 @@ class Consumer(Generic[T]):
         aws: Aws | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        check_kinds({**locals()})
         self._settings = settings or ConsumerSettings()
-        self._streams = _check(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
+        self._streams = check_streams(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
         if order not in {"shard", "key", "none"}:
             raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
         if acknowledge not in {"auto", "manual"}:
@@ -141,9 +142,9 @@ class Consumer(Generic[T]):
         else:
             store = open_store(self._leases, self._app or EPHEMERAL)
         self._account = AwsAccount(self._aws)
-        regions = sorted({stream.region for stream in self._streams if stream.region is not None})
         try:
-            self._client = await open_kinesis(self._account, region=regions[0] if regions else None)
+            region = await self._account.common_region(self._streams)
+            self._client = await open_kinesis(self._account, region=region)
         except BaseException:
             await self._close()
             raise
@@ -217,7 +218,7 @@ class Consumer(Generic[T]):
     ) -> AsyncIterator[Batch[T]]:
         """Batch after batch, each of one shard; acknowledged when the next is asked for."""
         self._refuse_by_hand()
-        limits = _batch_limits(max_records, max_bytes, max_wait)
+        limits = batch_limits(max_records, max_bytes, max_wait)
         return self._begin(self._opened()).batches(limits)
 
     def _opened(self) -> Outside:
@@ -236,7 +237,7 @@ class Consumer(Generic[T]):
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> Callable[[Handler], Handler]:
         """A decorator: this function handles the batches in `run_batches`."""
-        limits = _batch_limits(max_records, max_bytes, max_wait)
+        limits = batch_limits(max_records, max_bytes, max_wait)
 
         def decorate(handler: Handler) -> Handler:
             self._batch_handler = (handler, limits)
@@ -278,7 +279,7 @@ class Consumer(Generic[T]):
         handle_signals: bool = True,
     ) -> StopReport:
         """As `run`, with a handler of batches: one batch of a shard at a time, several shards at once."""
-        limits = _batch_limits(max_records, max_bytes, max_wait)
+        limits = batch_limits(max_records, max_bytes, max_wait)
         if handler is None:
             if self._batch_handler is None:
                 raise UsageError("run_batches needs a handler: pass one, or mark one with @consumer.batch_handler()")
@@ -348,52 +349,3 @@ class Consumer(Generic[T]):
         if self._consuming is None or not self._consuming.is_running:
             raise UsageError("this consumer is not running")
         return self._consuming
-
-
-def _check(
-    stream: str | Sequence[str],
-    *,
-    app: str | None,
-    start: object,
-    until: object,
-    idle_timeout: float | None,
-    read: str,
-) -> tuple[StreamName, ...]:
-    violations = []
-    names = (stream,) if isinstance(stream, str) else tuple(stream)
-    streams: list[StreamName] = []
-    for name in names:
-        try:
-            streams.append(parse_stream(name))
-        except ValueError as error:
-            violations.append(str(error))
-    if not names:
-        violations.append("name at least one stream")
-    if len({str(parsed) for parsed in streams}) < len(streams):
-        violations.append("a stream is named twice")
-    if len({parsed.region for parsed in streams if parsed.region is not None}) > 1:
-        violations.append("the streams of one consumer must be in one region")
-    if app is not None and not 1 <= len(app) <= 128:
-        violations.append("app must have 1 to 128 characters")
-    if read != "polling":
-        violations.append(f"read is {read!r}; this version reads by 'polling'")
-    for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
-        if isinstance(value, datetime):
-            if value.tzinfo is None:
-                violations.append(f"{name} is a datetime without a time zone: say which, as datetime.now(UTC)")
-        elif value is not None and value not in word:
-            violations.append(f"{name} is {value!r}; it must be {' or '.join(sorted(map(repr, word)))}, or a datetime")
-    if idle_timeout is not None and idle_timeout <= 0:
-        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
-    if violations:
-        raise ConfigurationError(violations)
-    return tuple(streams)
-
-
-def _batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
-    if max_records < 1 or max_bytes < 1 or max_wait < 0:
-        raise ConfigurationError(
-            f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} can never be full: "
-            "the first two must be at least 1, the last not negative"
-        )
-    return BatchLimits(max_records, max_bytes, round(max_wait * 1000))

@@ -58,6 +58,36 @@ def test_a_missing_region_reads_like_advice():
         _consume(Consumer("orders"))
 
 
+FAR_AWAY = "arn:aws:kinesis:eu-west-1:123456789012:stream/payments"
+
+
+@pytest.mark.parametrize("streams", [["orders", FAR_AWAY], [FAR_AWAY, FAR_AWAY.replace("eu-west-1", "us-east-1")]])
+def test_streams_of_two_regions_are_refused_with_both_named(streams):
+    aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
+    with pytest.raises(errors.ConfigurationError, match=r"must be in one region, not .*eu-west-1.* in us-east-1"):
+        _consume(Consumer(streams, aws=aws))
+
+
+def test_a_region_of_the_environment_counts_for_streams_given_by_name(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    with pytest.raises(errors.ConfigurationError, match=r"payments in eu-west-1, orders in us-east-1"):
+        _consume(Consumer(["orders", FAR_AWAY], aws=Aws(endpoint_url="http://127.0.0.1:9", credentials=Credentials())))
+
+
+@pytest.mark.parametrize(
+    "streams, region",
+    [
+        ([FAR_AWAY], "us-east-1"),  # an ARN says more than the configuration
+        (["orders", FAR_AWAY], "eu-west-1"),
+        (["orders", FAR_AWAY], None),  # nothing else names a region: the stream beside the ARN is where that one is
+    ],
+)
+def test_streams_of_one_region_are_looked_for_there(streams, region):
+    aws = Aws(region=region, endpoint_url="http://127.0.0.1:9", credentials=Credentials())
+    with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
+        _consume(Consumer(streams, aws=aws))
+
+
 def test_missing_credentials_read_like_advice():
     with pytest.raises(errors.CredentialsError, match="credentials"):
         _consume(Consumer("orders", aws=Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")))
@@ -136,6 +166,10 @@ def test_an_asynchronous_handler_is_refused_for_processes():
                 await world.consumer().run(handle, processes=2)
 
     run(main)
+
+
+async def _asynchronous(given):
+    return given
 
 
 async def _yield_asynchronously(record):
@@ -223,11 +257,27 @@ def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
         ({"concurrency": 0}, "concurrency"),
         ({"app": ""}, "app"),
         ({"read": "telepathy"}, "telepathy"),
+        ({"stream": None}, "named by text, not None"),
+        ({"stream": ["orders", 5]}, "named by text, not 5"),
+        ({"concurrency": "32"}, "concurrency is '32'; it must be a whole number"),
+        ({"idle_timeout": float("nan")}, "idle_timeout is nan"),
+        ({"app": 5, "order": None}, "app is 5.*order is None"),
+        ({"settings": {"budget": 5}}, "ConsumerSettings"),
+        ({"on_failure": 3}, "Retry"),
+        ({"on_event": _asynchronous}, "plain function"),
+        ({"decode": _asynchronous}, "plain function"),
     ],
 )
 def test_a_wrong_option_is_named_when_the_consumer_is_made(options, message):
-    with pytest.raises(errors.ConfigurationError, match=message):
+    with pytest.raises(errors.ConfigurationError, match=f"(?s){message}"):
         Consumer(**{"stream": "orders", **options})
+
+
+@pytest.mark.parametrize("limits", [{"max_records": "5"}, {"max_wait": float("nan")}, {"max_bytes": 2.5}])
+def test_a_wrong_limit_of_batches_is_named(limits):
+    (name,) = limits
+    with pytest.raises(errors.ConfigurationError, match=f"{name} is .*number"):
+        Consumer("orders").batch_handler(**limits)
 
 
 def test_a_start_in_the_future_is_refused_by_the_services_clock():

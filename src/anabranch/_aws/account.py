@@ -5,15 +5,16 @@ when first needed. An account may be shared by clients of several event loops.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from anabranch._aws.credentials import CredentialSource, frozen_credentials
-from anabranch._aws.endpoints import ServiceAddress, resolve_address, resolve_region
+from anabranch._aws.endpoints import ServiceAddress, configured_region, resolve_address, resolve_region
 from anabranch._aws.sessions import botocore_session
+from anabranch._model.streams import StreamName
 from anabranch.config import Aws
-from anabranch.errors import CredentialsError, UsageError
+from anabranch.errors import ConfigurationError, CredentialsError, UsageError
 
 __all__ = ["AwsAccount"]
 
@@ -30,6 +31,26 @@ class AwsAccount:
     async def address(self, service: str, *, region: str | None = None) -> ServiceAddress:
         """`region` is what the caller knows better than the chain, from a stream's ARN."""
         return await self._in_thread(lambda: resolve_address(self._session(), self.aws, service, region))
+
+    async def common_region(self, streams: Sequence[StreamName]) -> str | None:
+        """Where one client finds all these streams: the region that the ARNs among them name; None: the configured one.
+
+        A stream given by its name is in the configured region. Where that is not the ARNs', one of the two would be
+        looked for in the wrong place, and there another stream may have that name.
+        """
+        by_arn = {stream.region: str(stream) for stream in streams if stream.region is not None}
+        by_name = [stream.name for stream in streams if stream.region is None]
+        if by_arn and by_name:
+            configured = await self._in_thread(lambda: configured_region(self._session(), self.aws))
+            if configured is not None:
+                by_arn.setdefault(configured, by_name[0])
+        if len(by_arn) > 1:
+            places = ", ".join(f"{stream} in {region}" for region, stream in sorted(by_arn.items()))
+            raise ConfigurationError(
+                f"the streams of one consumer must be in one region, not {places}: use a consumer for each region, or "
+                "give the ARN of every stream"
+            )
+        return next(iter(by_arn), None)
 
     async def client(self, service: str, *, region: str | None = None) -> Any:
         """A botocore client for rare calls. It blocks, so it is called in threads."""

@@ -15,7 +15,7 @@ from anabranch._http.tls import system_has_certificates
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError
 
-__all__ = ["ServiceAddress", "resolve_address", "resolve_region"]
+__all__ = ["ServiceAddress", "configured_region", "resolve_address", "resolve_region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +27,21 @@ class ServiceAddress:
     """None for the system's certificates."""
 
 
+def configured_region(session: Any, aws: Aws) -> str | None:
+    """By botocore's chain, then AWS_REGION, which other SDKs and platforms use; None where nothing names one."""
+    found = aws.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+    return str(found) if found else None
+
+
 def resolve_region(session: Any, aws: Aws, region: str | None) -> str:
-    """That of a stream's ARN, if one is given: no other has the stream. Else by botocore's chain, then AWS_REGION,
-    which other SDKs and platforms use.
-    """
-    found = region or aws.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
-    if not found:
+    """That of a stream's ARN, if one is given: no other has the stream. Else the configured one."""
+    found = region or configured_region(session, aws)
+    if found is None:
         raise CredentialsError(
             "no AWS region: set AWS_REGION, give one (--region, Aws(region=...)), or name one in the profile "
             "(aws configure)"
         )
-    return str(found)
+    return found
 
 
 def resolve_address(session: Any, aws: Aws, service: str, region: str | None = None) -> ServiceAddress:

@@ -60,6 +60,8 @@ class BatchLane:
         self._out, self._filling = self._filling, []
         self._filling_bytes = self._finished_here = 0
         self.attempts = self._tracker.attempts_before(self._out[0])
+        if self.attempts:
+            self._tracker.fail_stretch(self._out[0], self.attempts)  # as before, until it is finished
         return self._out
 
     def _fill(self, now_ms: int) -> bool:

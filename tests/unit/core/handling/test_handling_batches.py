@@ -129,6 +129,19 @@ def test_attempts_are_counted_for_each_batch():
     assert lane.attempts == 0
 
 
+def test_attempts_are_counted_on_by_every_owner_that_has_the_batch_in_hand():
+    lane, _ = make_lane(*some(2), max_records=1)
+    lane.next(0, ended=False)
+    lane.fail()
+    checkpoint = lane.checkpoint()
+    for _ in range(2):  # owners that hand it out, and end before it does
+        heir, _ = make_lane(*some(2), max_records=1, checkpoint=checkpoint)
+        heir.next(0, ended=False)
+        assert heir.attempts == 1
+        assert heir.checkpoint() == checkpoint
+        checkpoint = heir.checkpoint()
+
+
 def test_nothing_is_handed_out_after_the_stop_and_what_is_out_may_finish():
     lane, _ = make_lane(*some(3), max_records=2)
     lane.next(0, ended=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from anabranch._model.kinds import wrong_fields
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import ConfigurationError
 
@@ -102,6 +103,7 @@ class LeaseSettings:
     emptied, or a name that was misspelt, is then an error and not an application that begins anew."""
 
     def __post_init__(self) -> None:
+        _refuse(wrong_fields(self))
         violations = []
         if self.expiry < 3.0:
             violations.append(f"expiry is {self.expiry} s; it must be at least 3 s")
@@ -138,6 +140,7 @@ class PollingSettings:
     own producer, which sends them again."""
 
     def __post_init__(self) -> None:
+        _refuse(wrong_fields(self))
         violations = []
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
@@ -160,6 +163,7 @@ class CheckpointSettings:
     """With order="key": how much may be finished beyond an unfinished record, and be read again after a crash."""
 
     def __post_init__(self) -> None:
+        _refuse(wrong_fields(self))
         violations = []
         if not 0.01 <= self.interval <= 300:
             violations.append(f"interval is {self.interval} s; it must be from 0.01 to 300 s")
@@ -188,6 +192,7 @@ class ConsumerSettings:
     keep its children waiting: `wait` tries them as `on_failure` says, `finish` takes its last step (`then`) at once."""
 
     def __post_init__(self) -> None:
+        _refuse(wrong_fields(self))
         violations = []
         if isinstance(self.budget, int) and self.budget < READ_RESERVE_BYTES:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
@@ -215,6 +220,7 @@ class ProducerSettings:
     KPL's is "a". It never decides the shard."""
 
     def __post_init__(self) -> None:
+        _refuse(wrong_fields(self))
         violations = []
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")

@@ -6,6 +6,7 @@ silence.
 
 from dataclasses import dataclass, field
 
+from anabranch._model.kinds import wrong_fields
 from anabranch.errors import ConfigurationError
 
 __all__ = ["Retry", "Stop"]
@@ -33,7 +34,8 @@ class Retry:
     then: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        violations = []
+        if violations := wrong_fields(self):
+            raise ConfigurationError(violations)
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")
         if not 0 <= self.backoff <= self.backoff_max:

@@ -61,6 +61,8 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
             return msgspec.json.Decoder(decode).decode
         except TypeError as error:
             raise ConfigurationError(f"decode={decode!r} is no type that JSON can be decoded into: {error}") from error
+    if inspect.iscoroutinefunction(decode):
+        raise ConfigurationError(f"decode={decode!r} is asynchronous: decoding takes a plain function of bytes")
     if callable(decode):
         function: Callable[[bytes], Any] = decode
         return function

@@ -17,7 +17,7 @@ def test_the_default_ends_in_a_loud_stop():
         ({"attempts": 0}, "attempts is 0; it must be at least 1"),
         ({"backoff": -1.0}, "backoff must not be negative"),
         ({"backoff": 5.0, "backoff_max": 1.0}, "nor larger than backoff_max"),
-        ({"backoff": float("nan")}, "backoff must not be negative"),
+        ({"backoff": float("nan")}, "backoff is nan"),
         ({"timeout": 0.0}, "timeout is 0.0; it must be positive, or None for no limit"),
         ({"timeout": float("nan")}, "timeout is nan"),
     ],

@@ -1,8 +1,11 @@
 """Where events go: into the log, then to the user's `on_event`, which cannot disturb what it watches."""
 
+import inspect
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from anabranch.errors import ConfigurationError
 from anabranch.events import Event
 
 __all__ = ["event_outlet"]
@@ -10,7 +13,10 @@ __all__ = ["event_outlet"]
 _log = logging.getLogger("anabranch")
 
 
-def event_outlet(on_event: Callable[[Event], None] | None) -> Callable[[Event], None]:
+def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
+    if inspect.iscoroutinefunction(on_event):
+        raise ConfigurationError(f"on_event={on_event!r}: it takes a plain function of an event")
+
     def emit(event: Event) -> None:
         _log.log(event.level, "%s", event)
         if on_event is not None:

@@ -1,0 +1,48 @@
+"""Are values of the kinds that were declared for them? Wrong ones come from environment variables and files: `"32"` for
+32, or a number that is none.
+
+Only kinds are judged, so that what is said of them afterwards may compare them; sizes and choices are its business.
+"""
+
+from collections.abc import Mapping
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+__all__ = ["wrong_fields", "wrong_kinds"]
+
+
+def wrong_kinds(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the given values, each in words."""
+    return [
+        f"{name} is {given[name]!r}; it must be {' or '.join(map(_words, _choices(kind)))}"
+        for name, kind in kinds.items()
+        if not any(_fits(given[name], choice) for choice in _choices(kind))
+    ]
+
+
+def wrong_fields(settings: object) -> list[str]:
+    """As `wrong_kinds`, for an object whose class declares its fields."""
+    kinds = get_type_hints(type(settings))
+    return wrong_kinds({name: getattr(settings, name) for name in kinds}, kinds)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)
+    return kind is Any or isinstance(value, kind)
+
+
+def _words(kind: Any) -> str:
+    known = {float: "a number", int: "a whole number", str: "text", NoneType: "None"}
+    if get_origin(kind) is Literal:
+        return "text"
+    return known.get(kind) or f"of type {kind.__name__}"

@@ -1,0 +1,54 @@
+"""Kinds of values: what environment variables and files bring is told from what was meant."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from anabranch._model.kinds import wrong_fields, wrong_kinds
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize(
+    "value, kind",
+    [
+        (1, float), (1.5, float), (1, int), ("a", str), (None, int | None), (2, int | None), ("a", Literal["a", "b"]),
+        ("c", Literal["a", "b"]), (Thing(), Thing), (7, Thing | int), (object(), Any), ([], Any | None),
+    ],
+)  # fmt: skip
+def test_a_value_of_its_kind_is_right(value, kind):
+    assert wrong_kinds({"size": value}, {"size": kind}) == []
+
+
+@pytest.mark.parametrize(
+    "value, kind, words",
+    [
+        ("1", float, "size is '1'; it must be a number"),
+        (True, float, "size is True; it must be a number"),
+        (float("nan"), float, "size is nan; it must be a number"),
+        (float("inf"), float | None, "size is inf; it must be a number or None"),
+        (1.5, int, "size is 1.5; it must be a whole number"),
+        (True, int, "size is True; it must be a whole number"),
+        (5, str | None, "size is 5; it must be text or None"),
+        ([], Literal["a", "b"], "size is []; it must be text"),
+        ("x", Thing | int, "size is 'x'; it must be of type Thing or a whole number"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_with_what_would_be_right(value, kind, words):
+    assert wrong_kinds({"size": value}, {"size": kind}) == [words]
+
+
+def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
+    @dataclass(frozen=True, slots=True)
+    class Settings:
+        count: int
+        share: float = 1.0
+
+    assert wrong_fields(Settings(5)) == []
+    assert wrong_fields(Settings("5", None)) == [
+        "count is '5'; it must be a whole number",
+        "share is None; it must be a number",
+    ]

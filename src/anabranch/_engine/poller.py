@@ -27,6 +27,7 @@ from anabranch.errors import (
     TransportError,
 )
 from anabranch.events import ReadFailed, TaskRestarted
+from anabranch.limits import GET_RECORDS_BYTES_MAX
 
 __all__ = ["Poller"]
 
@@ -75,19 +76,24 @@ class Poller:
     def poke(self, session: Session) -> None:
         """Something changed that may allow a read: room in the window, a resumed shard."""
         if not session.in_read and session.phase == "reading":
-            session.in_read = True
+            session.in_read, session.read_below_bytes = True, 0
             self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
 
-    def _has_room(self, session: Session) -> bool:
-        share = self._budget.limit_bytes // (2 * max(1, len(self._sessions)))
-        return session.window.waiting_bytes < max(1, min(WINDOW_BYTES_MAX, share))
+    def _most_busy_bytes(self) -> int:
+        """A shard that holds so much is not read: all that hold so much, and one answer more, leave the others the room
+        for one read (rule D6). Where the shards are too many for that, a shard holds little, and an answer more.
+        """
+        budget = self._budget
+        free_bytes = budget.limit_bytes - budget.held_back_bytes_max - READ_RESERVE_BYTES
+        share = free_bytes // max(1, len(self._sessions))
+        return max(1, min(WINDOW_BYTES_MAX, max(share - GET_RECORDS_BYTES_MAX, share // 2)))
 
     def _due(self, session: Session) -> None:
         """`in_read` is set from being due until the end of the read, so that a shard is never read twice at once."""
         if session.phase != "reading" or session.drains or self.paused or session.row.paused:
             session.in_read = False
-        elif not self._has_room(session):
-            session.in_read = False  # settling a page pokes it again
+        elif session.busy_bytes >= (most_bytes := self._most_busy_bytes()):
+            session.in_read, session.read_below_bytes = False, most_bytes  # settling pokes it again
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
                 self._budget.wait(self._on_room)

@@ -71,6 +71,8 @@ class Session:
         """One write of a lease row at a time (rule L7)."""
         self.on_settled: Callable[[], None] = lambda: None
         self.budget = budget
+        self.read_below_bytes = 0
+        """Where it is not read because it holds too much: it is looked at again when it holds less than this."""
         self._held_bytes = 0
 
     @property
@@ -178,12 +180,18 @@ class Session:
 
     # bytes
 
+    @property
+    def busy_bytes(self) -> int:
+        """What it holds, but for what waits behind unfinished records of its keys: that has a limit of its own."""
+        return self._held_bytes - self.lane.held_back_bytes
+
     def settle(self) -> None:
         """Gives the bytes of finished records back to the budget."""
         freed = self.window.collect_freed()
         if freed:
             self._held_bytes -= freed
             self.budget.release(freed)
+        if (self.busy_bytes < self.read_below_bytes) if self.read_below_bytes else freed:
             self.on_settled()
 
     def empty(self) -> None:

@@ -124,3 +124,26 @@ def test_nothing_is_seen_through_when_records_were_left_alone():
     handle_all(session)
     session.note_idle(1000.0)
     assert session.seen_through_seconds is None
+
+
+def test_a_shard_that_holds_too_much_is_looked_at_again_when_it_holds_less():
+    session, looks = make_session("shard"), []
+    session.on_settled = lambda: looks.append(session.busy_bytes)
+    read(session, plain(1), plain(2), plain(3))
+    session.read_below_bytes = session.busy_bytes - 1
+    session.settle()
+    assert looks == []
+    handle_all(session)
+    assert looks == [0]
+
+
+def test_what_waits_behind_a_busy_key_does_not_keep_a_shard_from_being_read():
+    session, looks = make_session("key"), []
+    session.on_settled = lambda: looks.append(session.busy_bytes)
+    read(session, plain(1, "a"), plain(2, "a"), plain(3, "a"))
+    session.read_below_bytes = held = session.busy_bytes
+    assert session.lane.next(0) is not None
+    assert session.lane.next(0) is None  # the others were held back
+    session.settle()
+    assert looks == [session.busy_bytes]
+    assert session.busy_bytes < held

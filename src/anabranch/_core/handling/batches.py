@@ -28,6 +28,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 class BatchLane:
     order: Final[OrderMode] = "shard"
+    held_back_bytes: Final = 0
 
     def __init__(self, checkpoint: Checkpoint, window: Window, limits: BatchLimits) -> None:
         self._tracker = Tracker(checkpoint, self.order)

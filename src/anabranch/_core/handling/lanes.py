@@ -278,6 +278,11 @@ class Lane:
         return len(self._running)
 
     @property
+    def held_back_bytes(self) -> int:
+        """What waits behind unfinished records of its keys, as the budget counts it."""
+        return self._held_back_bytes
+
+    @property
     def only_failing(self) -> Entry | None:
         """The first record that waits to be tried again, if all that was read is finished but such ones, and what
         waits behind them.

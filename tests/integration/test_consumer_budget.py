@@ -1,0 +1,49 @@
+"""The byte budget among the shards of a consumer: those that cannot go on leave room for those that can."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from anabranch import Retry
+from anabranch.limits import MIB
+
+from stream_world import QUICK, run, stream_world, until
+
+HALF_MIB = b"x" * (MIB // 2)
+
+
+@pytest.mark.parametrize("order", ["shard", "key", "none"])
+def test_shards_whose_records_fail_leave_the_others_room_to_be_read(order):
+    async def main():
+        async with stream_world(4) as world:
+            hash_keys = [shard["HashKeyRange"]["StartingHashKey"] for shard in world.open_shards()]
+            handled, failed_count = [], 0
+
+            async def handle(record):
+                nonlocal failed_count
+                if record.partition_key == "bad":
+                    failed_count += 1
+                    raise ValueError("the sink is away")
+                handled.append(record)
+
+            consumer = world.consumer(
+                app="billing",
+                leases="memory://",
+                order=order,
+                on_failure=Retry(attempts=1000, backoff=3600.0, backoff_max=3600.0),
+                settings=replace(QUICK, budget=32 * MIB),
+            )
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: consumer._consuming and len(consumer.status().shards) == 4, "all shards")
+            for _ in range(8):
+                for hash_key in hash_keys[:3]:
+                    world.call("PutRecord", PartitionKey="bad", ExplicitHashKey=hash_key, Data=HALF_MIB)
+                await asyncio.sleep(0.25)  # a read for each of them, if there is room
+            assert failed_count >= 3
+            world.call("PutRecord", PartitionKey="good", ExplicitHashKey=hash_keys[3], Data=b"1")
+            await until(lambda: handled, "the record of the fourth shard", 5)
+            await consumer.stop(deadline=1.0)
+            await running
+
+    run(main)

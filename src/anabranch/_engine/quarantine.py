@@ -34,6 +34,7 @@ __all__ = ["OWNERS_MAX", "Quarantine"]
 SUSPECT_AFTER: Final = 2
 OWNERS_MAX: Final = 5
 TURN_MS: Final = 1_000
+LOOK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
 CLEARED_AFTER: Final = 10_000
 """Records finished alone: no owner before can have come further since its last commit."""
@@ -149,7 +150,7 @@ class Quarantine:
         clock = self._outside.clock
         until_ms = clock.now_ms() + TURN_MS
         while suspect in self._suspects and not suspect.drains and _has_work(suspect) and clock.now_ms() < until_ms:
-            suspect.waits_its_turn = False
+            finished_count, suspect.waits_its_turn = suspect.lane.finished_count, False
             self._sink.shelf.offer(suspect)
             await self._alarm.wait(until_ms)
             suspect.waits_its_turn = True
@@ -157,6 +158,8 @@ class Quarantine:
                 await self._alarm.wait()
             await self._commit_all()
             self._clear()
+            if suspect.lane.finished_count == finished_count:
+                await self._sleep(LOOK_MS)  # its record is to be tried again later: who asks at once asks without end
 
     async def _come_to_rest(self) -> bool:
         """Waits for what runs, and longer each time that is in vain: meanwhile nothing is started."""

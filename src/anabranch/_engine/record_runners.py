@@ -180,7 +180,8 @@ class RecordRunners:
                 self._plain_calls_left = self._plain_calls
                 return _BegunCall(lane.begin(), rest)
             self._stride = min(SLICE, 2 * self._stride)
-            if runner.left <= 0 or runner.done_count < len(records) or lane.one_at_a_time:
+            cut_short = runner.done_count < len(records) or runner.task.cancelling()
+            if cut_short or runner.left <= 0 or lane.one_at_a_time:
                 return _TURN_OVER
         return None if self._member.may_start() else _TURN_OVER
 
@@ -201,7 +202,7 @@ class RecordRunners:
         return going_on(steps, waits_for)
 
     async def _call_each(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> None:
-        may_start = self._member.may_start
+        may_start, cancelling = self._member.may_start, runner.task.cancelling
         start = self._direct or partial(self._start, session, 0)
         for record in records:
             if session.drains or not may_start():
@@ -213,6 +214,8 @@ class RecordRunners:
             if runner.is_waiting:
                 return
             runner.done_count += 1
+            if cancelling():  # what this call has done to the task is not meant for the next one
+                return
 
     # calls that wait
 

@@ -173,6 +173,20 @@ def test_a_call_that_fails_to_the_last_attempt_stops_its_shard_there():
     assert works.failed == [(3, "its handler failed 1 times, the last time with ValueError: never")]
 
 
+@pytest.mark.parametrize("count", [3, 10])  # the last of the stretch, and one in the middle
+def test_a_call_that_cancels_its_own_task_and_does_not_wait_disturbs_no_other(count):
+    async def handler(works, record):
+        if record.sequence_number == "3":
+            asyncio.current_task().cancel()
+        elif record.sequence_number == "4":
+            await asyncio.sleep(0)
+
+    works = Works(handler, count=count, concurrency=1, policy=Retry(attempts=1))
+    asyncio.run(works.run())
+    assert works.handled == list(range(1, count + 1))
+    assert works.failed == []
+
+
 def test_what_runs_can_be_seen_while_a_call_does_not_wait():
     seen = []
 

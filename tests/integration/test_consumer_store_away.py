@@ -109,3 +109,16 @@ def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
             assert "the disk is full" in said
 
     run(main, 20)
+
+
+def test_a_consumer_that_cannot_join_for_want_of_the_store_says_so():
+    async def main():
+        async with stream_world(1) as world:
+            store, happened = Store("register_member"), []
+            store.unanswered = 3
+            consumer = world.consumer(app="billing", leases=store, until="tip", on_event=happened.append)
+            await consumer.run(lambda record: None, handle_signals=False)
+            (said,) = [str(event) for event in happened if isinstance(event, events.StoreUnanswered)]
+            assert "2 times in a row, and is asked again: the disk is full" in said
+
+    run(main, 20)

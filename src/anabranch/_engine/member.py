@@ -18,6 +18,7 @@ from anabranch._engine.forks import end_in_forks
 from anabranch._engine.heart_thread import HeartThread
 from anabranch._engine.heartbeat import Heartbeat
 from anabranch._engine.outside import Outside
+from anabranch._engine.store_calls import tell_unanswered
 from anabranch._engine.zombie_guard import ZombieGuard
 from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
 from anabranch.errors import FleetMismatchError, LeaseStoreError
@@ -115,11 +116,14 @@ class Member:
             on_pulse=self._publish,
         )
         self.row = self._new_row(member_id)
+        failures = 0
         while True:
             try:
                 await self._heartbeat.register(self.row)
                 break
-            except (LeaseStoreError, TimeoutError):
+            except (LeaseStoreError, TimeoutError) as error:
+                failures += 1
+                tell_unanswered(outside, error, failures)
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
         try:
             await be_admitted(outside, self.row, self.timing)  # before the first heartbeat, which confirms it

@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from anabranch._engine.outside import Outside
 from anabranch.errors import LeaseStoreError
+from anabranch.events import StoreUnanswered
 
-__all__ = ["insist"]
+__all__ = ["insist", "tell_unanswered"]
 
 T = TypeVar("T")
 
@@ -26,13 +27,21 @@ async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline
         try:
             async with asyncio.timeout(deadline_ms / 1000):
                 return await call()
-        except LeaseStoreError:
+        except LeaseStoreError as error:
             if attempt == TRIES_MAX - 1:
                 raise
-        except TimeoutError:
+            tell_unanswered(outside, error, attempt + 1)
+        except TimeoutError as error:
             if attempt == TRIES_MAX - 1:
                 raise LeaseStoreError(
                     f"lease store {outside.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"
                 ) from None
+            tell_unanswered(outside, error, attempt + 1)
         await outside.clock.sleep_until_ms(outside.clock.now_ms() + PAUSE_MS)
     raise AssertionError("unreachable")
+
+
+def tell_unanswered(outside: Outside, error: Exception, failures: int) -> None:
+    """From the second failure on, then ever more seldom: one may be chance."""
+    if failures > 1 and failures & (failures - 1) == 0:
+        outside.emit(StoreUnanswered(error=str(error) or "it took too long", failure_count=failures))

@@ -7,6 +7,14 @@ come from another thread, since the loop cannot tell of itself that it stands st
 """
 
 from anabranch.events.event import Event
+from anabranch.events.fleet import (
+    MemberDiffers,
+    MemberEnded,
+    MemberSealed,
+    StoreReset,
+    StoreRolledBack,
+    StoreUnanswered,
+)
 from anabranch.events.reading import (
     CheckpointFailed,
     ConsumerStarted,
@@ -23,9 +31,6 @@ from anabranch.events.reading import (
     ListingFailed,
     LoopBlocked,
     LoopStalled,
-    MemberDiffers,
-    MemberEnded,
-    MemberSealed,
     Misrouted,
     OrderChanged,
     ReadFailed,
@@ -34,8 +39,6 @@ from anabranch.events.reading import (
     ShardStopped,
     ShardSuspected,
     StandstillBegan,
-    StoreReset,
-    StoreRolledBack,
     StreamChanged,
     TaskRestarted,
     ZombieCall,
@@ -86,6 +89,7 @@ __all__ = [
     "StandstillBegan",
     "StoreReset",
     "StoreRolledBack",
+    "StoreUnanswered",
     "StreamChanged",
     "TaskRestarted",
     "WriteFailed",

@@ -1,4 +1,4 @@
-"""What happens to a consumer and its fleet."""
+"""What happens to a consumer and its shards."""
 
 import logging
 
@@ -20,9 +20,6 @@ __all__ = [
     "ListingFailed",
     "LoopBlocked",
     "LoopStalled",
-    "MemberDiffers",
-    "MemberEnded",
-    "MemberSealed",
     "Misrouted",
     "OrderChanged",
     "ReadFailed",
@@ -31,8 +28,6 @@ __all__ = [
     "ShardStopped",
     "ShardSuspected",
     "StandstillBegan",
-    "StoreReset",
-    "StoreRolledBack",
     "StreamChanged",
     "TaskRestarted",
     "ZombieCall",
@@ -121,40 +116,6 @@ class HandOffForced(Event, frozen=True, kw_only=True):
             f"{self.running_count} handler calls did not end in time and are told to: the shard goes to "
             f"{self.to_member} when the last has ended"
         )
-
-
-class MemberSealed(Event, frozen=True, kw_only=True):
-    """This member has ended another that showed no life."""
-
-    level = logging.WARNING
-    member_id: str
-
-    def sentence(self) -> str:
-        return f"member {self.member_id} showed no life and was sealed"
-
-
-class MemberDiffers(Event, frozen=True, kw_only=True):
-    """A member with other settings than this one's has joined the application and works beside it. It should have been
-    refused, and should end by itself.
-    """
-
-    level = logging.ERROR
-    member_id: str
-    fingerprint: str
-
-    def sentence(self) -> str:
-        return f"member {self.member_id} works beside this one with other settings ({self.fingerprint}): stop it"
-
-
-class MemberEnded(Event, frozen=True, kw_only=True):
-    """This member is over by the store's word; the process goes on as a new one."""
-
-    level = logging.WARNING
-    member_id: str
-    reason: str
-
-    def sentence(self) -> str:
-        return f"member {self.member_id} ended ({self.reason}): nothing that it held is worked on any more"
 
 
 class ShardStarted(Event, frozen=True, kw_only=True):
@@ -360,24 +321,6 @@ class TaskRestarted(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"{self.task} failed unexpectedly and is started again (restart {self.restart}): {self.error}"
-
-
-class StoreRolledBack(Event, frozen=True, kw_only=True):
-    """The lease store has forgotten writes that it had acknowledged."""
-
-    level = logging.ERROR
-
-    def sentence(self) -> str:
-        return "the lease store went back in time: all leases are dropped and taken anew after the longest expiry"
-
-
-class StoreReset(Event, frozen=True, kw_only=True):
-    """The application's row in the lease store is gone or another one."""
-
-    level = logging.CRITICAL
-
-    def sentence(self) -> str:
-        return "the lease store no longer holds this application: stopping instead of starting from nothing"
 
 
 class StreamChanged(Event, frozen=True, kw_only=True):

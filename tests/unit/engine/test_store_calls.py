@@ -22,7 +22,8 @@ class ClockThatSkips:
         await asyncio.sleep(0)
 
 
-OUTSIDE = Outside(kinesis=None, store=MemoryLeaseStore(), clock=ClockThatSkips(), entropy=None, emit=None)
+TOLD = []
+OUTSIDE = Outside(kinesis=None, store=MemoryLeaseStore(), clock=ClockThatSkips(), entropy=None, emit=TOLD.append)
 
 
 def test_a_call_that_never_answers_is_given_up_and_made_again():
@@ -64,5 +65,22 @@ def test_an_error_is_raised_at_once_if_it_is_for_good_and_after_the_last_try_if_
         with pytest.raises(error):
             await insist(OUTSIDE, call, deadline_ms=1000)
         assert len(made) == tries
+
+    run(main, 5)
+
+
+def test_a_store_that_does_not_answer_is_told_of_from_the_second_time_on_and_ever_more_seldom():
+    async def main():
+        tries = []
+
+        async def call():
+            tries.append(1)
+            if len(tries) < 10:
+                raise LeaseStoreError("the disk is full")
+
+        TOLD.clear()
+        await insist(OUTSIDE, call, deadline_ms=1_000)
+        assert [event.failure_count for event in TOLD] == [2, 4, 8]
+        assert "the disk is full" in str(TOLD[0])
 
     run(main, 5)

@@ -72,9 +72,8 @@ class Http2Stream:
         return payloads
 
     def close(self) -> None:
-        if not self.ended:
-            self._connection.reset(self._stream_id)
-            self.fail(TransportError("the stream was closed on this side"))
+        self._connection.reset(self._stream_id)
+        self.fail(TransportError("the stream was closed on this side"))
         self._owed_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = [], 0
         self._grant()
@@ -180,7 +179,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         return stream
 
     def reset(self, stream_id: int) -> None:
-        self._forget(stream_id)
+        """Ends a stream that the server has not ended: also one that was given up here because it had fallen silent."""
+        if self._forget(stream_id) is None:
+            return
         try:
             self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
         except h2.exceptions.H2Error:

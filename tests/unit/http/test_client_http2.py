@@ -191,6 +191,22 @@ def test_closing_a_stream_resets_it_and_gives_its_bytes_back_to_the_connection()
     run(main)
 
 
+def test_a_stream_that_was_given_up_for_its_silence_makes_room_for_another_when_it_is_closed():
+    async def main():
+        peer = Peer()
+        _, stream = await peer.accept()
+        reading = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        stream.check(asyncio.get_running_loop().time() + ClientTimeouts().read)
+        with pytest.raises(TransportError, match="silent"):
+            await reading
+        stream.close()
+        assert peer.connection.stream_count == 0
+        assert [event for event in peer.events if isinstance(event, h2.events.StreamReset)]
+
+    run(main)
+
+
 def test_data_for_a_stream_that_was_closed_is_passed_over():
     async def main():
         peer = Peer()

@@ -32,9 +32,8 @@ __all__ = ["AGGREGATE_BYTES", "AGGREGATE_BYTES_LOADED", "Bundle", "OutgoingRecor
 AGGREGATE_BYTES: Final = 50 * KIB  # two of the 25 KB units that the service bills
 AGGREGATE_BYTES_LOADED: Final = 256 * KIB  # where a lane has to wait anyway
 
-RECORD_COST_BYTES: Final = (
-    256  # handle, list slots and pieces of the aggregate; measured on CPython 3.11 and rounded up
-)
+RECORD_COST_BYTES: Final = 256
+"""Of handle, list slots and pieces of the aggregate; measured on CPython 3.11 and rounded up."""
 
 _OWN_TAGS: Final = (PRODUCER_TAG,)
 

@@ -36,6 +36,7 @@ class ShardQueue:
 
 class Lane:
     __slots__ = (
+        "closed_bundles",
         "digest",
         "grows",
         "in_flight",
@@ -46,7 +47,6 @@ class Lane:
         "last_shard_id",
         "open",
         "queue",
-        "sealed",
         "waits",
     )  # fmt: skip
 
@@ -58,7 +58,8 @@ class Lane:
         self.grows = grows
         """Whether its records are aggregated."""
         self.open: Bundle | None = None
-        self.sealed: deque[Bundle] = deque()
+        self.closed_bundles: deque[Bundle] = deque()
+        """They grow no more; each goes before the open one."""
         self.in_flight = 0
         self.waits = 0
         """Lanes that held some of its keys before a reshard and have not drained: until then it sends nothing."""
@@ -70,30 +71,30 @@ class Lane:
 
     @property
     def is_empty(self) -> bool:
-        return self.open is None and not self.sealed and not self.in_flight
+        return self.open is None and not self.closed_bundles and not self.in_flight
 
     @property
     def is_loaded(self) -> bool:
         """Something goes before the open bundle."""
-        return bool(self.sealed or self.in_flight)
+        return bool(self.closed_bundles or self.in_flight)
 
     def head(self) -> Bundle | None:
-        return self.sealed[0] if self.sealed else self.open
+        return self.closed_bundles[0] if self.closed_bundles else self.open
 
     def waits_since_ms(self, now_ms: int) -> int:
         """When the oldest of its unsent records was put; now, if there is none."""
         head = self.head()
         return now_ms if head is None else head.records[0].put_ms
 
-    def seal(self) -> None:
+    def close_bundle(self) -> None:
         if self.open is not None:
-            self.sealed.append(self.open)
+            self.closed_bundles.append(self.open)
             self.open = None
 
     def launch(self) -> Bundle:
         """Takes the head into flight."""
-        if self.sealed:
-            bundle = self.sealed.popleft()
+        if self.closed_bundles:
+            bundle = self.closed_bundles.popleft()
         else:
             assert self.open is not None
             bundle, self.open = self.open, None
@@ -101,9 +102,9 @@ class Lane:
         return bundle
 
     def take_unsent(self) -> list[Bundle]:
-        self.seal()
-        unsent = list(self.sealed)
-        self.sealed.clear()
+        self.close_bundle()
+        unsent = list(self.closed_bundles)
+        self.closed_bundles.clear()
         return unsent
 
     def follows(self, shard_id: str, sequence_number: str) -> bool:

@@ -240,7 +240,7 @@ class Pipeline(Generic[R]):
     def flush(self, now_ms: int) -> int:
         """Everything put until now goes as soon as it may. Returns the epoch to ask `is_flushed` for."""
         for lane in list(self._routing.lanes()):
-            lane.seal()
+            lane.close_bundle()
             self._routing.touch(lane, now_ms)
         self.wants_tick = True
         self._placement.epoch += 1
@@ -261,7 +261,7 @@ class Pipeline(Generic[R]):
 
     def count_waiting(self) -> int:
         """Records that are on their way and not in flight."""
-        bundles = (bundle for lane in self._routing.lanes() for bundle in (*lane.sealed, lane.open))
+        bundles = (bundle for lane in self._routing.lanes() for bundle in (*lane.closed_bundles, lane.open))
         waiting = sum(len(bundle.records) for bundle in bundles if bundle is not None)
         return waiting + self._settlement.undecided_count
 

@@ -86,7 +86,7 @@ class Placement:
             if bundle.epoch == epoch and self._fits(lane, bundle, record):
                 bundle.append(record)
                 return
-            lane.seal()
+            lane.close_bundle()
         bundle = self._new_bundle(lane, epoch)
         if lane.grows:
             bundle.open_with(record, AGGREGATE_BYTES)
@@ -96,7 +96,7 @@ class Placement:
                 self.lingering.append((lane, bundle))
         else:
             bundle.append(record)
-            lane.sealed.append(bundle)
+            lane.closed_bundles.append(bundle)
         self.routing.touch(lane, now_ms)
 
     def _fits(self, lane: Lane, bundle: Bundle, record: OutgoingRecord) -> bool:
@@ -106,7 +106,7 @@ class Placement:
         if builder.add(key, data, hash_key, size_max=bundle.size_max):
             return True
         # A lane that has to wait anyway makes fewer and larger records.
-        is_loaded = lane.is_loaded if self.routing.is_ordered else bool(lane.sealed)
+        is_loaded = lane.is_loaded if self.routing.is_ordered else bool(lane.closed_bundles)
         if not is_loaded or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
@@ -119,7 +119,7 @@ class Placement:
         """Before everything that their lanes hold, with the history of the bundle they were in."""
         placed = self._divide(records, origin, now_ms)
         for lane, bundle in reversed(placed):
-            lane.sealed.appendleft(bundle)
+            lane.closed_bundles.appendleft(bundle)
         for lane, _ in placed:
             self.routing.touch(lane, now_ms)
         self._done_with(origin)
@@ -129,8 +129,8 @@ class Placement:
         for origin in bundles:
             if origin.attempts:
                 for lane, bundle in self._divide(origin.records, origin, now_ms):
-                    lane.seal()
-                    lane.sealed.append(bundle)
+                    lane.close_bundle()
+                    lane.closed_bundles.append(bundle)
                     self.routing.touch(lane, now_ms)
             else:
                 for record in origin.records:
@@ -143,7 +143,7 @@ class Placement:
         for part in (origin.records[middle:], origin.records[:middle]):
             bundle = self._new_bundle(lane, origin.epoch)
             bundle.hold(part, origin)
-            lane.sealed.appendleft(bundle)
+            lane.closed_bundles.appendleft(bundle)
         self.routing.touch(lane, now_ms)
         self._done_with(origin)
 
@@ -202,7 +202,7 @@ class Placement:
                 kept.append(self._part(lane, origin, [record for record in origin.records if not is_doomed(record)]))
                 self.fail(self._part(lane, origin, doomed), attempt)
                 self._done_with(origin)
-            lane.sealed.extend(kept)
+            lane.closed_bundles.extend(kept)
         return failed
 
     def _part(self, lane: Lane, origin: Bundle, records: Sequence[OutgoingRecord]) -> Bundle:

@@ -144,7 +144,7 @@ class Routing:
         if self.is_ordered:
             if lane.in_flight or lane.waits or lane.is_empty:
                 return
-        elif not lane.sealed and (lane.open is None or (lane.in_flight and now_ms < lane.open.due_ms)):
+        elif not lane.closed_bundles and (lane.open is None or (lane.in_flight and now_ms < lane.open.due_ms)):
             return
         lane.is_ready = True
         queue = lane.queue

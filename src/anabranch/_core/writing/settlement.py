@@ -195,7 +195,7 @@ class Settlement:
         elif action is Next.BISECT and is_alone:
             self._placement.halve(lane, bundle, now_ms)
         else:
-            lane.sealed.appendleft(bundle)
+            lane.closed_bundles.appendleft(bundle)
 
     def _rest(self, lane: Lane, bundle: Bundle, slot: PutRecordsResultEntry, pause: Pause, now_ms: int) -> None:
         if pause is Pause.STREAM or pause is Pause.NONE:

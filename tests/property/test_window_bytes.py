@@ -62,7 +62,6 @@ class Account:
         assert freed >= 0
         self.freed += freed
         assert self.freed <= self.charged
-        assert 0 <= self.window.waiting_bytes <= self.charged - self.freed
 
 
 @given(units=UNITS, seed=st.integers(0, 2**32))

@@ -34,8 +34,6 @@ class Window:
         """Charged and not yet free."""
         self._freed_bytes = 0
         self._cleared = False
-        self.waiting_bytes = 0
-        """Charged for pages from which nothing has been handed out yet."""
 
     def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
         """All records of one read that resumed after the given position; returns the bytes that they are charged."""
@@ -44,7 +42,6 @@ class Window:
         page = Page(records, after)
         self._pages.append(page)
         self._held_bytes += page.charged_bytes
-        self.waiting_bytes += page.charged_bytes
         return page.charged_bytes
 
     def pull(self) -> tuple[Record[bytes], Page] | None:
@@ -101,7 +98,6 @@ class Window:
             if not self._pages:
                 return False
             self._page = self._pages.popleft()
-            self.waiting_bytes -= self._page.charged_bytes
             self._stretches = self._unpacker.unpack(self._page.records, self._page.after)
 
     def _show(self, stretch: list[Record[bytes]]) -> None:
@@ -139,4 +135,3 @@ class Window:
         self._page = None
         self._stretches = iter(())
         self._show([])
-        self.waiting_bytes = 0

@@ -113,19 +113,8 @@ def test_a_read_resumes_after_the_position_that_it_is_given():
 
 def test_a_page_with_nothing_new_is_freed_when_it_is_looked_at():
     window = make_window(plain(1), after=Position(1))
-    assert window.waiting_bytes == COST
     assert window.pull() is None
     assert window.collect_freed() == COST
-
-
-def test_waiting_bytes_are_those_of_pages_that_nothing_came_out_of():
-    window = make_window(plain(1))
-    window.accept([plain(2), plain(3)], None)
-    assert window.waiting_bytes == 3 * COST
-    window.pull()
-    assert window.waiting_bytes == 2 * COST
-    window.pull()
-    assert window.waiting_bytes == 0
 
 
 def test_freed_bytes_are_collected_once():
@@ -144,7 +133,7 @@ def test_clearing_frees_everything_also_what_was_handed_out():
     record, page = window.pull()
     window.clear()
     assert window.collect_freed() == 3 * COST
-    assert (window.waiting_bytes, window.is_empty) == (0, True)
+    assert window.is_empty
     window.finish(record, page)
     assert window.collect_freed() == 0
 

@@ -119,8 +119,8 @@ class TakeWithoutSealNeverLift(TakeWithoutSeal):
 
 
 class StopwatchesWithOwnExpiry(Stopwatches):
-    def expiry_of(self, victims_expiry_ms):
-        return self._timing.expiry_ms
+    def _is_due(self, watch, now_ms):
+        return now_ms - watch.since_ms >= self._timing.expiry_ms
 
 
 class OwnExpiry(TickWorker):

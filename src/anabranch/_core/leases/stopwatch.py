@@ -4,8 +4,8 @@ No stored time is ever compared. A stopwatch runs for each (member, counter) fro
 showed this counter was *received*; a member may be sealed when it reads the *victim's* own expiry. A row that is not
 there counts as a counter that stands still from the first answer without it.
 
-After a silence longer than half an expiry (the store was away, or this process was) all stopwatches start anew: what
-was not watched cannot be held against anybody.
+After a silence longer than half of a member's expiry (the store was away, or this process was) its stopwatch starts
+anew: what was not watched cannot be held against anybody.
 """
 
 from collections.abc import Collection, Sequence
@@ -138,11 +138,8 @@ class Stopwatches:
         return None if watch is None else watch.row
 
     def _is_due(self, watch: _Watch, now_ms: int) -> bool:
-        return now_ms - watch.since_ms >= self.expiry_of(watch.expiry_ms)
-
-    def expiry_of(self, victims_expiry_ms: int) -> int:
-        """The victim's expiry, never the observer's: fleets in the middle of a deploy have both (scenario H3)."""
-        return victims_expiry_ms
+        """By the victim's expiry, never by the observer's: in the middle of a deploy a fleet has both."""
+        return now_ms - watch.since_ms >= watch.expiry_ms
 
     def _restart_after_gap(self, gap_ms: int, now_ms: int) -> None:
         polls_ms = 3 * self._timing.poll_interval_for(len(self._watches))

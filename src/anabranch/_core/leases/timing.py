@@ -35,7 +35,7 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
     expiry_ms: int
     """E: a member whose counter stood still this long may be sealed."""
     heartbeat_interval_ms: int
-    """h"""
+    """h: from the beginning of one heartbeat to that of the next."""
     call_deadline_ms: int
     """D: a store call that takes longer is given up; it may still take effect."""
     fence_ms: int

@@ -19,7 +19,6 @@
     │   ├── StreamDeletedError
     │   └── StreamRecreatedError
     ├── LeaseError
-    │   ├── LeaseLostError               another member owns the shard now
     │   ├── LeaseStoreError              retryable: the store did not answer, or could not do what was asked
     │   ├── LeaseStoreInvalidError       the store is unusable as it is: no database, wrong schema, refused place
     │   └── FleetMismatchError           this worker's streams or settings differ from those of its live fleet
@@ -53,7 +52,6 @@ __all__ = [
     "HandlerError",
     "InvalidRequestError",
     "LeaseError",
-    "LeaseLostError",
     "LeaseStoreError",
     "LeaseStoreInvalidError",
     "ProducerError",
@@ -218,10 +216,6 @@ class StreamRecreatedError(StreamError):
 
 class LeaseError(AnabranchError):
     """Something went wrong with a lease."""
-
-
-class LeaseLostError(LeaseError):
-    """Another member of the fleet owns this shard now."""
 
 
 class LeaseStoreError(LeaseError):

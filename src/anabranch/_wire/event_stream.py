@@ -73,9 +73,8 @@ class MessageDecoder:
     __slots__ = ("_blocks", "_filled", "_frame")
 
     def __init__(self) -> None:
-        self._frame = (
-            bytearray()
-        )  # one that is not whole yet, at its full size; its first twelve bytes alone before that
+        self._frame = bytearray()
+        """One that is not whole yet, at its full size; before its length is known, its first twelve bytes alone."""
         self._filled = 0
         self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
 

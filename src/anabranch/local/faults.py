@@ -114,7 +114,7 @@ class FaultScript:
     def fail(
         self, status: int = 500, code: str = "InternalFailure", message: str = "Internal Service Failure"
     ) -> Fault:
-        """A 5xx; the call is not done. With `slots` in an `error` fault single entries of a PutRecords fail."""
+        """A 5xx for the whole call, which is not done; `error(..., slots=...)` fails single entries of a PutRecords."""
         return self._add("error", status=status, code=code, message=message)
 
     def error(self, code: str, message: str = "", *, status: int = 400, slots: Sequence[int] | None = None) -> Fault:

@@ -7,5 +7,5 @@ from anabranch.local.state.account import Account
 REQUEST = StructureShape({})
 
 
-def describe_account_settings(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- as above
+def describe_account_settings(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- action's form
     return {"MinimumThroughputBillingCommitment": account.commitment.members(now_ms)}

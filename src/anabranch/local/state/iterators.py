@@ -15,9 +15,8 @@ from anabranch._model.entropy import Entropy
 __all__ = ["ShardIterator", "decode_iterator", "encode_iterator"]
 
 _HEAD: Final = (1).to_bytes(8, "big")
-_FIELDS: Final = struct.Struct(
-    ">QQQI24sB"
-)  # nonce, given out, stream's creation, shard index, sequence number, name length
+# nonce, when it was given out, the stream's creation, shard index, sequence number, length of the name
+_FIELDS: Final = struct.Struct(">QQQI24sB")
 _DIGEST_BYTES: Final = 16
 _BYTES_MIN: Final = 152  # 224 characters with one block more, which is what AWS's usually have
 _BLOCK_BYTES: Final = 16

@@ -2,12 +2,25 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from variants.engine_variants import MISTAKES
 
 from anabranch.testing.sim import main
 from anabranch.testing.world import FleetOptions, fleet_options_for, run_fleet
+
+
+REGRESSIONS = [
+    int(line.split()[1])
+    for line in Path(__file__).with_name("regressions.txt").read_text().splitlines()
+    if line.startswith("fleet ")
+]
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_fleet_that_once_broke_a_promise_keeps_it(seed):
+    assert run_fleet(seed).violations == ()
 
 
 @pytest.mark.parametrize("first", range(0, 200, 20))

@@ -88,7 +88,11 @@ def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> 
                     _say(f"{totals['worlds']} worlds so far, {len(broken)} broken")
                 running |= {pool.submit(_run_chunk, next_one) for next_one in islice(chunks, 1)}
     counted = ", ".join(f"{totals[name]} {name.replace('_', ' ')}" for name in _COUNTS[kind])
-    _say(f"{totals['worlds']} worlds in {time.monotonic() - began:.0f} s on {cores} cores: {counted}")
+    each_ms = totals["cpu_ms"] / max(1, totals["worlds"])
+    _say(
+        f"{totals['worlds']} worlds in {time.monotonic() - began:.0f} s on {cores} cores, "
+        f"{each_ms:.3g} ms of processor time each: {counted}"
+    )
     for seed, what in sorted(broken)[:10]:
         flag = "--protocol " if kind == "protocol" else ""
         _say(f"{kind} {seed}: {_described(kind, seed)}\n  {what}")
@@ -110,6 +114,7 @@ def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[in
     kind, begin, end = chunk
     totals: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
+    began_ns = time.process_time_ns()
     for seed in range(begin, end):
         try:
             verdict = _run(kind, seed)
@@ -121,6 +126,7 @@ def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[in
             totals[name] += getattr(verdict, name)
         if verdict.violations:
             broken.append((seed, str(verdict.violations[0])))
+    totals["cpu_ms"] = (time.process_time_ns() - began_ns) // 1_000_000
     return totals, broken
 
 

@@ -25,7 +25,8 @@ class Faults:
             self._each(options.stops_each, self._stop, index)
         self._each(options.reshards_each, lambda _: fleet.stream.reshard(), 0)
         self._each(options.rescales_each, lambda _: fleet.stream.rescale(), 0)
-        self._each(options.trims_each, lambda _: fleet.stream.leap(fleet.random.uniform(0, 15)), 0)
+        if options.trims:
+            self._loop().call_later(fleet.random.uniform(20, 40), self._trim)
         for at_seconds, scene in options.script:
             self._loop().call_later(at_seconds, self._play, scene)
         self._mind()
@@ -128,6 +129,12 @@ class Faults:
     def _store_goes_back(self) -> None:
         if not self._ended:
             self._fleet.rows.go_back(int(self._fleet.options.roll_back_seconds * 1000))
+
+    def _trim(self) -> None:
+        """Not in quick succession: what is new at one leap would be a day old at the next, and gone unread."""
+        if not self._ended:
+            self._fleet.stream.leap(self._fleet.random.uniform(25, 30))
+            self._loop().call_later(self._fleet.random.uniform(35, 45), self._trim)
 
     def _store_is_emptied(self) -> None:
         at_work = [worker.process.name for worker in self._fleet.workers if worker.is_at_work]

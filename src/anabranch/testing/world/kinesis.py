@@ -1,7 +1,6 @@
 """Kinesis in a simulation: the local server's pure state behind the engine's port, reached over the network."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NoReturn
 
@@ -14,19 +13,13 @@ from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
 from anabranch._wire.messages import (
     ChildShard,
-    ConsumerDescription,
     GetRecordsResponse,
     KinesisRecord,
     ListShardsResponse,
-    PutRecordResponse,
-    PutRecordsEntry,
-    PutRecordsResponse,
-    PutRecordsResultEntry,
     StreamSummary,
-    SubscribeToShardEvent,
 )
 from anabranch._wire.service_errors import AwsError
-from anabranch.errors import TransportError, UsageError
+from anabranch.errors import TransportError
 from anabranch.local.errors import LocalError
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions
@@ -121,14 +114,6 @@ class SimulatedKinesis(Kinesis):
             sum(len(record.data) for record in records),
         )
 
-    def subscribe_to_shard(
-        self,
-        consumer_arn: str,  # noqa: ARG002 -- the port's
-        shard_id: str,  # noqa: ARG002 -- the port's
-        position: StartingPosition,  # noqa: ARG002 -- the port's
-    ) -> AbstractAsyncContextManager[AsyncIterator[SubscribeToShardEvent]]:
-        raise UsageError("the simulation has no enhanced fan-out")
-
     # what there is
 
     async def list_shards(
@@ -164,57 +149,6 @@ class SimulatedKinesis(Kinesis):
             open_shard_count=summary["OpenShardCount"],
             server_seconds=self._stream.now_ms() / 1000,
         )
-
-    # writing
-
-    async def put_record(self, stream: StreamName, entry: PutRecordsEntry) -> PutRecordResponse:
-        answer = await self._call("PutRecord", {"StreamName": stream.name, **_entry(entry)})
-        return PutRecordResponse(answer["ShardId"], answer["SequenceNumber"])
-
-    async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse:
-        request = {"StreamName": stream.name, "Records": [_entry(entry) for entry in entries]}
-        answer = await self._call("PutRecords", request)
-        slots = [
-            PutRecordsResultEntry(
-                slot.get("SequenceNumber"), slot.get("ShardId"), slot.get("ErrorCode"), slot.get("ErrorMessage")
-            )
-            for slot in answer["Records"]
-        ]
-        return PutRecordsResponse(slots, answer["FailedRecordCount"])
-
-    # fan-out consumers
-
-    async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
-        answer = await self._call("RegisterStreamConsumer", {"StreamARN": stream_arn, "ConsumerName": name})
-        return _consumer(answer["Consumer"])
-
-    async def describe_stream_consumer(
-        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
-    ) -> ConsumerDescription:
-        members = {"StreamARN": stream_arn, "ConsumerName": name, "ConsumerARN": consumer_arn}
-        request = {member: value for member, value in members.items() if value is not None}
-        answer = await self._call("DescribeStreamConsumer", request)
-        return _consumer(answer["ConsumerDescription"])
-
-    async def deregister_stream_consumer(self, consumer_arn: str) -> None:
-        await self._call("DeregisterStreamConsumer", {"ConsumerARN": consumer_arn})
-
-
-def _entry(entry: PutRecordsEntry) -> dict[str, Any]:
-    members: dict[str, Any] = {"Data": entry.data, "PartitionKey": entry.partition_key}
-    if entry.explicit_hash_key is not None:
-        members["ExplicitHashKey"] = entry.explicit_hash_key
-    return members
-
-
-def _consumer(members: Mapping[str, Any]) -> ConsumerDescription:
-    return ConsumerDescription(
-        members["ConsumerName"],
-        members["ConsumerARN"],
-        members["ConsumerStatus"],
-        float(members["ConsumerCreationTimestamp"]),
-        members.get("StreamARN"),
-    )
 
 
 def _shard(members: Mapping[str, Any]) -> Shard:

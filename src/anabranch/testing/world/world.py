@@ -22,6 +22,8 @@ from anabranch.testing.world.worker import SimulatedWorker
 __all__ = ["Fleet", "FleetVerdict", "run_fleet"]
 
 _AGGREGATE_MAX = 5
+_STEPS_MAX = 2_000_000
+"""Twenty times what a large fleet takes: one that spins is found in seconds."""
 _LOOK_EACH_SECONDS = 1.0
 
 
@@ -177,7 +179,7 @@ def run_fleet(
     records: Sequence[tuple[str, bytes]] | None = None,
 ) -> FleetVerdict:
     options = options or fleet_options_for(seed)
-    loop = SimulationLoop(seed, order=options.loop_order)
+    loop = SimulationLoop(seed, order=options.loop_order, steps_max=_STEPS_MAX)
     fleet = Fleet(seed, options, loop, handling=handling, records=records)
     run(fleet.live, loop=loop)
     journal = fleet.journal

@@ -10,7 +10,6 @@ from variants.engine_variants import MISTAKES
 from anabranch.testing.sim import main
 from anabranch.testing.world import FleetOptions, fleet_options_for, run_fleet
 
-
 REGRESSIONS = [
     int(line.split()[1])
     for line in Path(__file__).with_name("regressions.txt").read_text().splitlines()

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from anabranch._wire.deaggregate import open_aggregate
-from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, UsageError
+from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.sync_producer import SyncProducer
 
 
@@ -209,6 +209,21 @@ def test_a_child_forked_with_records_on_their_way_refuses_clearly(local_kinesis,
     """)
     assert "flush() before the fork" in output
     assert records(kinesis) == [("k", b"parent")]
+
+
+def test_a_loop_that_cannot_be_started_is_told_and_the_next_use_tries_again(kinesis, monkeypatch):
+    producer = SyncProducer("orders")
+    with monkeypatch.context() as patch:
+        patch.setattr("asyncio.new_event_loop", _no_more_files)
+        patch.setattr("asyncio.runners.events.new_event_loop", _no_more_files)
+        with pytest.raises(ProducerError, match="Too many open files"):
+            producer.put(b"hello", "k")
+    with producer:
+        assert producer.put(b"hello", "k").result(timeout=30).delivered
+
+
+def _no_more_files():
+    raise OSError(24, "Too many open files")
 
 
 def test_nothing_is_started_before_the_first_use(kinesis):

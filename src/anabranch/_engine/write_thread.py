@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from anabranch._core.writing.aggregation import cost_of
 from anabranch._engine.delivery import Delivery
 from anabranch._engine.intake import failure_of
-from anabranch.errors import BufferFull, DeliveryFailed, UsageError
+from anabranch.errors import BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
 from anabranch.reports import FlushReport
@@ -117,12 +117,15 @@ class WriteThread:
         self._failed: list[PutResult] = []
         self._is_told = False
         self._is_closed = False
+        self._start_failure: Exception | None = None
         started = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main(started)), name="anabranch-producer", daemon=True
-        )
+        self._thread = threading.Thread(target=self._live, args=(started,), name="anabranch-producer", daemon=True)
         self._thread.start()
         started.wait()
+        if self._start_failure is not None:
+            raise ProducerError(
+                f"the producer's event loop could not be started: {self._start_failure}"
+            ) from self._start_failure
 
     @property
     def holds_records(self) -> bool:
@@ -181,6 +184,18 @@ class WriteThread:
 
     def _has_room(self, cost_bytes: int) -> bool:
         return self._is_closed or not self._inbox or self._inbox_bytes + cost_bytes <= INBOX_BYTES
+
+    def _live(self, started: threading.Event) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.get_loop()  # first: should that fail, there is no coroutine yet that nobody awaits
+                runner.run(self._main(started))
+        except Exception as error:
+            if started.is_set():
+                raise
+            self._start_failure = error  # for want of file descriptors, most likely
+        finally:
+            started.set()  # whatever happened, nobody waits in vain
 
     # on the loop
 

@@ -1,4 +1,4 @@
-"""Kinesis's data plane: the calls that carry data, and the small ones beside them, behind `_ports.kinesis`.
+"""Kinesis's data plane: the calls that carry data, and the small ones beside them.
 
 Typed values in, typed values out; bodies go out in pieces and answers are decoded straight from the receive buffer.
 Nothing is retried here beyond the repairs of `service`. Reads, writes and everything else have connections of their
@@ -91,7 +91,7 @@ async def open_kinesis(
 
 
 class KinesisClient:
-    """Fulfils `_ports.kinesis.Kinesis`."""
+    """Fulfils `_ports.kinesis.Kinesis` and `_ports.kinesis_writing.KinesisWriting`, and has the calls of fan-out."""
 
     def __init__(self, service: AwsService, streams: StreamClient) -> None:
         self._service = service

@@ -72,16 +72,16 @@ def plan_scale(present: int, target: int) -> list[Scale]:
 
 
 def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: int | None) -> Split:
-    """In the middle, unless told."""
+    """In the middle, unless told. AWS leaves two hash keys at least to the lower child, and to the upper one."""
     shard = _find_open(shards, shard_id)
     start, end = shard.hash_key_range
     middle = start + shard.hash_key_range.size // 2
     key = middle if new_starting_hash_key is None else new_starting_hash_key
-    if not start < key <= end:
+    if not start + 1 < key < end:
         raise ConfigurationError(
-            f"{shard_id} cannot be split at {key}: give a hash key above {start} and up to {end}"
-            if end > start
-            else f"{shard_id} holds one hash key only and cannot be split"
+            f"{shard_id} cannot be split at {key}: give a hash key above {start + 1} and below {end}"
+            if end - start > 2
+            else f"{shard_id} holds {shard.hash_key_range.size} hash keys, too few to be split"
         )
     return Split(shard, key)
 

@@ -27,7 +27,28 @@ def test_more_calls_than_a_day_allows_are_refused():
         plan_scale(1, 10_000)
 
 
-def test_a_shard_of_one_hash_key_cannot_be_split():
-    shard = Shard(shard_id="shardId-000000000000", hash_key_range=HashKeyRange(5, 5), starting_sequence_number=1)
-    with pytest.raises(ConfigurationError, match="holds one hash key only"):
+def shard_of(start, end):
+    hash_key_range = HashKeyRange(start, end)
+    return Shard(shard_id="shardId-000000000000", hash_key_range=hash_key_range, starting_sequence_number=1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_shard_of_a_few_hash_keys_cannot_be_split(size):
+    shard = shard_of(5, 4 + size)
+    with pytest.raises(ConfigurationError, match=f"holds {size} hash keys, too few"):
         plan_split([shard], shard.shard_id, None)
+
+
+@pytest.mark.parametrize("key, is_allowed", [(10, False), (11, False), (12, True), (19, True), (20, False)])
+def test_a_shard_is_split_where_the_service_allows_it(key, is_allowed):
+    shard = shard_of(10, 20)
+    if is_allowed:
+        assert plan_split([shard], shard.shard_id, key).new_starting_hash_key == key
+    else:
+        with pytest.raises(ConfigurationError, match="above 11 and below 20"):
+            plan_split([shard], shard.shard_id, key)
+
+
+def test_four_hash_keys_are_enough_for_two_shards():
+    shard = shard_of(5, 8)
+    assert [result.size for result in plan_split([shard], shard.shard_id, None).results] == [2, 2]

@@ -32,8 +32,7 @@ class Scheduler:
         at_ms += -at_ms % SLOT_MS
         self._number += 1
         heapq.heappush(self._heap, (at_ms, self._number, callback))
-        if self._armed_ms is None or at_ms < self._armed_ms:
-            self._arm(at_ms)
+        self._arm(at_ms)
 
     @property
     def is_closed(self) -> bool:
@@ -46,6 +45,9 @@ class Scheduler:
             self._timer.cancel()
 
     def _arm(self, at_ms: int) -> None:
+        """Unless it is armed for an earlier time."""
+        if self._armed_ms is not None and self._armed_ms <= at_ms:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._armed_ms = at_ms
@@ -60,8 +62,5 @@ class Scheduler:
                 callback()
             except Exception as error:  # noqa: BLE001 -- P7: the event loop would log it and forget the timetable
                 self._on_error(error)
-        if not self._heap or self._closed:
-            return
-        first_ms = self._heap[0][0]
-        if self._armed_ms is None or first_ms < self._armed_ms:  # armed by a callback, for its own time
-            self._arm(first_ms)
+        if self._heap and not self._closed:
+            self._arm(self._heap[0][0])

@@ -22,6 +22,9 @@ from anabranch.records import Batch, Context, Record
 
 __all__ = ["BatchRunners"]
 
+NOT_STARTED_PAUSE_MS = 100
+"""Between two looks whether a batch may be started, while it may not."""
+
 
 class BatchRunners:
     def __init__(
@@ -134,7 +137,7 @@ class BatchRunners:
         if not session.is_live:
             return None
         if isinstance(failure, NotStarted):
-            return 100  # fenced, or to be handed over: until that is over, or the lease is lost
+            return NOT_STARTED_PAUSE_MS  # fenced, or to be handed over: until that is over, or the lease is lost
         lane, first = batch_lane(session), records[0]
         lane.fail()
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)

@@ -24,6 +24,10 @@ from anabranch.records import Context
 __all__ = ["HandlerCall", "NotStarted", "take_back_cancellation"]
 
 
+ENDED_LOOK_SECONDS = 0.1
+"""Between two looks whether a call in a thread has ended, or everything has: nothing tells a task of the second."""
+
+
 class NotStarted(Exception):  # noqa: N818 -- an outcome that travels out of a pool
     """The lease may have lapsed while the call waited in the pool's queue: it was not made."""
 
@@ -91,7 +95,7 @@ class HandlerCall:
         except asyncio.CancelledError:
             # A thread cannot be cancelled: its record must not be tried again beside it (rule D3).
             while not (pending.done() or self._closed):
-                await asyncio.wait([pending], timeout=0.1)
+                await asyncio.wait([pending], timeout=ENDED_LOOK_SECONDS)
             raise
         finally:
             thread_ids.pop(task, None)

@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 BREAK_OFF_MS = 2_000
 """What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
+PARKED_KEYS_MAX = 100
+"""Keys that may wait for a retry beside those that run (rule M1)."""
 WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -97,7 +99,7 @@ class Consuming:
                 on_failed=worker.on_failed,
             )
             limits = LaneLimits(
-                open_keys_max=handling.concurrency + 100,
+                open_keys_max=handling.concurrency + PARKED_KEYS_MAX,
                 replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
             )
             self._interrupt = runners.interrupt

@@ -34,6 +34,8 @@ __all__ = ["LeaseLoop"]
 
 T = TypeVar("T")
 
+TAKES_HELD_MS_MIN: Final = 10_000
+"""At least so long nothing is taken from a store that forgets: members of a longer expiry may never have been seen."""
 UNPLACED_TOLD_AFTER_MS: Final = 30_000
 """The workers of a fleet that starts do not all come at once."""
 
@@ -166,7 +168,7 @@ class LeaseLoop:
 
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still stand."""
-        self._no_takes_before_ms = self._outside.clock.now_ms() + max(10_000, self.stopwatches.expiry_ms_max)
+        self._no_takes_before_ms = self._outside.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.stopwatches.expiry_ms_max)
 
     def _check_minds(self) -> None:
         """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""

@@ -1,7 +1,7 @@
 """One holding of one shard: from the take of its lease until it is finished, given away or lost.
 
 A session owns the shard's window, its lane and its read position. It decides nothing by itself: the poller feeds it,
-the dispatcher empties it, the checkpointer commits it. What is in it is gone with it; the lease row is all that stays.
+a sink empties it, the checkpointer commits it. What is in it is gone with it; the lease row is all that stays.
 """
 
 import asyncio

@@ -49,7 +49,6 @@ from anabranch.reports import ConsumerStatus, StopReport
 
 __all__ = ["SinkMaker", "Worker"]
 
-LAST_WORD_PAUSE_MS = 200
 Work = Coroutine[Any, Any, None]
 SinkMaker = Callable[["Worker"], Sink]
 

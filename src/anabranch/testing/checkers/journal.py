@@ -248,10 +248,10 @@ class Journal:
         """
         if call.process in self._orphans:
             return True
-        tenure, latest = (call.process, call.fence_token), self._latest.get(call.shard_id)
+        holding, latest = (call.process, call.fence_token), self._latest.get(call.shard_id)
         highest = self._tokens.get(call.partition_key, 0)
-        if call.was_paused and (call.fence_token < highest or latest not in {None, tenure}):
+        if call.was_paused and (call.fence_token < highest or latest not in {None, holding}):
             return True
-        self._latest[call.shard_id] = tenure
+        self._latest[call.shard_id] = holding
         self._tokens[call.partition_key] = max(highest, call.fence_token)
         return False

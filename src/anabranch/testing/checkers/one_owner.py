@@ -1,14 +1,14 @@
 """P4: a worker whose lease has lapsed starts nothing more, and fence tokens tell owners apart and only grow.
 
-A tenure is one process's work on a shard with one fence token. Once another tenure has started something of a shard, an
-earlier one starts nothing more of it: whatever the tokens say, and whatever the store has forgotten.
+A holding is one process's work on a shard with one fence token. Once another holding has started something of a shard,
+an earlier one starts nothing more of it: whatever the tokens say, and whatever the store has forgotten.
 """
 
 from anabranch.testing.checkers.journal import Call, Checker
 
 __all__ = ["OneOwner"]
 
-Tenure = tuple[str, int]
+Holding = tuple[str, int]
 
 
 class OneOwner(Checker):
@@ -16,19 +16,19 @@ class OneOwner(Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tenures: dict[str, list[Tenure]] = {}
+        self._holdings: dict[str, list[Holding]] = {}
         """Of each shard, in the order of their first starts."""
         self._tokens_grow = True
         self._highest: dict[str, Call] = {}
         """The call with the highest token of each key, over all shards of its line."""
 
     def started(self, call: Call) -> None:
-        tenure, tenures = (call.process, call.fence_token), self._tenures.setdefault(call.shard_id, [])
-        if tenure in tenures[:-1]:
-            self.complain(call.at_ms, f"stale dispatch: {call} starts after {tenures[-1]} did")
+        holding, holdings = (call.process, call.fence_token), self._holdings.setdefault(call.shard_id, [])
+        if holding in holdings[:-1]:
+            self.complain(call.at_ms, f"stale dispatch: {call} starts after {holdings[-1]} did")
             return
-        if tenure not in tenures:
-            tenures.append(tenure)
+        if holding not in holdings:
+            holdings.append(holding)
         if not self._tokens_grow:
             return
         before = self._highest.get(call.partition_key)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pybase64
 
+from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
 from anabranch._wire.deaggregate import open_aggregate
 from anabranch.errors import CodecError
 from anabranch.records import Record
@@ -53,7 +54,7 @@ def _open(item: Mapping[str, Any]) -> list[Record[Any]]:
             stream=_stream_name(item.get("eventSourceARN", "")),
             shard_id=str(item.get("eventID", "")).partition(":")[0],
             sequence_number=kinesis["sequenceNumber"],
-            sub_sequence_number=-1 if aggregate is None else index,
+            sub_sequence_number=BEFORE_FIRST_SUB if aggregate is None else index,
             partition_key=partition_key,
             explicit_hash_key=explicit_hash_key,
             arrival_seconds=float(kinesis.get("approximateArrivalTimestamp", 0.0)),

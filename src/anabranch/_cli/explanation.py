@@ -1,7 +1,7 @@
 """A shard's situation in sentences: who holds it, where it stands, why it does not move, and what would make it move.
 
-Pure: from a fleet's status to words. Each state of a shard has its own paragraph, and each ends in something to do,
-or says that nothing is to be done.
+From a fleet's status to words, with no look at anything but the clock. Each state of a shard has its own paragraph, and
+each ends in something to do, or says that nothing is to be done.
 """
 
 import time

@@ -21,6 +21,7 @@ from anabranch._engine.host import single_cause
 
 __all__ = ["perform"]
 
+DRAIN_SECONDS_MIN = 3.0
 DRAIN_SECONDS_MAX = 15.0
 LOOK_EVERY_SECONDS = 0.5
 LINE_EVERY_SECONDS = 2.0
@@ -96,9 +97,8 @@ async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
 
 
 async def _drain(stage: Stage) -> None:
-    """Both sides get the same time to finish: until ours has, and at least two seconds more for the other."""
-    deadline = time.monotonic() + DRAIN_SECONDS_MAX
-    at_least = time.monotonic() + 3.0
+    """Both sides get the same time to finish: until ours has, and long enough for the other to catch up."""
+    at_least, deadline = time.monotonic() + DRAIN_SECONDS_MIN, time.monotonic() + DRAIN_SECONDS_MAX
     while time.monotonic() < deadline and (  # noqa: ASYNC110 -- the count comes from other processes
         stage.handled_count < len(stage.put) or time.monotonic() < at_least
     ):

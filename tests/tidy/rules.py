@@ -26,6 +26,7 @@ BANNED_CALLS = {
     "os.system": "subprocess.run",
     "print": "an event, or logging; only the command line prints",
 }
+PASSING_ON = {"failed", "set_exception", "throw"}
 
 
 def long_file(tree: ast.Module, source: str) -> Iterator[Finding]:
@@ -89,8 +90,17 @@ def swallowed_cancellation(tree: ast.Module, source: str) -> Iterator[Finding]:
             continue
         caught = "" if node.type is None else ast.unparse(node.type)
         catches_all = node.type is None or "BaseException" in caught
-        if catches_all and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+        if catches_all and not any(isinstance(inner, ast.Raise) or _passes_on(inner, node) for inner in ast.walk(node)):
             yield node.lineno, "catches everything and raises nothing: cancellation would be swallowed"
+
+
+def _passes_on(inner: ast.AST, handler: ast.ExceptHandler) -> bool:
+    """Whether it is raised elsewhere: in a coroutine, or where a future is awaited."""
+    return (
+        isinstance(inner, ast.Call)
+        and ast.unparse(inner.func).rpartition(".")[2] in PASSING_ON
+        and any(isinstance(given, ast.Name) and given.id == handler.name for given in inner.args)
+    )
 
 
 def unfinished(tree: ast.Module, source: str) -> Iterator[Finding]:

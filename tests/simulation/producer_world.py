@@ -350,6 +350,7 @@ def run_world(seed: int, **overrides) -> World:
     world = World(seed, **overrides)
     world.run()
     world.check()
+    world.see_failures()  # the collector does not track records: what nobody has seen would outlive its world
     return world
 
 

@@ -73,6 +73,8 @@ class LeaseLoop:
         """Members of another mind that were told of."""
         self.trouble: str | None = None
         """Why the store gave no answer the last time that it was asked; None if it did."""
+        self.is_performing = False
+        """A round's steps are under way: leases may be this member's without its knowledge."""
         self.draining = False
         """Set when this worker stops: it takes nothing more and asks for nothing."""
 
@@ -107,8 +109,12 @@ class LeaseLoop:
         self._check_minds()
         dead = await self.call(self._outside.store.dead_members()) or ()
         now_ms = self._outside.clock.now_ms()
-        for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
-            await self._perform(step)
+        self.is_performing = True
+        try:
+            for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
+                await self._perform(step)
+        finally:
+            self.is_performing = False
         self._tell_unplaced(now_ms)
         self.synchronise()
         self._report()

@@ -2,9 +2,11 @@
 
 A record that ends its process (a crash in C code, memory used up) ends it in every worker that tries it, and with it
 what the other shards of that worker have in hand. After two owners without progress a shard is a suspect: before a
-record of it is started, everything else in this worker comes to rest and is committed; and each of its records is
-committed before the next. So a record that kills takes nothing with it, and its place is right after the checkpoint.
-After five owners the shard stops there and names it.
+record of it is started, everything else in this worker comes to rest and is committed; and each of its first records
+is committed before the next. So a record that kills takes nothing with it, and its place is right after the checkpoint.
+After five owners the shard stops there and names it. One that then survives a turn at full speed is a suspect no more:
+no owner before can have come much further, and workers may have died for reasons of their own, with many shards in
+hand.
 
 A suspect that is not tried cannot be to blame for a death, and its row says so: else all shards of a worker that a
 record of one of them kills would be stopped in the end. Suspects and the rest take turns, so that neither starves the
@@ -36,8 +38,8 @@ OWNERS_MAX: Final = 5
 TURN_MS: Final = 1_000
 LOOK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
-CLEARED_AFTER: Final = 10_000
-"""Records finished alone: no owner before can have come further since its last commit."""
+ONE_BY_ONE: Final = 100
+"""So many records are committed each before the next; then, for one turn, as quickly as the store can."""
 
 
 class Quarantine:
@@ -95,18 +97,20 @@ class Quarantine:
     def note(self, session: Session) -> None:
         """A call ended, or records came. After a record of one that is alone, the next waits for its commit."""
         if self._suspects:
-            if session is self._alone:
+            if session is self._alone and _is_ahead(session):
                 session.waits_its_turn = True
             self._alarm.ring()
 
     def _clear(self) -> None:
-        """Those at whose tip nobody died, and those that have come further than anybody before."""
+        """Those at whose tip nobody died."""
         for session in list(self._suspects):
-            is_committed = session.lane.finished_count == session.committed_count
-            if is_committed and (session.is_at_tip or session.committed_count >= CLEARED_AFTER):
-                del self._suspects[session]
-                session.lane.one_at_a_time = False
-                self._let_in(session)
+            if session.is_at_tip and session.lane.finished_count == session.committed_count:
+                self._acquit(session)
+
+    def _acquit(self, session: Session) -> None:
+        if self._suspects.pop(session, None) is not None:
+            session.lane.one_at_a_time = False
+            self._let_in(session)
 
     def _waits(self, session: Session) -> bool:
         return session in self._suspects or self._alone is not None or bool(self._blamed)
@@ -126,9 +130,12 @@ class Quarantine:
             if suspect is None:
                 await self._alarm.wait()
                 continue
+            if self._leases.is_performing:
+                await self._sleep(LOOK_MS)  # what is being taken counts this owner, until it is spared
+                continue
             await self._try_alone(suspect)
             await self._spare()
-            if len(self._sessions) > 1:
+            if len(self._sessions) > len(self._suspects):
                 await self._sleep(self._rest_ms)
 
     def _next(self) -> Session | None:
@@ -144,22 +151,29 @@ class Quarantine:
             return
         await self._commit_all()
         await self._blame(suspect)
+        if self._leases.is_performing or len(self._blamed) > 1:
+            return
         if self._suspects.get(suspect, 0) >= OWNERS_MAX:
             self._give_up(suspect)
             return
-        clock = self._outside.clock
+        clock, at_full_speed = self._outside.clock, suspect.committed_count >= ONE_BY_ONE
         until_ms = clock.now_ms() + TURN_MS
         while suspect in self._suspects and not suspect.drains and _has_work(suspect) and clock.now_ms() < until_ms:
             finished_count, suspect.waits_its_turn = suspect.lane.finished_count, False
             self._sink.shelf.offer(suspect)
             await self._alarm.wait(until_ms)
-            suspect.waits_its_turn = True
-            while self._sink.running():
-                await self._alarm.wait()
-            await self._commit_all()
+            if _is_ahead(suspect):
+                suspect.waits_its_turn = True
+                await self._commit_all()
             self._clear()
             if suspect.lane.finished_count == finished_count:
                 await self._sleep(LOOK_MS)  # its record is to be tried again later: who asks at once asks without end
+        suspect.waits_its_turn = True
+        while self._sink.running():
+            await self._alarm.wait()
+        await self._commit_all()
+        if at_full_speed:
+            self._acquit(suspect)
 
     async def _come_to_rest(self) -> bool:
         """Waits for what runs, and longer each time that is in vain: meanwhile nothing is started."""
@@ -194,7 +208,7 @@ class Quarantine:
         """If this process dies from now on, it is because of this suspect."""
         if suspect in self._suspects and suspect not in self._blamed:
             self._blamed[suspect] = None
-            await self._add_to_takes(suspect, 1)
+            await self._count(suspect, is_counted=True)
 
     async def _spare(self) -> None:
         """From now on it would be because of something else; then that may go on."""
@@ -202,23 +216,37 @@ class Quarantine:
             return
         while self._blamed:
             session = next(iter(self._blamed))
-            await self._add_to_takes(session, -1)
+            await self._count(session, is_counted=False)
             self._blamed.pop(session, None)
         self._alone = None
         for session in self._sessions:
             self._let_in(session)
 
-    async def _add_to_takes(self, session: Session, change: int) -> None:
+    async def _count(self, session: Session, *, is_counted: bool) -> None:
+        """Writes whether this owner is among those that ended at the shard, until the store has answered."""
+        while not await self._is_written(session, is_counted=is_counted):
+            await self._sleep(LOOK_MS)
+
+    async def _is_written(self, session: Session, *, is_counted: bool) -> bool:
         async with session.commit_lock:
-            takes = session.row.takes_without_progress
-            if takes and session.is_live and session.holding.parting_row is None:
-                row = replace(session.row, takes_without_progress=takes + change)
-                if await self._leases.write(Write(row, session.row.version)) == "written":
-                    session.is_counted = change > 0
+            if session not in self._suspects or not session.is_live or session.holding.parting_row is not None:
+                return True
+            takes = self._suspects[session] + is_counted
+            if session.row.takes_without_progress not in {0, takes}:
+                row = replace(session.row, takes_without_progress=takes)
+                if await self._leases.write(Write(row, session.row.version)) in {"unknown", "again"}:
+                    return False
+            session.is_counted = is_counted
+            return True
 
 
 def _has_work(session: Session) -> bool:
     return not session.window.is_empty or bool(session.lane.unfinished_count)
+
+
+def _is_ahead(session: Session) -> bool:
+    """Whether its next record has to wait for a commit."""
+    return session.committed_count < session.lane.finished_count <= ONE_BY_ONE
 
 
 def _next_record(session: Session, now_ms: int) -> Record[bytes] | None:

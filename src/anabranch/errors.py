@@ -16,16 +16,14 @@
     │   ├── StreamNotFoundError          no such stream, shard or consumer in this account and region
     │   └── InvalidRequestError          the service did not accept the request's content
     ├── StreamError                      the stream is not what this application was reading
-    │   ├── StreamDeletedError
-    │   └── StreamRecreatedError
-    ├── LeaseError
+    │   ├── StreamDeletedError           it is gone
+    │   └── StreamRecreatedError         another one has its name now
+    ├── LeaseError                       of the leases, or of the store that keeps them
     │   ├── LeaseStoreError              retryable: the store did not answer, or could not do what was asked
     │   ├── LeaseStoreInvalidError       the store is unusable as it is: no database, wrong schema, refused place
     │   └── FleetMismatchError           this worker's streams or settings differ from those of its live fleet
-    ├── HandlerError                     a record's handler failed for good; .record names it, __cause__ is the reason
-    │   └── DecodeError                  a record's payload is not what `decode=` expects
     ├── ConsumerFailedError              a background task ended in an unexpected error; __cause__ is that error
-    └── ProducerError
+    └── ProducerError                    the producer has failed; its thread could not be started
         ├── BufferFull                   retryable: the producer's buffer has no room now
         └── DeliveryFailed               records were not delivered; .results has each with every attempt
 
@@ -44,12 +42,10 @@ __all__ = [
     "ConfigurationError",
     "ConsumerFailedError",
     "CredentialsError",
-    "DecodeError",
     "DeliveryFailed",
     "ExpiredIteratorError",
     "ExpiredTokenError",
     "FleetMismatchError",
-    "HandlerError",
     "InvalidRequestError",
     "LeaseError",
     "LeaseStoreError",
@@ -230,18 +226,6 @@ class LeaseStoreInvalidError(LeaseError):
 
 class FleetMismatchError(LeaseError):
     """This worker's settings differ from those of its live fleet."""
-
-
-class HandlerError(AnabranchError):
-    """A record could not be handled."""
-
-    def __init__(self, message: str | None = None, *, record: Any = None) -> None:
-        super().__init__(message)
-        self.record = record
-
-
-class DecodeError(HandlerError):
-    """A record's payload is not what `decode=` expects."""
 
 
 class ConsumerFailedError(AnabranchError):

@@ -66,7 +66,6 @@ def test_an_error_survives_pickling(kind):
 def test_what_an_error_carries_survives_pickling():
     assert pickle.loads(pickle.dumps(errors.ConfigurationError(["a", "b"]))).violations == ("a", "b")
     assert pickle.loads(pickle.dumps(errors.TransportError("x", maybe_sent=False))).maybe_sent is False
-    assert pickle.loads(pickle.dumps(errors.HandlerError("x", record=("r", 1)))).record == ("r", 1)
     assert pickle.loads(pickle.dumps(errors.DeliveryFailed("x", results=[1, 2]))).results == (1, 2)
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["Host", "single_cause"]
+__all__ = ["Host", "begin", "single_cause"]
 
 
 class Host:
@@ -56,3 +56,13 @@ def single_cause(error: BaseException | None) -> BaseException | None:
             first.add_note(f"also: {other!r}")
         return single_cause(first)
     return error
+
+
+def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> None:
+    """A task of the group. Where that is going down, for whatever reason, nothing more is begun, and that is no error
+    of who asked.
+    """
+    try:
+        group.create_task(work, name=name)
+    except RuntimeError:
+        work.close()

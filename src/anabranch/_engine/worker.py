@@ -19,6 +19,7 @@ from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.drain import Drain
 from anabranch._engine.end_watch import EndWatch
 from anabranch._engine.fence_watch import FenceWatch
+from anabranch._engine.host import begin
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.lineage import Lineage
 from anabranch._engine.member import Member
@@ -197,7 +198,7 @@ class Worker:
         self.member.on_pulse = self._on_pulse
 
     def _spawn(self, work: Work, name: str) -> None:
-        self._group.create_task(work, name=name)
+        begin(self._group, work, name)
 
     def _on_timer_error(self, error: Exception) -> None:
         """What no task awaits ends the worker all the same (P7)."""

@@ -117,3 +117,22 @@ def test_a_place_in_the_old_stream_that_is_asked_for_in_the_new_one_is_recognise
                 await running
 
     run(main)
+
+
+def test_a_shard_that_was_never_read_is_not_begun_in_another_stream():
+    async def main():
+        async with stream_world(1) as world:
+            seen = []
+            consumer, running = start(world, seen, leases="memory://")
+            await until(lambda: consumer._consuming and consumer.status().shards, "the shard")
+            consumer.pause()
+            await create_anew(world, 1)
+            world.put("abc")
+            (session,) = consumer._consuming.worker.sessions.values()
+            session.iterator = None  # as after an iterator that expired: the beginning of a shard is asked for again
+            consumer.resume()
+            with pytest.raises(StreamRecreatedError):
+                await running
+            assert seen == []
+
+    run(main)

@@ -6,6 +6,7 @@ the finish of their parent, everything put-if-absent, nobody reads before a stre
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
@@ -28,6 +29,7 @@ from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.lease_loop import LeaseLoop
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
+from anabranch._engine.shared_look import SharedLook
 from anabranch._engine.store_calls import insist
 from anabranch._engine.topology import await_stream, find_summary, list_all_shards
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
@@ -80,6 +82,7 @@ class Lineage:
         self._graphs: dict[str, ShardGraph] = {}
         self._auto: dict[str, None] = {}
         """Keys of streams whose records the service places itself."""
+        self._looks: dict[str, SharedLook] = {}
         self._left: dict[str, None] = {}
         """Keys of streams that were read until another took their place."""
         self._restarting = asyncio.Lock()
@@ -115,6 +118,7 @@ class Lineage:
         row = await self._stream_row(summary)
         self._names[row.stream_key] = stream
         self._graphs[row.stream_key] = ShardGraph()
+        self._looks[row.stream_key] = SharedLook(partial(self._same_stream, row.stream_key, None))
         if summary.record_distribution == "AUTO":
             self._auto[row.stream_key] = None
             self._outside.emit(KeysUnordered(stream=summary.name))
@@ -263,6 +267,10 @@ class Lineage:
             session.trimmed = True
             session.move("end")
             self._tell_loss(session, summary)
+
+    async def on_begun(self, session: Session) -> None:
+        """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
+        await self._looks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
         """The record of the checkpoint is no longer in its shard."""

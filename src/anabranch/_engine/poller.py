@@ -46,6 +46,7 @@ class Poller:
         on_records: Callable[[Session], None],
         on_gone: Callable[[Session, ServiceError], Awaitable[None]],
         on_trimmed: Callable[[Session], Awaitable[None]],
+        on_begun: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._outside = outside
         self._scheduler = scheduler
@@ -54,6 +55,7 @@ class Poller:
         self._on_records = on_records
         self._on_gone = on_gone
         self._on_trimmed = on_trimmed
+        self._on_begun = on_begun
         self._waiting: deque[Session] = deque()
         self._sessions: dict[Session, None] = {}
         self._restarts: dict[str, int] = {}
@@ -164,9 +166,10 @@ class Poller:
     async def _call(self, session: Session) -> GetRecordsResponse:
         kinesis = self._outside.kinesis
         if session.iterator is None:
-            session.iterator = await kinesis.get_shard_iterator(
-                session.stream, session.shard_id, session.starting_position()
-            )
+            iterator = await kinesis.get_shard_iterator(session.stream, session.shard_id, session.starting_position())
+            if session.read_after is None:
+                await self._on_begun(session)
+            session.iterator = iterator
         return await kinesis.get_records(session.stream, session.iterator)
 
     def _accept(self, session: Session, response: GetRecordsResponse, started_at_ms: int) -> None:

@@ -179,6 +179,7 @@ class Worker:
             on_records=self._on_records,
             on_gone=self._lineage.on_gone,
             on_trimmed=self._lineage.on_trimmed,
+            on_begun=self._lineage.on_begun,
         )
         self._poller.paused = self._paused
         self._partings = Partings(

@@ -140,7 +140,6 @@ def test_records_written_by_each_are_read_alike_by_both_from_every_position(monk
         assert [record.data for record in whole.records] == [*PAYLOADS, b"theirs"]
         assert [record.sequence_number for record in whole.records[:-1]] == numbers
         assert whole.server_seconds is not None
-        assert whole.body_bytes > sum(map(len, PAYLOADS))
         assert len((await read_both(client, ask, first, at_sequence_number(numbers[2]))).records) == len(PAYLOADS) - 1
         assert (
             len((await read_both(client, ask, first, after_sequence_number(numbers[2]))).records) == len(PAYLOADS) - 2

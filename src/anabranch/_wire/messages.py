@@ -52,8 +52,6 @@ class GetRecordsResponse(msgspec.Struct, frozen=True):
     """Named with the end of a closed shard; may be absent there too."""
     server_seconds: float | None = None
     """The service's clock: the Date of this answer."""
-    body_bytes: int = 0
-    """What the answer weighed on the wire."""
 
 
 class ListShardsResponse(msgspec.Struct, frozen=True):
@@ -112,7 +110,6 @@ class SubscribeToShardEvent(msgspec.Struct, frozen=True):
     """Where to go on; None at the end of a closed shard."""
     millis_behind_latest: int | None = None
     child_shards: tuple[ChildShard, ...] = ()
-    body_bytes: int = 0
 
 
 class ConsumerDescription(msgspec.Struct, frozen=True):

@@ -138,7 +138,6 @@ def decode_get_records(
         millis_behind_latest=answer.millis_behind_latest,
         child_shards=children,
         server_seconds=server_seconds,
-        body_bytes=len(body),
     )
 
 
@@ -164,5 +163,4 @@ def decode_subscribe_to_shard_event(payload: Buffer, content_type: str | None) -
         continuation_sequence_number=event.continuation_sequence_number,
         millis_behind_latest=event.millis_behind_latest,
         child_shards=children,
-        body_bytes=len(payload),
     )

@@ -16,7 +16,7 @@ def test_an_event_carries_records(content_type: dict[str, HeaderValue]) -> None:
         b'"ContinuationSequenceNumber":"2","MillisBehindLatest":0}'
     )
     assert decode_subscription_message(Message(EVENT | content_type, payload)) == SubscribeToShardEvent(
-        [KinesisRecord(data=b"A", partition_key="k", sequence_number="1")], "2", 0, body_bytes=len(payload)
+        [KinesisRecord(data=b"A", partition_key="k", sequence_number="1")], "2", 0
     )
 
 

@@ -111,7 +111,6 @@ class SimulatedKinesis(Kinesis):
             answer.get("MillisBehindLatest"),
             tuple(_child(child) for child in answer.get("ChildShards", ())),
             self._stream.now_ms() / 1000,
-            sum(len(record.data) for record in records),
         )
 
     # what there is

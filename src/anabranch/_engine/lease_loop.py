@@ -7,7 +7,7 @@ leases. A call without an answer is an outcome like any other.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from anabranch._core.leases.admission import differing_members, precedes
 from anabranch._core.leases.book import Book, Holding
@@ -145,7 +145,7 @@ class LeaseLoop:
             return False
         apply_members(book, self.stopwatches, members, outside.clock.now_ms())
         if book.wants_leases(outside.clock.now_ms()):
-            await self._check_app()
+            await self._check_birth()
             leases = await self.call(outside.store.read_leases())
             if leases is None:
                 return False
@@ -169,7 +169,9 @@ class LeaseLoop:
         self._incarnation = incarnation
         if incarnation != trusted and self._outside.clock.now_ms() >= self._no_takes_before_ms:
             recorded = await self.call(store.record_incarnation(trusted, incarnation))
-            self._app = self._app if recorded is None else recorded
+            if recorded is not None:
+                self._recognise(recorded)
+                self._app = recorded
         return True
 
     def _hold_takes(self) -> None:
@@ -187,15 +189,28 @@ class LeaseLoop:
                 self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
         self._strangers = {row.member_id: None for row in differing}
 
-    async def _check_app(self) -> None:
-        """A running process never makes its application a second time (rule L14)."""
-        answer = await self.call(self._read_app())
-        if answer is not None and (answer[0] is None or answer[0].app_id != self._app.app_id):
-            self._outside.emit(StoreReset())
-            raise LeaseStoreInvalidError(
-                f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
-                "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
-            )
+    async def _check_birth(self) -> None:
+        """A running process makes neither its application nor one of its streams a second time (rule L14)."""
+        store = self._outside.store
+        app = await self.call(self._read_app())
+        if app is not None:
+            self._recognise(app[0])
+        streams = await self.call(store.read_streams())
+        if streams is not None:
+            begun = [row.stream_key for row in streams if row.bootstrapped]
+            if any(key not in begun for key in self.book.streams or ()):
+                self._miss_birth()
+
+    def _recognise(self, app: AppRow | None) -> None:
+        if app is None or app.app_id != self._app.app_id:
+            self._miss_birth()
+
+    def _miss_birth(self) -> NoReturn:
+        self._outside.emit(StoreReset())
+        raise LeaseStoreInvalidError(
+            f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
+            "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+        )
 
     async def _read_app(self) -> tuple[AppRow | None]:
         """In a tuple, so that no row is told from no answer."""

@@ -138,8 +138,8 @@ class Journal:
         self.zombies = 0
         self.excuses = 0
         """Records that are not to be waited for, whether they were finished or not."""
-        self.is_emptied = False
-        """The store has forgotten everything once."""
+        self.has_forgotten_a_birth = False
+        """The store has once forgotten that the application, or its stream, was begun."""
         self._orphans: dict[str, None] = {}
         self._failures: list[Violation] = []
         self._latest: dict[str, tuple[str, int]] = {}
@@ -222,7 +222,7 @@ class Journal:
 
     def store_emptied(self, processes: Iterable[str]) -> None:
         """What these processes start from now on, until they notice, counts for nothing: nobody can know of them."""
-        self.is_emptied = True
+        self.has_forgotten_a_birth = True
         self._orphans |= dict.fromkeys(processes)
         self.store_went_back()
         for checker in self.checkers:

@@ -109,7 +109,7 @@ class SimulatedWorker:
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""
         stream, due = self._around.stream, list[type[Exception]]()
-        if self._journal.is_emptied:
+        if self._journal.has_forgotten_a_birth:
             due.append(LeaseStoreInvalidError)
         if stream.incarnation > 0 or not stream.is_there:
             due += [StreamError, StreamNotFoundError]

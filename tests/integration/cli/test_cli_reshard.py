@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_with_what_could(server, cli):
     for arguments, said in (
         (("--split", "99"), f"there is no shardId-000000000099; open are: {first}, {second}"),
         (("--split", "0"), f"{SHARD}0 is closed: it was split or merged before; open are: {first}"),
-        (("--split", first, "--at", "0"), "give a hash key above 0 and up to"),
+        (("--split", first, "--at", "0"), "give a hash key above 1 and below"),
         (("--merge", first, third), f"are no neighbours: {first} can be merged with {second}"),
         (("--merge", first, first), "a merge takes two shards"),
         (("--merge", first), "expected 2 arguments"),

@@ -82,9 +82,9 @@ class Poller:
             self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
 
     def _most_busy_bytes(self) -> int:
-        """A shard that holds so much is not read until it holds less (rule D6). Each shard has a part of the budget: should
-        all of them hold that much, and the answer of one more read each, there is still room for a read. Where the
-        shards are too many for that, each may hold half of its part.
+        """A shard that holds so much is not read until it holds less (rule D6). Each shard has a part of the budget:
+        should all of them hold that much, and the answer of one more read each, there is still room for a read. Where
+        the shards are too many for that, each may hold half of its part.
         """
         budget = self._budget
         free_bytes = budget.limit_bytes - budget.held_back_bytes_max - READ_RESERVE_BYTES

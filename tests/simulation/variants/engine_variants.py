@@ -174,7 +174,9 @@ MISTAKES = {
         replace(BUSY, form="run_batches", overrunning=0.1, timeout_seconds=1.5),
     ),
     "a running worker begins anew in an emptied store": Mistake(
-        [(LeaseLoop, "_check_app", _begin_anew)], "one birth", replace(BUSY, store_is_emptied=True)
+        [(LeaseLoop, "_check_birth", _begin_anew), (LeaseLoop, "_recognise", lambda self, app: None)],
+        "one birth",
+        replace(BUSY, store_is_emptied=True),
     ),
     "a stream that is gone ends its shards": Mistake(
         [(Lineage, "on_gone", _gone_is_ended), (Lineage, "_plan_end", _end_trimmed_at_once(Lineage._plan_end))],

@@ -22,6 +22,8 @@ from anabranch.events import CheckpointFailed
 __all__ = ["Checkpointer"]
 
 WRITES_AT_ONCE = 16
+SEEN_THROUGH_EVERY_SECONDS = 3600
+"""How far a shard was seen through goes with each commit that advances; for that alone there is one an hour."""
 ADOPTIONS_MAX = 3
 """How often a write is repeated because an earlier one's lost answer showed up."""
 
@@ -106,8 +108,12 @@ class Checkpointer:
         row, count = session.row, session.lane.finished_count
         if session.phase == "stopped":
             return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
-        checkpoint = session.lane.checkpoint(session.seen_through_seconds)
-        advanced = checkpoint.watermark != row.checkpoint.watermark or checkpoint.frontier != row.checkpoint.frontier
+        before, known = row.checkpoint, row.checkpoint.seen_through_seconds
+        seen = session.seen_through_seconds or known
+        checkpoint = session.lane.checkpoint(seen)
+        advanced = checkpoint.watermark != before.watermark or checkpoint.frontier != before.frontier
+        if not advanced and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
+            checkpoint = replace(checkpoint, seen_through_seconds=known)
         # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
         # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
         takes = row.takes_without_progress

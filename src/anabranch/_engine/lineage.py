@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.steps import Take
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.reading.horizon import Horizon
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
 from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.gate import (
@@ -20,13 +21,13 @@ from anabranch._core.shards.gate import (
     ShardEnd,
     adoptable,
     judge_missing_shard,
-    may_have_lost,
     plan_end,
     plan_trimmed,
 )
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.lease_loop import LeaseLoop
+from anabranch._engine.losses import Losses
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
 from anabranch._engine.shared_look import SharedLook
@@ -48,7 +49,7 @@ from anabranch.errors import (
     StreamRecreatedError,
     TransportError,
 )
-from anabranch.events import DataLost, KeysUnordered, ListingFailed, ShardFinished, StreamChanged
+from anabranch.events import KeysUnordered, ListingFailed, ShardFinished, StreamChanged
 
 __all__ = ["Lineage", "Start"]
 
@@ -83,6 +84,7 @@ class Lineage:
         self._auto: dict[str, None] = {}
         """Keys of streams whose records the service places itself."""
         self._looks: dict[str, SharedLook] = {}
+        self._losses = Losses(outside)
         self._left: dict[str, None] = {}
         """Keys of streams that were read until another took their place."""
         self._restarting = asyncio.Lock()
@@ -101,6 +103,9 @@ class Lineage:
         """None for a stream that this worker does not read."""
         return self._names.get(key.stream_key)
 
+    def horizon_of(self, key: LeaseKey) -> Horizon:
+        return self._losses.horizon_of(key.stream_key)
+
     def is_placed_by_key(self, key: LeaseKey) -> bool:
         """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
         return key.stream_key not in self._auto
@@ -117,6 +122,7 @@ class Lineage:
     async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
         row = await self._stream_row(summary)
         self._names[row.stream_key] = stream
+        self._losses.look(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
         self._looks[row.stream_key] = SharedLook(partial(self._same_stream, row.stream_key, None))
         if summary.record_distribution == "AUTO":
@@ -213,7 +219,8 @@ class Lineage:
         if all(lease.key != session.key for lease in leases):
             return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
-        end = None if session.trimmed else plan_end(session.row, graph, None, leases)
+        through = session.read_through_seconds
+        end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
             listing = await list_all_shards(self._outside, session.stream, None)
             if await self._same_stream(row.stream_key, None) is None:
@@ -221,9 +228,9 @@ class Lineage:
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if session.trimmed:
-                end = plan_trimmed(row, session.row, graph, scope, leases)
+                end = plan_trimmed(row, session.row, graph, scope, leases, through)
             else:
-                end = plan_end(session.row, graph, scope, leases)
+                end = plan_end(session.row, graph, scope, leases, through)
         self._graphs[row.stream_key] = graph
         session.reason = CHILDREN_UNKNOWN if end is None else None
         return end
@@ -266,17 +273,16 @@ class Lineage:
         if summary is not None and await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
             session.trimmed = True
             session.move("end")
-            self._tell_loss(session, summary)
+            self._losses.tell(session)
 
     async def on_begun(self, session: Session) -> None:
         """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
         await self._looks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
-        """The record of the checkpoint is no longer in its shard."""
-        summary = await self._same_stream(session.key.stream_key, None)
-        if summary is not None:
-            self._tell_loss(session, summary)
+        """Records may have left its shard unread, by what was last known of the stream."""
+        if await self._same_stream(session.key.stream_key, None) is not None:
+            self._losses.tell(session)
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
         """The stream's summary, if it is still the stream that this application reads. If it is another one of the same
@@ -301,6 +307,7 @@ class Lineage:
                 f"stream {row.name} was deleted and created anew while this application was reading it; "
                 "start again to read the new one, or set ConsumerSettings(on_recreated='restart')"
             ) from error
+        self._losses.look(stream_key, summary)
         return summary
 
     async def _restart(self, row: StreamRow) -> None:
@@ -322,15 +329,6 @@ class Lineage:
                 )
             )
             self._on_left(row.stream_key)
-
-    def _tell_loss(self, session: Session, summary: StreamSummary) -> None:
-        seen_through = session.seen_through_seconds or session.row.checkpoint.seen_through_seconds
-        now_seconds = summary.server_seconds or self._outside.clock.wall_ms() / 1000
-        if may_have_lost(seen_through, summary, now_seconds):
-            position = session.row.checkpoint.watermark or session.row.start.type
-            self._outside.emit(
-                DataLost(stream=session.stream.name, shard_id=session.shard_id, from_position=str(position))
-            )
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service itself says that it does not know the shard; any other answer proves nothing."""

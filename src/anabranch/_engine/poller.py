@@ -119,11 +119,13 @@ class Poller:
             response = await self._call(session)
             if response.next_shard_iterator is None and not response.child_shards:
                 await self._doubt_end(session)
-            if session.has_lost_its_place(response.records):
+            server_seconds = response.server_seconds or self._outside.clock.wall_ms() / 1000
+            if session.may_have_lost(response, server_seconds):
                 await self._on_trimmed(session)
             if session.phase == "reading":
                 reserved = 0
-                self._accept(session, response, started_at_ms)
+                session.note_read(response, server_seconds)
+                self._accept(session, response, server_seconds, started_at_ms)
         except ExpiredIteratorError:
             session.iterator = None
             session.pace.on_failure(self._outside.clock.now_ms(), self._outside.entropy)
@@ -173,12 +175,14 @@ class Poller:
             session.iterator = iterator
         return await kinesis.get_records(session.stream, session.iterator)
 
-    def _accept(self, session: Session, response: GetRecordsResponse, started_at_ms: int) -> None:
+    def _accept(
+        self, session: Session, response: GetRecordsResponse, server_seconds: float, started_at_ms: int
+    ) -> None:
         now_ms = self._outside.clock.now_ms()
         read_bytes = session.accept(response.records, READ_RESERVE_BYTES)
         session.iterator = response.next_shard_iterator
         session.behind_ms = response.millis_behind_latest
-        session.read_at_seconds = response.server_seconds or self._outside.clock.wall_ms() / 1000
+        session.read_at_seconds = server_seconds
         session.reason = None
         session.pace.on_read(
             started_at_ms=started_at_ms,
@@ -189,8 +193,6 @@ class Poller:
         )
         self._health.succeeded()
         self._restarts.pop(session.shard_id, None)
-        if not response.records:
-            session.note_idle(response.server_seconds)
         if response.next_shard_iterator is None:
             session.children = response.child_shards
             session.move("end")

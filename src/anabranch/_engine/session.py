@@ -10,6 +10,7 @@ from collections.abc import Callable
 from anabranch._core.handling.batches import BatchLane
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.reading.lifecycle import Move, Phase, next_phase
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
@@ -19,21 +20,26 @@ from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import StartingPosition, after_sequence_number, at_sequence_number
 from anabranch._model.streams import StreamName
-from anabranch._wire.messages import ChildShard, KinesisRecord
+from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisRecord
 from anabranch.budget import Budget
 from anabranch.reports import ShardState
 
 __all__ = ["Session"]
-
-SEEN_THROUGH_EVERY_SECONDS = 3600
-"""Each note is a commit: an idle shard costs one an hour."""
 
 WHOLE_RECORD = 1 << 62
 """A sub-sequence number above any: the position after everything in a record."""
 
 
 class Session:
-    def __init__(self, holding: Holding, stream: StreamName, unpacker: Unpacker, pace: Pace, budget: Budget) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        stream: StreamName,
+        unpacker: Unpacker,
+        pace: Pace,
+        budget: Budget,
+        horizon: Horizon,
+    ) -> None:
         self.holding = holding
         self.stream = stream
         self.unpacker = unpacker
@@ -59,7 +65,9 @@ class Session:
         self.behind_ms: int | None = None
         self.read_at_seconds = 0.0
         """The service's time of the last read."""
-        self.seen_through_seconds: float | None = None
+        self.horizon = horizon
+        self.read_through_seconds = holding.row.checkpoint.seen_through_seconds
+        """What arrived before was received, by the service's clock (rule T4); None: who knows."""
         self.reason: str | None = None
         """Why it does not move, for people; None while it does."""
         self.trimmed = False
@@ -138,20 +146,40 @@ class Session:
 
     # reading
 
-    def note_idle(self, server_seconds: float | None) -> None:
-        """A read at the tip brought nothing. With nothing in flight, everything before that moment is handled (T4)."""
-        known = self.seen_through_seconds or self.row.checkpoint.seen_through_seconds
-        if server_seconds is None or (known is not None and server_seconds - known < SEEN_THROUGH_EVERY_SECONDS):
-            return
-        if self.is_at_tip and not self.unpacker.reached_until:
-            self.seen_through_seconds = server_seconds
+    @property
+    def seen_through_seconds(self) -> float | None:
+        """What arrived before is handled; None while something that was received is not, or was left alone (T4)."""
+        is_all_handled = self.lane.unfinished_count == 0 and self.window.is_empty and not self.unpacker.reached_until
+        return self.read_through_seconds if is_all_handled else None
 
-    def has_lost_its_place(self, records: list[KinesisRecord]) -> bool:
+    def may_have_lost(self, response: GetRecordsResponse, server_seconds: float) -> bool:
+        """Whether records may have left the stream unread between the last answer and this one (rule T4)."""
+        known = self.read_through_seconds
+        if self._has_lost_its_place(response) if self._may_repeat else known is not None:
+            return may_have_lost(known, self.horizon.at(server_seconds))
+        return False
+
+    def _has_lost_its_place(self, response: GetRecordsResponse) -> bool:
         """A read that resumed at the checkpoint begins with the checkpoint's record, unless that has been trimmed."""
         position = self.read_after
-        if position is None or not records or not self._may_repeat:
-            return False
-        return int(records[0].sequence_number) > position.sequence_number
+        assert position is not None, "a shard that was never read has no place in it"
+        if not response.records:
+            return _is_last(response)
+        return int(response.records[0].sequence_number) > position.sequence_number
+
+    def note_read(self, response: GetRecordsResponse, server_seconds: float) -> None:
+        """The answer that closes a shard says nothing of the time since: its children have what came then."""
+        if self._may_repeat and not response.records and not _is_last(response):
+            return  # whether the checkpoint's record is still there will show by the first one that comes
+        through = None
+        if response.next_shard_iterator is not None and response.millis_behind_latest is not None:
+            through = server_seconds - response.millis_behind_latest / 1000
+            through = max(through, self.horizon.at(server_seconds) + EDGE_SECONDS)
+        elif response.records:
+            through = response.records[-1].arrival_seconds
+        if through is not None:
+            known = self.read_through_seconds
+            self.read_through_seconds = through if known is None else max(through, known)
 
     def starting_position(self) -> StartingPosition:
         """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""
@@ -200,3 +228,8 @@ class Session:
         self.settle()
         if not self.is_live:
             self.lane.forget()
+
+
+def _is_last(response: GetRecordsResponse) -> bool:
+    """Whether it reaches all that is in the shard now; an empty answer that does not is only a step on the way."""
+    return response.next_shard_iterator is None or response.millis_behind_latest == 0

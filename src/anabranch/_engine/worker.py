@@ -257,12 +257,12 @@ class Worker:
             until_seconds=plan.until_seconds,
         )
         pace = Pace(plan.pace, self._outside.clock.now_ms())
-        session = Session(holding, stream, unpacker, pace, self.budget)
+        session = Session(holding, stream, unpacker, pace, self.budget, self._lineage.horizon_of(row.key))
         session.lane = self._sink.make_lane(session)
         self.sessions[row.key] = session
         self._tell(LeaseTaken, session, fence_token=row.fence_token)
         before, now = row.checkpoint, session.lane.order
-        if before.order != now and before != Checkpoint():
+        if before.order != now and before != Checkpoint(seen_through_seconds=before.seen_through_seconds):
             self._tell(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
         self._quarantine.admit(session)
         if self._quarantine.is_hopeless(session):

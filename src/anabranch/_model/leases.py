@@ -103,7 +103,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     seek_epoch: int = 0
     order: OrderMode = "shard"
     seen_through_seconds: float | None = None
-    """Server time of the last empty read with nothing in flight: a position trimmed after that lost nothing (rule T4).
+    """What arrived before, by the service's clock, was handled; of a shard that nobody has read yet: was in its parents
+    (rule T4).
     """
 
 

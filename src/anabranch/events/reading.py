@@ -1,5 +1,6 @@
 """What happens to a consumer and its shards."""
 
+import datetime as dt
 import logging
 
 from anabranch.events.event import Event
@@ -237,13 +238,24 @@ class CheckpointFailed(Event, frozen=True, kw_only=True):
 
 
 class DataLost(Event, frozen=True, kw_only=True):
-    """Records were trimmed from the stream before they could be read."""
+    """Records were trimmed from the stream before they could be read: whatever arrived between the two times, by the
+    service's clock. Told once for each gap, also where nobody can know whether anything was in it.
+    """
 
     level = logging.ERROR
     from_position: str
+    """The sequence number after which it was lost; the kind of start where nothing was ever read."""
+    read_through_seconds: float | None
+    """What arrived before was read; None: that is not known."""
+    trimmed_through_seconds: float
+    """What arrived before has left the stream."""
 
     def sentence(self) -> str:
-        return f"records after {self.from_position} left the stream (retention) before they were read"
+        since = "" if self.read_through_seconds is None else f" from {_moment(self.read_through_seconds)}"
+        return (
+            f"records after {self.from_position}, of arrivals{since} until {_moment(self.trimmed_through_seconds)}, "
+            "left the stream (retention) before they were read"
+        )
 
 
 class Misrouted(Event, frozen=True, kw_only=True):
@@ -331,3 +343,7 @@ class StreamChanged(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return self.change
+
+
+def _moment(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

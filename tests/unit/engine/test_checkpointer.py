@@ -7,12 +7,14 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
-from anabranch._engine.checkpointer import WRITES_AT_ONCE, Checkpointer
+from anabranch._engine.checkpointer import SEEN_THROUGH_EVERY_SECONDS, WRITES_AT_ONCE, Checkpointer
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
+from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings
@@ -49,7 +51,12 @@ def make_session(number=0, **row):
     shard_id = f"shardId-{number:012}"
     holding = Holding(LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id), owner="me#1", **row))
     session = Session(
-        holding, StreamName(STREAM), Unpacker(STREAM, shard_id, None), Pace(PaceLimits(), 0), budget := Budget()
+        holding,
+        StreamName(STREAM),
+        Unpacker(STREAM, shard_id, None),
+        Pace(PaceLimits(), 0),
+        budget := Budget(),
+        Horizon(24, 0.0),
     )
     session.lane = Lane(holding.row.checkpoint, "shard", session.window)
     budget.try_reserve(READ_RESERVE_BYTES)
@@ -152,3 +159,22 @@ def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draini
         assert checkpointer.has_lost == draining
 
     run(main, 5)
+
+
+def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_an_hour():
+    checkpointer, _ = make_checkpointer("written")
+    session = make_session()
+    session.read_through_seconds = 1_000.0
+    row, _ = checkpointer.next_row(session)
+    assert row.checkpoint.seen_through_seconds == 1_000.0
+    session.holding.row = row
+    session.read_through_seconds = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS - 1
+    assert checkpointer.next_row(session)[0] is row
+    session.read_through_seconds = later = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS
+    assert checkpointer.next_row(session)[0].checkpoint.seen_through_seconds == later
+    session.budget.try_reserve(READ_RESERVE_BYTES)
+    session.accept([plain(2), plain(3)], READ_RESERVE_BYTES)
+    session.lane.finish(session.lane.next(0))
+    row, _ = checkpointer.next_row(session)
+    assert row.checkpoint.watermark == Position(2)
+    assert row.checkpoint.seen_through_seconds == 1_000.0  # record 3 is not handled

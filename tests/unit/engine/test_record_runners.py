@@ -8,6 +8,7 @@ import pytest
 
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.calls import HandlerCall
@@ -51,7 +52,9 @@ class Works:
         )
         row = LeaseRow(key=LeaseKey("1:orders:1", 0, SHARD))
         unpacker = Unpacker(STREAM, SHARD, None)
-        self.session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget())
+        self.session = Session(
+            Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0)
+        )
         self.session.lane = Lane(row.checkpoint, order, self.session.window)
 
     async def _handle(self, record):

@@ -5,11 +5,14 @@ import pytest
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.session import Session
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow
+from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
+from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from shard_records import SHARD, STREAM, plain
 
@@ -17,7 +20,7 @@ from shard_records import SHARD, STREAM, plain
 def make_session(order="key", checkpoint=None, until_seconds=None):
     row = LeaseRow(key=LeaseKey("1:orders:1", 0, SHARD), checkpoint=checkpoint or Checkpoint())
     unpacker = Unpacker(STREAM, SHARD, None, until_seconds=until_seconds)
-    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget())
+    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0))
     if order == "batch":
         session.lane = BatchLane(row.checkpoint, session.window, BatchLimits())
     else:
@@ -86,43 +89,104 @@ def test_a_read_that_arrives_after_everything_was_forgotten_costs_nothing():
     assert session.budget.used_bytes == 0
 
 
-def test_the_time_that_a_shard_was_seen_through_is_noted_once_an_hour():
+DAY = 24 * 3600.0
+NOW = 100 * DAY
+
+
+def answer(*records, behind_ms=0, following="next"):
+    return GetRecordsResponse(list(records), following, behind_ms)
+
+
+def hear(session, response, server_seconds):
+    """One read, as the poller makes it; whether records may have been lost before it."""
+    lost = session.may_have_lost(response, server_seconds)
+    session.note_read(response, server_seconds)
+    read(session, *response.records)
+    return lost
+
+
+def test_a_shard_is_read_through_until_the_answers_time_less_what_it_lies_behind():
     session = make_session()
-    session.behind_ms = 0
-    session.note_idle(None)
-    assert session.seen_through_seconds is None
-    session.note_idle(1000.0)
-    session.note_idle(1001.0)
-    assert session.seen_through_seconds == 1000.0
-    session.note_idle(4600.0)
-    assert session.seen_through_seconds == 4600.0
+    assert session.read_through_seconds is None
+    hear(session, answer(plain(1), behind_ms=60_000), NOW)
+    assert session.read_through_seconds == NOW - 60
+    hear(session, answer(behind_ms=None), NOW + 1)
+    hear(session, answer(behind_ms=90_000), NOW + 1)
+    assert session.read_through_seconds == NOW - 60
+    hear(session, answer(), NOW + 2)
+    assert session.read_through_seconds == NOW + 2
 
 
-def test_a_new_owner_goes_by_the_time_that_the_row_has():
-    session = make_session(checkpoint=Checkpoint(seen_through_seconds=1000.0))
-    session.behind_ms = 0
-    session.note_idle(2000.0)
-    assert session.seen_through_seconds is None
-
-
-def test_nothing_is_seen_through_while_something_that_was_read_is_unhandled():
+def test_the_answer_that_closes_a_shard_counts_by_its_records():
     session = make_session()
-    session.behind_ms = 0
-    read(session, plain(1))
-    session.note_idle(1000.0)
+    hear(session, answer(), 5.0)
+    hear(session, answer(plain(7), following=None), NOW)
+    assert session.read_through_seconds == plain(7).arrival_seconds
+    session = make_session()
+    hear(session, answer(), 5.0)
+    hear(session, answer(following=None), NOW)
+    assert session.read_through_seconds == 5.0
+
+
+def test_a_reader_that_stood_still_beyond_the_retention_may_have_lost_records_once():
+    session = make_session()
+    assert not hear(session, answer(plain(1)), NOW)
+    assert not hear(session, answer(), NOW + DAY - 1)
+    assert not hear(session, answer(), NOW + 2 * DAY - 2)
+    assert hear(session, answer(plain(2)), NOW + 3 * DAY - 2)
+    assert not hear(session, answer(plain(3)), NOW + 3 * DAY)
+
+
+def test_a_reader_at_the_horizon_is_given_a_few_seconds():
+    session = make_session()
+    day_ms = round(DAY * 1000)
+    assert not hear(session, answer(behind_ms=day_ms), NOW)
+    assert not hear(session, answer(behind_ms=day_ms), NOW + EDGE_SECONDS - 1)
+    assert hear(session, answer(behind_ms=day_ms), NOW + 2 * EDGE_SECONDS)
+
+
+def test_a_child_is_judged_by_the_time_until_which_its_parent_was_read():
+    born = Checkpoint(seen_through_seconds=NOW)
+    assert not hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY - 1)
+    assert hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY)
+    assert not hear(make_session(), answer(plain(1)), NOW + DAY)  # a root: nobody knows what was there before
+
+
+@pytest.mark.parametrize("seen_through", [None, NOW])
+def test_a_shard_whose_checkpoint_is_still_there_has_lost_nothing(seen_through):
+    session = make_session(checkpoint=Checkpoint(watermark=Position(3), seen_through_seconds=seen_through))
+    assert not hear(session, answer(behind_ms=5), NOW + 2 * DAY)  # empty, and on its way
+    assert session.read_through_seconds == seen_through
+    assert not hear(session, answer(plain(3)), NOW + 2 * DAY)
+    assert session.read_through_seconds == NOW + 2 * DAY
+
+
+@pytest.mark.parametrize("response", [answer(plain(4)), answer(), answer(behind_ms=7, following=None)])
+@pytest.mark.parametrize("seen_through, lost", [(None, True), (NOW, True), (NOW + DAY + 1, False)])
+def test_a_shard_whose_checkpoint_is_gone_has_lost_what_came_after_it_was_seen_through(response, seen_through, lost):
+    session = make_session(checkpoint=Checkpoint(watermark=Position(3), seen_through_seconds=seen_through))
+    assert hear(session, response, NOW + 2 * DAY) == lost
+
+
+def test_an_idle_shard_whose_checkpoint_is_gone_is_not_asked_about_again():
+    session = make_session(checkpoint=Checkpoint(watermark=Position(3)))
+    assert hear(session, answer(), NOW)
+    assert not hear(session, answer(), NOW + 1)
+    assert not hear(session, answer(plain(4)), NOW + 2)
+
+
+def test_a_shard_is_seen_through_when_all_that_was_received_is_handled():
+    session = make_session()
+    hear(session, answer(plain(1)), NOW)
     assert session.seen_through_seconds is None
     handle_all(session)
-    session.behind_ms = 5
-    session.note_idle(1000.0)
-    assert session.seen_through_seconds is None
+    assert session.seen_through_seconds == NOW
 
 
 def test_nothing_is_seen_through_when_records_were_left_alone():
     session = make_session(until_seconds=1.0)
-    session.behind_ms = 0
-    read(session, plain(1))
+    hear(session, answer(plain(1)), NOW)
     handle_all(session)
-    session.note_idle(1000.0)
     assert session.seen_through_seconds is None
 
 

@@ -2,6 +2,7 @@
 
 from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.session import Session
@@ -16,7 +17,12 @@ def make_session(number=0):
     shard_id = f"shardId-{number:012d}"
     row = LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id))
     session = Session(
-        Holding(row), StreamName(STREAM), Unpacker(STREAM, shard_id, None), Pace(PaceLimits(), 0), Budget()
+        Holding(row),
+        StreamName(STREAM),
+        Unpacker(STREAM, shard_id, None),
+        Pace(PaceLimits(), 0),
+        Budget(),
+        Horizon(24, 0.0),
     )
     session.lane = Lane(row.checkpoint, "shard", session.window)
     return session

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.coverage import gaps
 from anabranch._core.shards.graph import Ids, ShardGraph, unfinished_ancestors
-from anabranch._model.leases import Finish, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._wire.messages import StreamSummary
@@ -33,7 +33,6 @@ __all__ = [
     "adoptable",
     "blocked_by",
     "judge_missing_shard",
-    "may_have_lost",
     "plan_end",
     "plan_trimmed",
 ]
@@ -66,12 +65,17 @@ def adoptable(children: Iterable[LeaseRow], unfinished: Collection[LeaseKey]) ->
 
 
 def plan_end(
-    row: LeaseRow, graph: ShardGraph, scope: Mapping[str, Shard] | None, rows: Sequence[LeaseRow]
+    row: LeaseRow,
+    graph: ShardGraph,
+    scope: Mapping[str, Shard] | None,
+    rows: Sequence[LeaseRow],
+    read_through_seconds: float | None = None,
 ) -> ShardEnd | None:
     """The end of a shard that was read to its end; None while its children are unknown: list, then ask again.
 
     `scope` is a complete listing made since the end was seen, None if there is none: children whose parents all have
-    rows need none. `rows` are all of this stream and generation, finished ones included.
+    rows need none. `rows` are all of this stream and generation, finished ones included. What its children get after
+    `read_through_seconds` is still to be read (rule T4).
     """
     children = sorted(graph.children(row.key.shard_id))
     if not _are_complete(graph, row.key.shard_id, children):
@@ -83,7 +87,11 @@ def plan_end(
     above = () if scope is None or is_simple else _unmade_ancestors(graph, scope, children, with_rows)
     made = [shard_id for shard_id in (*above, *children) if shard_id not in with_rows]
     known = with_rows | dict.fromkeys(made)
-    return ShardEnd(tuple(_row(row, each, graph, rows, known) for each in made), Finish("end", tuple(children)))
+    made_rows = (_row(row, each, graph, rows, known) for each in made)
+    return ShardEnd(
+        tuple(_unread_since(new, read_through_seconds) if new.key.shard_id in children else new for new in made_rows),
+        Finish("end", tuple(children)),
+    )
 
 
 def _are_complete(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> bool:
@@ -112,31 +120,40 @@ def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[Lease
     )
 
 
+def _unread_since(row: LeaseRow, seconds: float | None) -> LeaseRow:
+    return replace(row, checkpoint=Checkpoint(seen_through_seconds=seconds))
+
+
 def plan_trimmed(
-    stream: StreamRow, row: LeaseRow, graph: ShardGraph, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
+    stream: StreamRow,
+    row: LeaseRow,
+    graph: ShardGraph,
+    scope: Mapping[str, Shard],
+    rows: Sequence[LeaseRow],
+    read_through_seconds: float | None = None,
 ) -> ShardEnd:
     """The end of a shard that was proved gone before it was read to its end.
 
     `scope` is a listing made since then. What this lease alone accounted for is its inheritance: not always its own
-    hash keys only, since an earlier one that was trimmed may have left a share to it.
+    hash keys only, since an earlier one that was trimmed may have left a share to it. Of the heirs, too, nothing was
+    read that came after `read_through_seconds`; where that is unknown, nothing that ever came (rule T4).
     """
+    since_seconds = stream.created_seconds if read_through_seconds is None else read_through_seconds
     others = [other for other in rows if other.key != row.key]
     left = missing_leases(stream, graph, scope, [*others, replace(row, finish=Finish("trimmed"))])
     heirs = tuple(
-        replace(heir, waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})), start=TRIM_HORIZON) for heir in left
+        replace(
+            _unread_since(heir, since_seconds),
+            waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})),
+            start=TRIM_HORIZON,
+        )
+        for heir in left
     )
     with_rows = {other.key.shard_id for other in others}
     children = {heir.key.shard_id for heir in heirs} | {
         child for child in graph.children(row.key.shard_id) if child in with_rows
     }
     return ShardEnd(heirs, Finish("trimmed", tuple(sorted(children))))
-
-
-def may_have_lost(seen_through_seconds: float | None, summary: StreamSummary, server_seconds: float) -> bool:
-    """Whether records may have gone unread where a position is no longer in the stream (rule T4). Everything was read
-    up to `seen_through_seconds`, and what came after that is still there if it came within the retention.
-    """
-    return seen_through_seconds is None or server_seconds - seen_through_seconds >= summary.retention_hours * 3600
 
 
 def judge_missing_shard(

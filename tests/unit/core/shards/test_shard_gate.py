@@ -1,3 +1,4 @@
+import pytest
 from msgspec.structs import replace
 
 from anabranch._core.shards.gate import (
@@ -5,13 +6,12 @@ from anabranch._core.shards.gate import (
     adoptable,
     blocked_by,
     judge_missing_shard,
-    may_have_lost,
     plan_end,
     plan_trimmed,
 )
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.leases import Finish, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
 from anabranch._wire.messages import ChildShard, StreamSummary
@@ -142,8 +142,10 @@ def test_the_heirs_of_a_trimmed_shard_wait_for_it_and_start_at_their_beginning()
     listing = [shard("a", 0, 4, "x"), shard("b", 5, 9, "x"), shard("d", 0, 2, "a")]
     graph = ShardGraph().united(shards=listing, rows=[p])
     end = plan_trimmed(STREAM, p, graph, {each.shard_id: each for each in listing}, [p])
+    unread = Checkpoint(seen_through_seconds=STREAM.created_seconds)
     assert end == ShardEnd(
-        (lease("a", 0, 4, waits_for=("p",)), lease("b", 5, 9, waits_for=("p",))), Finish("trimmed", ("a", "b"))
+        (lease("a", 0, 4, waits_for=("p",), checkpoint=unread), lease("b", 5, 9, waits_for=("p",), checkpoint=unread)),
+        Finish("trimmed", ("a", "b")),
     )
 
 
@@ -164,11 +166,23 @@ def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
     assert judge_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
 
 
-def test_a_position_that_left_the_stream_lost_nothing_if_all_was_seen_within_the_retention():
-    summary = StreamSummary(
-        name="orders", arn=STREAM.arn, status="ACTIVE", created_seconds=100.0, retention_hours=24, open_shard_count=1
-    )
-    day = 24 * 3600
-    assert not may_have_lost(1_000.0, summary, 1_000.0 + day - 1)
-    assert may_have_lost(1_000.0, summary, 1_000.0 + day)
-    assert may_have_lost(None, summary, 1_000.0)
+def test_children_are_unread_since_their_parent_was_read_and_who_is_made_beside_them_since_who_knows_when():
+    p, g = lease("p", 0, 9), lease("g", 10, 29)
+    listing = [
+        shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),
+        shard("c", 0, 19, "p", "q"),
+    ]  # fmt: skip
+    graph = ShardGraph().united(shards=listing, rows=[p, g])
+    end = plan_end(p, graph, {each.shard_id: each for each in listing}, [p, g], 1_000.0)
+    assert [(row.key.shard_id, row.checkpoint.seen_through_seconds) for row in end.rows] == [
+        ("q", None),
+        ("c", 1_000.0),
+    ]
+
+
+@pytest.mark.parametrize("read_through, since", [(1_000.0, 1_000.0), (None, STREAM.created_seconds)])
+def test_heirs_are_unread_since_the_shard_that_was_trimmed_was_read(read_through, since):
+    p = lease("p", 0, 9)
+    graph = ShardGraph().united(shards=[shard("a", 0, 9, "x")], rows=[p])
+    end = plan_trimmed(STREAM, p, graph, {"a": shard("a", 0, 9, "x")}, [p], read_through)
+    assert [row.checkpoint for row in end.rows] == [Checkpoint(seen_through_seconds=since)]

@@ -1,0 +1,29 @@
+"""What a stream has forgotten, and whether a reader may have missed it."""
+
+from anabranch._core.reading.horizon import Horizon, may_have_lost
+
+DAY = 24 * 3600.0
+
+
+def test_the_horizon_follows_the_clock_at_a_distance_of_the_retention():
+    horizon = Horizon(24, 10 * DAY)
+    assert horizon.at(10 * DAY) == 9 * DAY
+    assert horizon.at(10 * DAY + 5) == 9 * DAY + 5
+
+
+def test_the_horizon_never_goes_back():
+    horizon = Horizon(24, 10 * DAY)
+    horizon.look(48, 10 * DAY + 60)
+    assert horizon.at(10 * DAY + 60) == 9 * DAY  # what was gone stays gone, and nothing more goes for a day
+    assert horizon.at(11 * DAY + 60) == 9 * DAY + 60
+    horizon.look(24, 11 * DAY)
+    assert horizon.at(11 * DAY) == 10 * DAY
+
+
+def test_nothing_was_lost_where_all_was_read_that_has_left_the_stream_since():
+    assert not may_have_lost(1_000.0, 999.9)
+    assert may_have_lost(1_000.0, 1_000.0)
+
+
+def test_who_does_not_know_what_was_read_may_have_lost_something():
+    assert may_have_lost(None, 0.0)

@@ -1,0 +1,157 @@
+"""Records that fall out of retention before they are read are told of, and nothing else is."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch import events
+from anabranch.errors import TransportError
+from anabranch.stores.memory import MemoryLeaseStore
+
+from stream_world import now_ms, numbers, run, stream_world, until
+
+HOUR = 3600.0
+
+
+class Leaping:
+    """A service whose clock can be set ahead; beyond the retention, all that its stream held is gone then."""
+
+    def __init__(self, client, world):
+        self._client = client
+        self._world = world
+        self._ahead_seconds = 0.0
+        self.reads_only = None
+        self.read_count = self.reads_in_flight = 0
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    async def leap(self, hours):
+        self._ahead_seconds += hours * HOUR
+        stream = self._world.kinesis.state.account.streams[self._world.stream]
+        if hours >= stream.retention_hours:
+            stream.trimmed_before_ms = now_ms() + 1
+            await until(lambda: now_ms() > stream.trimmed_before_ms, "a later time")
+
+    async def get_shard_iterator(self, stream, shard_id, position):
+        if self.reads_only is not None and shard_id not in self.reads_only:
+            raise TransportError("it cannot be reached")
+        return await self._client.get_shard_iterator(stream, shard_id, position)
+
+    async def get_records(self, stream, iterator, **options):
+        self.reads_in_flight += 1
+        try:
+            answer = self._later(await self._client.get_records(stream, iterator, **options))
+        finally:
+            self.reads_in_flight -= 1
+        self.read_count += 1
+        return answer
+
+    async def describe_stream_summary(self, stream):
+        return self._later(await self._client.describe_stream_summary(stream))
+
+    def _later(self, answer):
+        return replace(answer, server_seconds=answer.server_seconds + self._ahead_seconds)
+
+
+async def leaping(consumer, world):
+    outside = await consumer._open()
+    service = Leaping(outside.kinesis, world)
+    object.__setattr__(outside, "kinesis", service)
+    return service
+
+
+def losses(happened):
+    return [event for event in happened if isinstance(event, events.DataLost)]
+
+
+@pytest.mark.parametrize("raised, lost_count", [(False, 1), (True, 0)])
+def test_a_worker_that_stood_still_beyond_the_retention_tells_it_once(raised, lost_count):
+    async def main():
+        async with stream_world(1) as world:
+            seen, happened = [], []
+            async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the first record")
+                consumer.pause()
+                await until(lambda: not service.reads_in_flight, "the end of the last read")
+                world.put(["a"] * 2)
+                if raised:
+                    world.call("IncreaseStreamRetentionPeriod", RetentionPeriodHours=48)
+                await service.leap(25)
+                world.put(["a"])
+                consumer.resume()
+                await until(lambda: numbers(seen)[-1] == 3, "the record after it")
+                await service.leap(1)
+                world.put(["a"])
+                await until(lambda: numbers(seen)[-1] == 4, "one more")
+                await consumer.stop()
+                await running
+            assert numbers(seen) == ([0, 1, 2, 3, 4] if raised else [0, 3, 4])
+            assert len(losses(happened)) == lost_count
+            for event in losses(happened):
+                assert event.from_position == seen[0].sequence_number
+                hours = (event.trimmed_through_seconds - event.read_through_seconds) / HOUR
+                assert 0.9 < hours < 1.1  # a day and an hour have passed
+
+    run(main, 20)
+
+
+def test_an_idle_shard_loses_nothing_as_time_goes_by():
+    async def main():
+        async with stream_world(2) as world:
+            seen, happened = [], []
+            async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the record of one of them")
+                for _ in range(5):
+                    target = service.read_count + 6
+                    await until(lambda target=target: service.read_count >= target, "some reads of both")
+                    await service.leap(12)
+                world.put(["a"])
+                await until(lambda: len(seen) == 2, "the next one")
+                await consumer.stop()
+                await running
+            assert not losses(happened)
+
+    run(main, 20)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_child_that_is_first_read_beyond_the_retention_tells_it_whoever_reads_it(restarts):
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            options = {"app": "billing", "leases": store, "on_event": happened.append}
+            async with world.consumer(**options) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the parent's record")
+                service.reads_only = (world.open_shards()[0]["ShardId"],)
+                world.split()
+                world.put(["a", "b"])
+                await until(lambda: any(isinstance(event, events.ShardFinished) for event in happened), "its end")
+                if not restarts:
+                    await service.leap(25)
+                    service.reads_only = None
+                    await until(lambda: len(losses(happened)) == 2, "both losses")
+                await consumer.stop()
+                await running
+            if restarts:
+                async with world.consumer(**options) as consumer:
+                    await (await leaping(consumer, world)).leap(25)
+                    running = asyncio.create_task(consumer.run(seen.append))
+                    await until(lambda: len(losses(happened)) == 2, "both losses")
+                    await consumer.stop()
+                    await running
+            children = sorted(shard["ShardId"] for shard in world.open_shards())
+            assert sorted(event.shard_id for event in losses(happened)) == children
+            assert {event.from_position for event in losses(happened)} == {"TRIM_HORIZON"}
+
+    run(main, 20)

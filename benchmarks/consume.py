@@ -35,12 +35,12 @@ from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.calls import HandlerCall
-from anabranch._engine.consuming import Consuming, Handling
-from anabranch._engine.member import MemberProfile
+from anabranch._engine.consuming.consuming import Consuming, Handling
+from anabranch._engine.consuming.worker import WorkerPlan
+from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.system_clock import SystemClock
-from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import parse_stream
 from anabranch.budget import Budget

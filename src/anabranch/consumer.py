@@ -20,16 +20,16 @@ from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.calls import HandlerCall
-from anabranch._engine.consumer_options import batch_limits, check_kinds, check_streams
-from anabranch._engine.consuming import Consuming, Handling
-from anabranch._engine.end_watch import Ends
+from anabranch._engine.consuming.consumer_options import batch_limits, check_kinds, check_streams
+from anabranch._engine.consuming.consuming import Consuming, Handling
+from anabranch._engine.consuming.end_watch import Ends
+from anabranch._engine.consuming.signals import stop_on_signals
+from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.event_outlet import event_outlet
-from anabranch._engine.member import MemberProfile
+from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.system_clock import SystemClock
-from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import Budget

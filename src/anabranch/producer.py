@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_by_region import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
-from anabranch._engine.delivery import Delivery
 from anabranch._engine.event_outlet import event_outlet
 from anabranch._engine.system_clock import SystemClock
-from anabranch._engine.writer import Writer
+from anabranch._engine.writing.delivery import Delivery
+from anabranch._engine.writing.writer import Writer
 from anabranch._model.entropy import Entropy
 from anabranch._model.streams import parse_stream
 from anabranch._ports.clock import Clock

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from anabranch._core.writing.routing import check_keys
-from anabranch._engine.write_thread import HandedRecord, SyncDelivery, WriteThread
+from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, WriteThread
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import AnabranchError, DeliveryFailed, UsageError

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.fleet import be_admitted
-from anabranch._engine.member import Member, MemberProfile
+from anabranch._engine.leases.admission import be_admitted
+from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
@@ -102,6 +102,6 @@ def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
         if not me.member_id:
             await be_admitted(outside, me, timing)
 
-    monkeypatch.setattr("anabranch._engine.member.be_admitted", look_once)
+    monkeypatch.setattr("anabranch._engine.leases.member.be_admitted", look_once)
     with pytest.raises(ExceptionGroup):
         _race(range(50))

@@ -16,7 +16,7 @@ from anabranch._cli.output import counted, say
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
 
 if TYPE_CHECKING:
-    from anabranch._engine.delivery import Delivery
+    from anabranch._engine.writing.delivery import Delivery
     from anabranch.records import PutResult
 
 __all__ = ["PutOutcomes"]

@@ -17,7 +17,7 @@ import msgspec
 from anabranch._demo.audit import Handling
 from anabranch._demo.programs import Program
 from anabranch._demo.story import Action
-from anabranch._engine.delivery import Delivery
+from anabranch._engine.writing.delivery import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError

@@ -11,14 +11,14 @@ from anabranch._core.leases.steps import Write
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
-from anabranch._engine.calls import HandlerCall
-from anabranch._engine.checkpointer import Checkpointer
-from anabranch._engine.lease_loop import LeaseLoop
-from anabranch._engine.lineage import Lineage
-from anabranch._engine.member import Member
+from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.consuming.worker import Worker
+from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
-from anabranch._engine.topology import list_all_shards
-from anabranch._engine.worker import Worker
+from anabranch._engine.shards.lineage import Lineage
+from anabranch._engine.shards.topology import list_all_shards
 from anabranch._model.leases import Finish
 from anabranch._model.start_positions import StartingPosition
 from anabranch.errors import TransportError

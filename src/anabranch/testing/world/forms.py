@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._engine.calls import HandlerCall
-from anabranch._engine.consuming import Consuming
+from anabranch._engine.consuming.consuming import Consuming
+from anabranch._engine.handling.calls import HandlerCall
 from anabranch.records import Record
 from anabranch.testing.checkers import Call
 from anabranch.testing.world.labour import Labour, PretendedError

@@ -2,10 +2,10 @@
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consuming import Consuming, Handling
-from anabranch._engine.member import MemberProfile
+from anabranch._engine.consuming.consuming import Consuming, Handling
+from anabranch._engine.consuming.worker_plan import WorkerPlan
+from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._engine.worker_plan import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis

@@ -1,0 +1,1 @@
+"""From finished records to committed ones, and how a shard comes to rest."""

@@ -1,0 +1,150 @@
+"""Commits what is finished: every interval, sooner when much is, and at once where the shard ends or is handed over.
+
+The rules: one write in flight for each lease; what is written is computed when it is written, so an older
+position never follows a newer one; a store that is slow or away delays commits and shows as an event, and stops
+nothing else.
+"""
+
+import asyncio
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.outcome import Written
+from anabranch._core.leases.steps import Write
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._model.leases import Finish, LeaseRow, Stopped
+from anabranch.config import CheckpointSettings
+from anabranch.events import CheckpointFailed
+
+__all__ = ["Checkpointer"]
+
+WRITES_AT_ONCE = 16
+SEEN_THROUGH_EVERY_SECONDS = 3600
+"""How far a shard was seen through goes with each commit that advances; for that alone there is one an hour."""
+ADOPTIONS_MAX = 3
+"""How often a write is repeated because an earlier one's lost answer showed up."""
+
+
+class Checkpointer:
+    def __init__(self, outside: Outside, leases: LeaseLoop, settings: CheckpointSettings) -> None:
+        self._outside = outside
+        self._leases = leases
+        self._interval_ms = round(settings.interval * 1000)
+        self._records_max = settings.records
+        self._dirty: dict[Session, None] = {}
+        self._alarm = Alarm(outside.clock)
+        self._failing = False
+        self.has_lost = False
+        """While this worker stopped, a lease turned out to be lost of which finished records were not committed."""
+
+    def note(self, session: Session) -> None:
+        """Records of this session were finished."""
+        self._dirty[session] = None
+        uncommitted_count = session.lane.finished_count - session.committed_count
+        if uncommitted_count >= self._records_max or (uncommitted_count and session.lane.one_at_a_time):
+            self._alarm.ring()
+
+    def forget(self, session: Session) -> None:
+        self._dirty.pop(session, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._alarm.wait(self._outside.clock.now_ms() + self._interval_ms)
+            await self.commit_all()
+
+    async def commit_all(self) -> bool:
+        """Everything that is finished and not committed; True if all of it is now."""
+        sessions, self._dirty = list(self._dirty), {}
+        for start in range(0, len(sessions), WRITES_AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                some = sessions[start : start + WRITES_AT_ONCE]
+                tasks = [group.create_task(self.commit(session)) for session in some]
+            if not all(task.result() for task in tasks):
+                # The store is away, and each try costs a deadline: the rest is first in line the next time.
+                self._dirty = dict.fromkeys([*sessions[start + WRITES_AT_ONCE :], *self._dirty])
+                return False
+        return True
+
+    async def commit(self, session: Session) -> bool:
+        """True if everything that was finished when it was called is committed, or the lease is not ours any more."""
+        outcome = await self.write(session)
+        if outcome == "unknown":
+            self._dirty[session] = None
+        return outcome != "unknown"
+
+    async def write(self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None) -> Written:
+        async with session.commit_lock:
+            for _ in range(ADOPTIONS_MAX):
+                parting_row = session.holding.parting_row
+                # A gift without an answer is repeated by the lease loop, and by who leaves: it carries the last commit.
+                if session.phase in {"lost", "finished"} or (parting_row is not None and not self._leases.draining):
+                    return "lost"
+                row, count = self.next_row(session, finish=finish, stopped=stopped)
+                row = row if parting_row is None else parting_row
+                if row == session.row:
+                    return "written"
+                outcome = await self._leases.write(Write(row, session.row.version))
+                if outcome == "written":
+                    session.committed_count = count
+                    session.is_counted = session.is_counted and not self._leases.draining
+                    self._failing = False
+                if outcome == "unknown":
+                    self._report_failure(session)
+                elif outcome == "lost" and self._leases.draining and count > session.committed_count:
+                    self.has_lost = True
+                if outcome != "again":
+                    return outcome
+            return "unknown"
+
+    def next_row(
+        self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None, parting: bool = False
+    ) -> tuple[LeaseRow, int]:
+        """The lease row as it should be written now, and how many finished records it covers; `parting`: before it is
+        given away.
+        """
+        row, count = session.row, session.lane.finished_count
+        if session.phase == "stopped":
+            return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
+        before, known = row.checkpoint, row.checkpoint.seen_through_seconds
+        seen = session.seen_through_seconds or known
+        checkpoint = session.lane.checkpoint(seen)
+        advanced = checkpoint.watermark != before.watermark or checkpoint.frontier != before.frontier
+        if not advanced and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
+            checkpoint = replace(checkpoint, seen_through_seconds=known)
+        # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
+        # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
+        takes = row.takes_without_progress
+        if advanced or session.is_at_tip or stopped is not None:
+            takes = 0
+        elif parting:
+            takes += not session.is_counted  # by a gift the next owner counts in the place of this one
+        elif self._leases.draining:
+            takes = max(0, takes - session.is_counted)  # it ends in order; the next one counts itself by its take
+        unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
+        if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
+            return row, count
+        return replace(
+            row,
+            checkpoint=checkpoint,
+            finish=finish,
+            stopped=stopped,
+            owner=None if finish is not None else row.owner,
+            takes_without_progress=takes,
+            records_handled=row.records_handled + count - session.committed_count,
+            checkpointed_at_wall_ms=self._outside.clock.wall_ms(),
+        ), count
+
+    def _report_failure(self, session: Session) -> None:
+        if not self._failing:
+            self._failing = True
+            self._outside.emit(
+                CheckpointFailed(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    error=f"the lease store did not take it ({self._leases.trouble or 'no answer'}); it is tried "
+                    f"again every {self._interval_ms} ms, and nothing is lost meanwhile",
+                )
+            )

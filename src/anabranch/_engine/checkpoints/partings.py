@@ -1,0 +1,140 @@
+"""How one shard stops moving here, in order: stopped at a record and kept, or given to another member.
+
+Both drain first: nothing more is started, what runs may end, and what is finished is committed. A hand-off that does
+not drain in time is called off: the shard stays, and says so; or its calls are told to end, if that was asked for
+(`hand_off="force"`). No shard is ever given away while a call of it runs (rule L12).
+"""
+
+from anabranch._core.leases.steps import Write
+from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.checkpoints.drain import Drain
+from anabranch._engine.handling.sinks import Sink
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._model.leases import HandOffRequest, Stopped
+from anabranch.config import LeaseSettings
+from anabranch.events import HandOffForced, HandOffKept, ShardStopped
+from anabranch.records import Record
+
+__all__ = ["Partings"]
+
+RETRY_MS = 1_000
+
+
+class Partings:
+    def __init__(
+        self,
+        outside: Outside,
+        leases: LeaseLoop,
+        checkpointer: Checkpointer,
+        drain: Drain,
+        sink: Sink,
+        settings: LeaseSettings,
+    ) -> None:
+        self._outside = outside
+        self._leases = leases
+        self._checkpointer = checkpointer
+        self._drain = drain
+        self._sink = sink
+        self._deadline_ms = round(settings.drain_deadline * 1000)
+        self._forces = settings.hand_off == "force"
+
+    async def stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
+        """Drain, commit, free the buffers, keep the lease (rule D4)."""
+        clock = self._outside.clock
+        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        self._sink.before_commit()
+        stopped = Stopped(
+            reason=reason,
+            position=None if record is None else record.position,
+            partition_key=None if record is None else record.partition_key,
+            member_id=self._leases.book.member_id,
+            at_wall_ms=clock.wall_ms(),
+        )
+        while session.is_live and await self._checkpointer.write(session, stopped=stopped) != "written":
+            await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
+        if not session.is_live:
+            return
+        session.move("stop")
+        session.reason = reason
+        session.empty()
+        self._outside.emit(
+            ShardStopped(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                reason=reason,
+                position=None if stopped.position is None else str(stopped.position),
+                partition_key=stopped.partition_key,
+            )
+        )
+
+    async def leave(self, session: Session) -> None:
+        """The shard's stream is not read any more: what runs may end, and its lease is released as it is."""
+        clock, book = self._outside.clock, self._leases.book
+        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        async with session.commit_lock:
+            if book.held.get(session.key) is session.holding and session.holding.parting_row is None:
+                book.keep(session.key, clock.now_ms())  # whoever asked for it gets the same answer
+                await self._leases.write(Write(book.part(session.key), session.row.version))
+
+    async def give(self, session: Session, request: HandOffRequest) -> bool:
+        """Another member asked for the lease; False if it stays here."""
+        clock = self._outside.clock
+        left = await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        if left and self._forces:
+            left = await self._end_calls(session, request, len(left))
+        if self._leases.draining:
+            return True  # this worker stops: what it holds becomes free when it leaves
+        if not self._is_asked_for(session, request):
+            if session.phase == "stopped":
+                self._leases.book.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
+            return True
+        if left or not self._is_waited_for(request):
+            self._leases.book.keep(request.key, clock.now_ms())
+            session.drains, session.reason = False, None
+            if left:
+                self._outside.emit(
+                    HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
+                )
+            return False
+        self._sink.before_commit()
+        async with session.commit_lock:
+            if self._is_asked_for(session, request):
+                final, _ = self._checkpointer.next_row(session, parting=True)
+                row = self._leases.book.part(request.key, final)
+                await self._leases.write(Write(row, session.row.version))
+                self._leases.hasten()
+        return True
+
+    async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
+        """Tells the calls of this shard to end and waits until they have, for as long as somebody waits for the shard;
+        those that run on after that.
+        """
+        clock = self._outside.clock
+        self._outside.emit(
+            HandOffForced(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                running_count=count,
+                to_member=request.requester,
+            )
+        )
+        session.reason = (
+            f"it is to be handed over to {request.requester}, and {count} handler calls that were told to end still run"
+        )
+        self._sink.interrupt(session)
+        while left := await self._drain.wait([session], clock.now_ms() + RETRY_MS):
+            wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
+            if self._leases.draining or not wanted:
+                break
+        return left
+
+    def _is_waited_for(self, request: HandOffRequest) -> bool:
+        """Whether the member that asked is still there, as far as is known here."""
+        requester = self._leases.stopwatches.row(request.requester)
+        return requester is not None and requester.state == "live"
+
+    def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
+        holding = session.holding
+        return session.is_live and holding.state == "draining" and holding.request == request

@@ -1,0 +1,295 @@
+"""One run of a consumer: a worker in its host task, and the way that records leave it.
+
+Started by `run`, `run_batches`, or the first step of an iteration; ended by `stop`, by reaching its end, or by a
+failure that then shows wherever somebody waits.
+"""
+
+import asyncio
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.handling.lanes import LaneLimits
+from anabranch._engine.consuming.worker import SinkMaker, Worker
+from anabranch._engine.consuming.worker_plan import WorkerPlan
+from anabranch._engine.handling.batch_feed import BatchFeed
+from anabranch._engine.handling.batch_runners import BatchRunners
+from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.handling.handling import Handling
+from anabranch._engine.handling.iteration import Iteration
+from anabranch._engine.handling.manual_walk import ManualWalk
+from anabranch._engine.handling.record_runners import RecordRunners
+from anabranch._engine.handling.sinks import BatchSink, RecordSink, WalkSink
+from anabranch._engine.handling.walk import Walk
+from anabranch._engine.host import Host
+from anabranch._engine.outside import Outside
+from anabranch.budget import Budget
+from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
+from anabranch.records import Batch, Record
+from anabranch.reports import StopReport
+
+__all__ = ["Consuming", "Handling"]
+
+T = TypeVar("T")
+
+BREAK_OFF_MS = 2_000
+"""What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
+PARKED_KEYS_MAX = 100
+"""Keys that may wait for a retry beside those that run (rule M1)."""
+WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
+
+
+class Consuming:
+    def __init__(self, outside: Outside, plan: WorkerPlan, handling: Handling, budget: Budget) -> None:
+        self._outside = outside
+        self._handling = handling
+        self.worker = Worker(outside, plan, budget)
+        self._plan = plan
+        self._host = Host()
+        self._walk: Walk | None = None
+        self._manual: ManualWalk | None = None
+        self._walker: asyncio.Task[Any] | None = None
+        """Who runs the loop over this run."""
+        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
+        self._abandoned: tuple[Record[bytes], ...] = ()
+        self._call: HandlerCall | None = None
+        self._interrupt: Callable[[], None] = lambda: None
+        self._failure_is_seen = False
+        self.on_start: Callable[[], None] = lambda: None
+
+    # starting
+
+    async def start(self, make_sink: SinkMaker) -> None:
+        """Returns when the worker has joined, or raises what kept it from it."""
+        self._launch(make_sink)
+        try:
+            await self._joined()
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+    def _launch(self, make_sink: SinkMaker) -> None:
+        self.on_start()
+        self._host.start(self.worker.run(make_sink), "anabranch consumer")
+
+    async def _joined(self) -> None:
+        await self.worker.settled.wait()
+        if not self.worker.has_joined:
+            await self._host.wait()
+            self._raise_failure()
+
+    def handle_records(self, call: HandlerCall) -> SinkMaker:
+        self._call = call
+        self.worker.on_leaving = call.give_up
+
+        def make(worker: Worker) -> RecordSink:
+            handling = self._handling
+            runners = RecordRunners(
+                self._outside,
+                worker.member,
+                worker.scheduler,
+                call,
+                handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
+                on_finished=worker.on_finished,
+                on_failed=worker.on_failed,
+            )
+            limits = LaneLimits(
+                open_keys_max=handling.concurrency + PARKED_KEYS_MAX,
+                replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
+            )
+            self._interrupt = runners.interrupt
+            return RecordSink(runners, handling.order, limits, handling.concurrency)
+
+        return make
+
+    def handle_batches(self, call: HandlerCall, limits: BatchLimits) -> SinkMaker:
+        self._call = call
+        self.worker.on_leaving = call.give_up
+
+        def make(worker: Worker) -> BatchSink:
+            handling = self._handling
+            feed = BatchFeed(self._outside, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            runners = BatchRunners(
+                self._outside,
+                worker.member,
+                feed,
+                call,
+                handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
+                on_failed=worker.on_failed,
+            )
+            self._interrupt = runners.interrupt
+            return BatchSink(runners, feed, limits, handling.concurrency)
+
+        return make
+
+    def walk(self, limits: BatchLimits) -> SinkMaker:
+        def make(worker: Worker) -> WalkSink:
+            feed = BatchFeed(self._outside, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            self._walk = Walk(feed, self._handling.decode, on_failed=worker.on_failed)
+            return WalkSink(self._walk, feed, limits)
+
+        return make
+
+    def walk_by_hand(self) -> SinkMaker:
+        def make(worker: Worker) -> ManualWalk:
+            self._manual = ManualWalk(
+                self._outside,
+                worker.member,
+                self._handling.decode,
+                on_finished=worker.on_finished,
+                on_failed=worker.on_failed,
+            )
+            return self._manual
+
+        return make
+
+    # iterating
+
+    def records(self, *, by_hand: bool = False) -> Iteration[Record[Any]]:
+        """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
+        if by_hand:
+            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record)
+        return self._iterate(self.walk(WALK_LIMITS), lambda: self._made(self._walk).next_record)
+
+    def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
+        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)
+
+    def _iterate(self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]]) -> Iteration[T]:
+        async def begin() -> Callable[[], T | None]:
+            if not self._host.is_started:
+                self._launch(make_sink)
+            await self._joined()
+            self._walker = asyncio.current_task()
+            for walk in (self._walk, self._manual):
+                if walk is not None:
+                    walk.task = self._walker
+            return find_next()
+
+        iteration = Iteration(begin, self._is_over)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    @staticmethod
+    def _made(walk: T | None) -> T:
+        assert walk is not None, "a worker makes its sink before it joins"
+        return walk
+
+    def ack(self, records: Iterable[Record[Any]]) -> None:
+        if self._manual is None:
+            raise UsageError('ack() goes with Consumer(acknowledge="manual") and `async for`')
+        for record in records:
+            self._manual.ack(record)
+
+    async def _is_over(self) -> bool:
+        """Waits until there may be more; True if there will be none."""
+        walk = self._walk or self._manual
+        if walk is not None and walk.wants_turn:
+            walk.wants_turn = False
+            await asyncio.sleep(0)
+            return False
+        if self.worker.is_stopping or not self._host.is_running:
+            if self._walk is not None:
+                self._walk.acknowledge()
+                self._walk.settle()  # the stop waits for it
+            await self._host.wait()
+            self._raise_failure()
+            return True
+        await self.worker.wait_for_records()
+        return False
+
+    # ending
+
+    async def wait(self) -> StopReport:
+        """Until the worker has ended."""
+        await self._host.wait()
+        self._raise_failure()
+        return self._report()
+
+    async def stop(self, deadline: float) -> StopReport:
+        self._let_go_of_hand()
+        if self._host.is_running:
+            self.worker.stop(self._outside.clock.now_ms() + round(deadline * 1000))
+            if self.worker.is_called_by_handler:
+                return StopReport(committed=False, released=False)  # yet: the stop waits for this very call
+            await self._host.wait()
+        self.close()
+        self._raise_failure()
+        return self._report()
+
+    def _let_go_of_hand(self) -> None:
+        """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or
+        is handling an error, has not finished it; nobody else can tell, so that it is waited for.
+        """
+        walk, iteration = self._walk, self._iteration()
+        if walk is None:
+            return
+        was_left = iteration is None or iteration.closed
+        in_body = not was_left and self._walker is asyncio.current_task()
+        if in_body and sys.exception() is None:
+            walk.acknowledge()
+        elif in_body or was_left:
+            self._abandon(walk)
+
+    def _abandon(self, walk: Walk) -> None:
+        in_hand = walk.in_hand
+        if in_hand is not None:
+            self._abandoned = (in_hand[1],)
+        walk.abandon()
+
+    async def abandon(self, deadline: float) -> None:
+        """The loop was left with a record in hand: it is not waited for, and will be handled again."""
+        if self._walk is not None:
+            self._abandon(self._walk)
+        if self._manual is not None:
+            self._manual.abandon()
+        await self.stop(deadline)
+
+    async def break_off(self) -> None:
+        """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
+        freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
+        """
+        try:
+            if self._host.is_running and self.worker.has_joined:
+                self.worker.stop(self._outside.clock.now_ms() + BREAK_OFF_MS)
+                self._interrupt()
+                await self._host.wait()
+        finally:
+            await self.cancel()
+
+    async def cancel(self) -> None:
+        """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""
+        if self._call is not None:
+            self._call.give_up()
+        await self._host.cancel()
+        self.close()
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+
+    @property
+    def is_running(self) -> bool:
+        return self._host.is_running
+
+    @property
+    def has_failed_unseen(self) -> bool:
+        return self._host.error is not None and not self._failure_is_seen
+
+    def _report(self) -> StopReport:
+        report = self.worker.report or StopReport()
+        return replace(report, leftovers=(*report.leftovers, *self._abandoned))
+
+    def _raise_failure(self) -> None:
+        error = self._host.error
+        if error is None:
+            return
+        self._failure_is_seen = True
+        if isinstance(error, AnabranchError):
+            raise error
+        raise ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}") from error

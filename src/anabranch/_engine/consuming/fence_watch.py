@@ -1,0 +1,52 @@
+"""What follows when a fence passes: running calls are interrupted, and those that outlive their grace are named.
+
+Nothing is started by it, nor kept from starting: whoever starts a call compares the fence itself (rule L8). A later
+acknowledgement may move the fence or lift it; so each time that is up is only a reason to look.
+"""
+
+from anabranch._engine.handling.sinks import Sink
+from anabranch._engine.leases.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._engine.scheduler import Scheduler
+from anabranch.events import ZombieCall
+
+__all__ = ["FenceWatch"]
+
+
+class FenceWatch:
+    def __init__(self, outside: Outside, scheduler: Scheduler, member: Member, sink: Sink) -> None:
+        self._outside = outside
+        self._scheduler = scheduler
+        self._member = member
+        self._sink = sink
+
+    def note(self) -> None:
+        """A heartbeat was answered."""
+        valid_until_ms = self._member.pulse.fence.valid_until_ms
+        if valid_until_ms is not None:
+            self._scheduler.call_at(valid_until_ms, self._on_fence)
+
+    def _on_fence(self) -> None:
+        if self._member.may_start() or not self._sink.running():
+            return
+        self._sink.interrupt()
+        self._scheduler.call_at(self._outside.clock.now_ms() + self._member.timing.grace_ms, self._on_grace_over)
+
+    def _on_grace_over(self) -> None:
+        """What still runs now may run beside the next owner's calls (rule L11)."""
+        if not self._member.may_start():
+            for zombie in self.zombies():
+                self._outside.emit(zombie)
+
+    def zombies(self) -> list[ZombieCall]:
+        """All calls that run now, as what they would be if their lease had lapsed."""
+        return [
+            ZombieCall(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                position=str(record.position),
+                fence_token=session.row.fence_token,
+                stack="".join(self._sink.stack_of(record).format()),
+            )
+            for session, record in self._sink.running()
+        ]

@@ -1,0 +1,400 @@
+"""One worker of an application: joins, takes leases, reads, hands out, commits, and leaves in order.
+
+Everything runs in one task group; whatever fails unexpectedly in it ends the worker with the cause (P7). This file
+wires the parts together and owns the sessions; the parts decide and do.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from anabranch._core.checkpoints.tracker import discards
+from anabranch._core.leases.book import Holding
+from anabranch._core.reading.pace import Pace
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.checkpoints.drain import Drain
+from anabranch._engine.checkpoints.partings import Partings
+from anabranch._engine.checkpoints.quarantine import Quarantine
+from anabranch._engine.consuming.birth import open_application
+from anabranch._engine.consuming.end_watch import EndWatch
+from anabranch._engine.consuming.fence_watch import FenceWatch
+from anabranch._engine.consuming.shard_reports import ShardReports
+from anabranch._engine.consuming.worker_plan import WorkerPlan
+from anabranch._engine.handling.begun_calls import failed
+from anabranch._engine.handling.sinks import Sink
+from anabranch._engine.host import begin
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._engine.scheduler import Scheduler
+from anabranch._engine.session import Session
+from anabranch._engine.shards.lineage import Lineage
+from anabranch._engine.shards.poller import Poller
+from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey, ShardStatus
+from anabranch.budget import Budget
+from anabranch.events import (
+    ConsumerStarted,
+    ConsumerStopped,
+    LeaseGiven,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    Misrouted,
+    OrderChanged,
+    ShardStarted,
+)
+from anabranch.records import Record
+from anabranch.reports import ConsumerStatus, StopReport
+
+__all__ = ["SinkMaker", "Worker"]
+
+Work = Coroutine[Any, Any, None]
+SinkMaker = Callable[["Worker"], Sink]
+
+
+class _LeftError(Exception):
+    """Everything is written and released: what still runs in the group is cancelled."""
+
+
+class Worker:
+    def __init__(self, outside: Outside, plan: WorkerPlan, budget: Budget) -> None:
+        self._outside = outside
+        self._plan = plan
+        self.budget = budget
+        self.scheduler = Scheduler(outside.clock, self._on_timer_error)
+        self.sessions: dict[LeaseKey, Session] = {}
+        self._reports = ShardReports(outside.emit)
+        self._sink: Sink
+        self.member: Member
+        self.app: AppRow
+        self.leases: LeaseLoop
+        self._lineage: Lineage
+        self._poller: Poller
+        self._checkpointer: Checkpointer
+        self._drain: Drain
+        self._partings: Partings
+        self._quarantine: Quarantine
+        self._end_watch: EndWatch
+        self._fence_watch: FenceWatch
+        self._group: asyncio.TaskGroup
+        self._task: asyncio.Task[Any] | None = None
+        self._runners: list[asyncio.Task[None]] = []
+        self._stop = Alarm(outside.clock)
+        self._stop_deadline_ms: int | None = None
+        self.is_stopping = False
+        self._paused = False
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when what still runs is not waited for any more."""
+        self.has_joined = False
+        self.settled = asyncio.Event()
+        """Set when the worker has joined its application, or has failed to."""
+        self.report: StopReport | None = None
+
+    # the whole life
+
+    async def run(self, make_sink: SinkMaker) -> None:
+        self._task = asyncio.current_task()
+        try:
+            await self._run(make_sink)
+        except* _LeftError:
+            pass
+        finally:
+            self.settled.set()
+            self.scheduler.close()
+            if self.has_joined:
+                self.member.close()
+                self.is_stopping = True
+                self._sink.shelf.wake_all()
+            for session in self.sessions.values():
+                self._end(session)  # however it ended: a budget that is shared gets its bytes back
+
+    async def _run(self, make_sink: SinkMaker) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await self._live(group, make_sink)
+            finally:
+                self.scheduler.close()  # a group that is going down takes no task any more
+                for runner in self._runners:
+                    runner.cancel()  # a handler may have caught the group's word; from now on it is known to be that
+                if self.has_joined:
+                    self._poller.paused = True
+
+    async def _live(self, group: asyncio.TaskGroup, make_sink: SinkMaker) -> None:
+        outside, plan = self._outside, self._plan
+        stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
+        self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
+        self._sink = make_sink(self)
+        self._fence_watch = FenceWatch(outside, self.scheduler, self.member, self._sink)
+        if plan.settings.leases.on_zombie == "exit":
+            self.member.zombies = self._fence_watch.zombies
+        self._drain = Drain(outside.clock, self._sink.running)
+        self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings, plan.timing)
+        self.app = await open_application(outside, plan)
+        await self.member.look_around()
+        await self._lineage.prepare()
+        await self.member.join()
+        self._wire(group)
+        self._runners = [
+            group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)
+        ]
+        tasks = [
+            group.create_task(self.leases.run(), name="leases"),
+            group.create_task(self._checkpointer.run(), name="checkpoints"),
+            group.create_task(self._lineage.run(), name="lineage"),
+            group.create_task(self._quarantine.run(), name="quarantine"),
+            *self._runners,
+        ]
+        outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
+        self._end_watch.start()
+        self.has_joined = True
+        self.settled.set()
+        while self._stop_deadline_ms is None:
+            await self._stop.wait()
+        self.report = await self._leave(tasks, self._stop_deadline_ms)
+        raise _LeftError
+
+    def _wire(self, group: asyncio.TaskGroup) -> None:
+        outside, plan = self._outside, self._plan
+        self.leases = LeaseLoop(
+            outside,
+            self.member,
+            self.app,
+            on_held=self._on_held,
+            on_dropped=self._on_dropped,
+            on_drain=self._on_drain,
+            is_healthy=lambda: self._poller.healthy,
+            status=self._shard_status,
+        )
+        self.leases.book.read_streams(self._lineage.stream_keys)
+        self._lineage.attach(self.leases, on_left=self._on_stream_left)
+        self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
+        self._poller = Poller(
+            outside,
+            self.scheduler,
+            self.budget,
+            group,
+            on_records=self._on_records,
+            on_gone=self._lineage.on_gone,
+            on_trimmed=self._lineage.on_trimmed,
+            on_begun=self._lineage.on_begun,
+        )
+        self._poller.paused = self._paused
+        self._partings = Partings(
+            outside, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
+        )
+        self._quarantine = Quarantine(outside, self.leases, self._checkpointer, self._sink, on_failed=self.on_failed)
+        drain_ms = round(plan.settings.leases.drain_deadline * 1000)
+        self._end_watch = EndWatch(
+            outside.clock,
+            self.scheduler,
+            plan.ends,
+            self.sessions,
+            self.leases,
+            is_busy=self._is_busy,
+            on_end=lambda: self.stop(outside.clock.now_ms() + drain_ms),
+        )
+        self.member.on_pulse = self._on_pulse
+
+    def _spawn(self, work: Work, name: str) -> None:
+        begin(self._group, work, name)
+
+    def _on_timer_error(self, error: Exception) -> None:
+        """What no task awaits ends the worker all the same (P7)."""
+        self._spawn(failed(error), "a callback of the timetable")
+
+    def stop(self, deadline_ms: int) -> None:
+        """Ends the worker in order; `report` says how it went."""
+        if not self.has_joined and self._task is not None:
+            self._task.cancel()
+        if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
+            self._stop_deadline_ms, self.is_stopping = deadline_ms, True
+            self._stop.ring()
+            if self.has_joined:
+                self._drain.hurry(deadline_ms)
+            for session in self.sessions.values():
+                session.drains = True  # in this step: a handler that stops its consumer is not called again
+
+    async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
+        """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
+        sessions = list(self.sessions.values())
+        self._poller.paused = True
+        self.leases.draining = True
+        self._sink.shelf.wake_all()
+        left = await self._drain.wait(sessions, deadline_ms)
+        self.on_leaving()
+        for task in tasks:
+            task.cancel()
+        self._sink.before_commit()
+        for session in sessions:
+            self._checkpointer.note(session)
+        committed = await self._drain.last_word(self._checkpointer.commit_all, deadline_ms)
+        released = await self._drain.last_word(self.member.leave, deadline_ms)
+        for session in sessions:
+            self._end(session)
+        self._outside.emit(ConsumerStopped(leftover_count=len(left)))
+        return StopReport(tuple(left), committed=committed and not self._checkpointer.has_lost, released=released)
+
+    # sessions come and go
+
+    @staticmethod
+    def _end(session: Session) -> None:
+        if session.phase not in {"finished", "lost"}:
+            session.move("lose")
+        session.empty()
+
+    def _on_held(self, holding: Holding) -> None:
+        plan, row = self._plan, holding.row
+        stream = self._lineage.stream_of(row.key)
+        assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
+        unpacker = Unpacker(
+            stream.name,
+            row.key.shard_id,
+            row.hash_key_range if self._lineage.is_placed_by_key(row.key) else None,
+            plan.settings.polling.misrouted,
+            until_seconds=plan.until_seconds,
+        )
+        pace = Pace(plan.pace, self._outside.clock.now_ms())
+        session = Session(holding, stream, unpacker, pace, self.budget, self._lineage.horizon_of(row.key))
+        session.lane = self._sink.make_lane(session)
+        self.sessions[row.key] = session
+        self._tell(LeaseTaken, session, fence_token=row.fence_token)
+        before, now = row.checkpoint, session.lane.order
+        if before.order != now and before != Checkpoint(seen_through_seconds=before.seen_through_seconds):
+            self._tell(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
+        self._quarantine.admit(session)
+        if self._quarantine.is_hopeless(session):
+            reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
+            self._spawn(self._partings.stop_shard(session, None, reason), f"stop {session.shard_id}")
+            return
+        if row.stopped is not None and row.stopped.at_wall_ms >= self.member.row.joined_wall_ms:
+            session.reason = row.stopped.reason
+            session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
+            return
+        position = row.checkpoint.watermark or row.start.type
+        self._tell(ShardStarted, session, position=str(position))
+        self._poller.add(session)
+        self._sink.shelf.offer(session)
+
+    def _on_dropped(self, key: LeaseKey, reason: str) -> None:
+        session = self.sessions.pop(key)
+        self._quarantine.discharge(session)
+        if session.phase not in {"finished", "lost"}:
+            session.move("finish" if reason == "finished" and session.phase == "ended" else "lose")
+        self._poller.remove(session)
+        self._sink.revoke(session)
+        self._checkpointer.forget(session)
+        session.empty()
+        if reason == "given" and session.holding.request is not None:
+            self._tell(LeaseGiven, session, to_member=session.holding.request.requester)
+        elif reason == "released":
+            self._tell(LeaseReleased, session)
+        elif reason != "finished":
+            self._tell(LeaseLost, session, reason=reason)
+
+    def _on_drain(self, request: HandOffRequest) -> None:
+        session = self.sessions.get(request.key)
+        if session is not None:
+            self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
+
+    async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
+        if not await self._partings.give(session, request):
+            self._sink.shelf.offer(session)
+            self._poller.poke(session)
+
+    def _on_stream_left(self, stream_key: str) -> None:
+        """A stream under the same name has taken its place, with leases of its own."""
+        self.leases.book.read_streams(self._lineage.stream_keys)
+        for session in self.sessions.values():
+            if session.key.stream_key == stream_key:
+                session.drains = True
+                self._spawn(self._partings.leave(session), f"leave {session.shard_id}")
+        self.leases.hasten()
+
+    def _on_pulse(self) -> None:
+        """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
+        self._sink.shelf.wake_all()
+        pulse = self.member.pulse
+        if pulse.fence.ending is not None or (pulse.row is not None and pulse.row.wanted):
+            self.leases.hasten()
+        self._fence_watch.note()
+
+    # records come and are finished
+
+    def _on_records(self, session: Session) -> None:
+        strays, skipped = session.unpacker.take_counts()
+        if strays or skipped:
+            self._tell(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
+        self._sink.shelf.offer(session)
+        self.on_finished(session)
+
+    def on_finished(self, session: Session) -> None:
+        """Something of this session may have been finished."""
+        if self._drain.waits:
+            self._drain.note()
+        self._quarantine.note(session)
+        if not session.is_live:
+            return
+        self._checkpointer.note(session)
+        if session.phase == "ended" and session.is_exhausted and not session.ending:
+            session.ending = True
+            self._spawn(self._lineage.finish(session, self._checkpointer), f"finish {session.shard_id}")
+
+    def on_failed(self, session: Session, record: Record[bytes], reason: str) -> None:
+        """A record's policy has ended in Stop."""
+        self._spawn(self._partings.stop_shard(session, record, reason), f"stop {session.shard_id}")
+
+    def _is_busy(self) -> bool:
+        """Something is at work here, or would be: a pause is no silence. What the caller keeps in hand is no work."""
+        return self._paused or any(
+            not session.window.is_empty or (session.lane.unfinished_count and not self._sink.by_hand)
+            for session in self.sessions.values()
+            if session.is_live
+        )
+
+    # this process
+
+    def status(self) -> ConsumerStatus:
+        return ConsumerStatus(
+            app=self._plan.app.app,
+            member_id=self.member.member_id if self.has_joined else None,
+            fenced=not (self.has_joined and self.member.may_start()),
+            paused=self._paused,
+            shards=tuple(session.state() for session in self.sessions.values()),
+            budget_used_bytes=self.budget.used_bytes,
+            budget_limit_bytes=self.budget.limit_bytes,
+        )
+
+    def _shard_status(self) -> tuple[ShardStatus, ...]:
+        """What every heartbeat says of the shards."""
+        now_ms = self._outside.clock.now_ms()
+        overdue = self._sink.overdue(now_ms)
+        paused = "its worker was told to pause, by Consumer.pause()" if self._paused else None
+        hindrance = self.leases.hindrance or paused
+        return self._reports.report(self.sessions.values(), now_ms, hindrance=hindrance, overdue=overdue)
+
+    async def wait_for_records(self) -> None:
+        """Until a walk should look again."""
+        await self._sink.shelf.wait()
+
+    @property
+    def is_called_by_handler(self) -> bool:
+        return asyncio.current_task() in self._runners
+
+    def pause(self) -> None:
+        self._paused = True
+        if self.has_joined:
+            self._poller.paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        if not self.has_joined or self.is_stopping:
+            return
+        self._poller.paused = False
+        for session in self.sessions.values():
+            self._poller.poke(session)
+
+    def _tell(self, kind: type, session: Session, **details: object) -> None:
+        self._outside.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))

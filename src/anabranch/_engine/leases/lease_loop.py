@@ -1,0 +1,370 @@
+"""The lease protocol, performed: observe, plan, perform, apply; about once a second.
+
+The core decides everything (`_core.leases`). This loop reads the rows, performs the steps with a deadline on
+each store call, applies what came of them, and keeps the set of running sessions equal to the set of held
+leases. A call without an answer is an outcome like any other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn, TypeVar
+
+from anabranch._core.leases.admission import differing_members, precedes
+from anabranch._core.leases.book import Book, Holding
+from anabranch._core.leases.outcome import (
+    Written,
+    apply_leases,
+    apply_members,
+    apply_seal,
+    apply_take,
+    apply_write,
+)
+from anabranch._core.leases.plan import plan_round
+from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._engine.alarm import Alarm
+from anabranch._engine.leases.admission import mismatch
+from anabranch._engine.leases.member import Member
+from anabranch._engine.outside import Outside
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StandstillBegan, StoreReset, StoreRolledBack
+
+__all__ = ["LeaseLoop"]
+
+T = TypeVar("T")
+
+TAKES_HELD_MS_MIN: Final = 10_000
+"""At least so long nothing is taken from a store that forgets: members of a longer expiry may never have been seen."""
+UNPLACED_TOLD_AFTER_MS: Final = 30_000
+"""The workers of a fleet that starts do not all come at once."""
+
+
+class LeaseLoop:
+    def __init__(
+        self,
+        outside: Outside,
+        member: Member,
+        app: AppRow,
+        *,
+        on_held: Callable[[Holding], None],
+        on_dropped: Callable[[LeaseKey, str], None],
+        on_drain: Callable[[HandOffRequest], None],
+        is_healthy: Callable[[], bool],
+        status: Callable[[], tuple[ShardStatus, ...]],
+    ) -> None:
+        self._outside = outside
+        self._member = member
+        self._app = app
+        self._timing = member.timing
+        self.book = Book(member.member_id, member.timing.expiry_ms)
+        self.stopwatches = Stopwatches(member.timing)
+        self._on_held = on_held
+        self._on_dropped = on_dropped
+        self._on_drain = on_drain
+        self._is_healthy = is_healthy
+        self._status = status
+        self._sessions: dict[LeaseKey, Holding] = {}
+        self._alarm = Alarm(outside.clock)
+        self._no_takes_before_ms = 0
+        self._incarnation: str | None = None
+        self._told_unplaced: dict[LeaseKey, None] = {}
+        self._strangers: dict[str, None] = {}
+        """Members of another mind that were told of."""
+        self.trouble: str | None = None
+        """Why the store gave no answer the last time that it was asked; None if it did."""
+        self.is_performing = False
+        """A round's steps are under way: leases may be this member's without its knowledge."""
+        self.draining = False
+        """Set when this worker stops: it takes nothing more and asks for nothing."""
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why nothing may be started on any lease now; None if it may."""
+        if self._member.may_start():
+            return None
+        return f"no heartbeat was acknowledged in time: {self.trouble or 'the next one will tell'}"
+
+    def hasten(self) -> None:
+        """Something changed that the next round should see now: a pulse, a finished shard."""
+        self._alarm.ring()
+
+    async def run(self) -> None:
+        clock = self._outside.clock
+        while True:
+            await self.round()
+            members = len(self.stopwatches.live())
+            await self._alarm.wait(clock.now_ms() + self._timing.poll_interval_for(members))
+
+    async def round(self) -> None:
+        """One look at the store and one plan; everything that is lost or won shows in the sessions afterwards."""
+        if self._member.pulse.fence.ending == "rolled_back":
+            await self._roll_back()
+        elif self._member.pulse.fence.ending is not None:
+            await self._start_anew(self._member.pulse.fence.ending)
+        if not await self._observe():
+            self._report()  # what stands still because of that is said all the same
+            await self._roll_back_if_needed()
+            return
+        self._check_minds()
+        dead = await self.call(self._outside.store.dead_members()) or ()
+        now_ms = self._outside.clock.now_ms()
+        self.is_performing = True
+        try:
+            for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
+                await self._perform(step)
+        finally:
+            self.is_performing = False
+        self._tell_unplaced(now_ms)
+        self.synchronise()
+        self._report()
+        await self._roll_back_if_needed()
+
+    def _tell_unplaced(self, now_ms: int) -> None:
+        unplaced = self.book.unplaced
+        self._told_unplaced = {key: None for key in self._told_unplaced if key in unplaced}
+        for key, since_ms in unplaced.items():
+            if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
+                self._told_unplaced[key] = None
+                self._outside.emit(
+                    StandstillBegan(
+                        stream=key.stream_key.split(":")[1],
+                        shard_id=key.shard_id,
+                        reason="nobody may own it: every worker holds as many shards as it may (max_shards)",
+                    )
+                )
+
+    # observe
+
+    async def _observe(self) -> bool:
+        outside, book = self._outside, self.book
+        if not await self._check_storage():
+            return False
+        members = await self.call(outside.store.read_members())
+        if members is None:
+            return False
+        apply_members(book, self.stopwatches, members, outside.clock.now_ms())
+        if book.wants_leases(outside.clock.now_ms()):
+            await self._check_birth()
+            leases = await self.call(outside.store.read_leases())
+            if leases is None:
+                return False
+            apply_leases(book, self.stopwatches, leases, outside.clock.now_ms())
+        self.synchronise()
+        return True
+
+    async def _check_storage(self) -> bool:
+        """The storage must be the one that this application trusts (rule L13). False: it is not, or gave no answer."""
+        store = self._outside.store
+        incarnation = await self.call(store.incarnation())
+        if incarnation is None:
+            return False
+        trusted = self._app.incarnation
+        if self._incarnation is None and trusted and incarnation != trusted:
+            # Just started: what this storage has forgotten, others may still believe and act on.
+            self._hold_takes()
+        elif self._incarnation is not None and incarnation != self._incarnation:
+            self.book.rolled_back = True
+            return False
+        self._incarnation = incarnation
+        if incarnation != trusted and self._outside.clock.now_ms() >= self._no_takes_before_ms:
+            recorded = await self.call(store.record_incarnation(trusted, incarnation))
+            if recorded is not None:
+                self._recognise(recorded)
+                self._app = recorded
+        return True
+
+    def _hold_takes(self) -> None:
+        """Nobody takes anything until every fence has passed that may still stand."""
+        self._no_takes_before_ms = self._outside.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.stopwatches.expiry_ms_max)
+
+    def _check_minds(self) -> None:
+        """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""
+        me = self._member.row
+        differing = differing_members(me, self.stopwatches, self._outside.clock.now_ms())
+        for row in differing:
+            if precedes(row, me):
+                raise mismatch(me, row)
+            if row.member_id not in self._strangers:
+                self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
+        self._strangers = {row.member_id: None for row in differing}
+
+    async def _check_birth(self) -> None:
+        """A running process makes neither its application nor one of its streams a second time (rule L14)."""
+        store = self._outside.store
+        app = await self.call(self._read_app())
+        if app is not None:
+            self._recognise(app[0])
+        streams = await self.call(store.read_streams())
+        if streams is not None:
+            begun = [row.stream_key for row in streams if row.bootstrapped]
+            if any(key not in begun for key in self.book.streams or ()):
+                self._miss_birth()
+
+    def _recognise(self, app: AppRow | None) -> None:
+        if app is None or app.app_id != self._app.app_id:
+            self._miss_birth()
+
+    def _miss_birth(self) -> NoReturn:
+        self._outside.emit(StoreReset())
+        raise LeaseStoreInvalidError(
+            f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
+            "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+        )
+
+    async def _read_app(self) -> tuple[AppRow | None]:
+        """In a tuple, so that no row is told from no answer."""
+        return (await self._outside.store.read_app(),)
+
+    # perform and apply
+
+    async def call(self, answer: Awaitable[T]) -> T | None:
+        """A store call with the protocol's deadline; None if there was no answer: it may still take effect."""
+        try:
+            async with asyncio.timeout(self._timing.call_deadline_ms / 1000):
+                found = await answer
+        except (LeaseStoreError, TimeoutError) as error:
+            self.trouble = str(error) or f"no answer within {self._timing.call_deadline_ms} ms"
+            return None
+        self.trouble = None
+        return found
+
+    async def _perform(self, step: Step) -> None:
+        store, book, clock = self._outside.store, self.book, self._outside.clock
+        match step:
+            case Seal():
+                row = await self.call(store.seal_member(step.member_id, step.observed_counter))
+                apply_seal(book, self.stopwatches, row, clock.now_ms())
+                if row is not None and row.state == "sealed":
+                    self._outside.emit(MemberSealed(member_id=step.member_id))
+                    self.hasten()  # its leases can be taken from now on
+            case Take():
+                await self.take(step)
+            case RequestHandOff():
+                await self.call(store.request_hand_off(step.donor, step.request))
+            case Drain():
+                self._on_drain(step.request)
+            case Write():
+                await self.write(step)
+            case DeleteMember():
+                await self.call(store.delete_member(step.member_id))
+
+    def may_take(self) -> bool:
+        """Not while fenced or leaving, nor while a store that went back in time is waited out."""
+        if self.draining or self._outside.clock.now_ms() < self._no_takes_before_ms:
+            return False
+        return self._member.may_start()
+
+    def has_room(self) -> bool:
+        """Whether this member may hold one more shard that moves (max_shards)."""
+        limit = self._member.shards_max
+        return limit is None or self.book.load < limit
+
+    async def take(self, step: Take) -> None:
+        floor = await self._floor(step)
+        if floor is None:
+            self.book.changed = True  # the next round looks again
+            return
+        answer = await self.call(
+            self._outside.store.take_lease(
+                step.key,
+                self.book.member_id,
+                expected_owner=step.expected_owner,
+                expected_version=step.expected_version,
+                epoch_floor=max(floor, self.book.epoch_floors.get(step.key, 0)),
+            )
+        )
+        apply_take(self.book, step, answer, self._outside.clock.now_ms())
+        self.synchronise()
+
+    async def _floor(self, step: Take) -> int | None:
+        """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
+        finished or gone (rule S1). None: one is not, or something is unknown, which must not count as gone.
+        """
+        row = self.book.leases.get(step.key)
+        if row is None:
+            return None
+        if row.epoch:
+            return step.epoch_floor
+        keys = tuple(LeaseKey(step.key.stream_key, step.key.generation, name) for name in row.waits_for)
+        parents = await self.call(self._read_all(keys))
+        if parents is None or not all(parent.is_finished for parent in parents):
+            return None
+        return max([step.epoch_floor, *(parent.epoch for parent in parents)])
+
+    async def _read_all(self, keys: tuple[LeaseKey, ...]) -> list[LeaseRow]:
+        """Those of the rows that are there."""
+        found = [await self._outside.store.read_lease(key) for key in keys]
+        return [row for row in found if row is not None]
+
+    async def write(self, step: Write) -> Written:
+        if self._member.pulse.fence.ending is not None:
+            return "lost"  # of a forked child the store would take it: it goes by the name of its parent
+        holding = self.book.held.get(step.row.key)
+        answer = await self.call(
+            self._outside.store.write_lease(
+                step.row, member_id=self.book.member_id, expected_version=step.expected_version
+            )
+        )
+        if self.book.held.get(step.row.key) is not holding:
+            return "lost"  # an answer to an earlier holding says nothing of the one that there is now
+        outcome = apply_write(self.book, step, answer, self._outside.clock.now_ms())
+        self.synchronise()
+        return outcome
+
+    def observe_lease(self, row: LeaseRow) -> None:
+        """A row that was created or read on the side."""
+        self.book.observe_lease(row, self._outside.clock.now_ms())
+        self.synchronise()
+
+    def synchronise(self) -> None:
+        """Starts a session for every lease that came, and ends those of leases that went."""
+        held = self.book.held
+        for key in [key for key, holding in self._sessions.items() if held.get(key) is not holding]:
+            holding = self._sessions.pop(key)
+            known = self.book.leases.get(key)
+            owner = None if known is None else known.owner
+            if known is not None and known.is_finished:
+                reason = "finished"
+            elif holding.parting_row is not None:
+                reason = "given" if holding.request is not None else "released"
+            else:
+                reason = f"now held by {owner}" if owner not in {None, self.book.member_id} else "no longer ours"
+            self._on_dropped(key, reason)
+        for key, holding in held.items():
+            if key not in self._sessions:
+                self._sessions[key] = holding
+                self._on_held(holding)
+
+    def _report(self) -> None:
+        self._member.report(
+            load=self.book.load,
+            lease_version=self.book.lease_version,
+            answered=tuple(self.book.answered),
+            reads_healthy=self._is_healthy(),
+            draining=self.draining,
+            status=self._status(),
+        )
+
+    # a new life
+
+    async def _start_anew(self, reason: str) -> None:
+        self._outside.emit(MemberEnded(member_id=self.book.member_id, reason=reason))
+        self.book.held.clear()
+        self.synchronise()
+        await self._member.join()
+        self.book.become(self._member.member_id)
+
+    async def _roll_back_if_needed(self) -> None:
+        if self.book.rolled_back:
+            await self._roll_back()
+
+    async def _roll_back(self) -> None:
+        """The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13)."""
+        self._outside.emit(StoreRolledBack())
+        self._hold_takes()
+        self._incarnation = None
+        self.book.forget()
+        self.stopwatches.forget()
+        self._member.end("rolled_back")
+        await self._start_anew("rolled_back")

@@ -1,0 +1,397 @@
+"""Shards come and go: the streams' rows and root leases at the start, children at a shard's end, strays by listing.
+
+The core plans (`_core.shards`); this performs, in the order that survives a crash at any point: rows of children before
+the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.steps import Take
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.reading.horizon import Horizon
+from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.shards.cleanup import removable
+from anabranch._core.shards.gate import (
+    CHILDREN_UNKNOWN,
+    ShardEnd,
+    adoptable,
+    judge_missing_shard,
+    plan_end,
+    plan_trimmed,
+)
+from anabranch._core.shards.graph import ShardGraph
+from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.store_calls import insist
+from anabranch._engine.outside import Outside
+from anabranch._engine.session import Session
+from anabranch._engine.shards.losses import Losses
+from anabranch._engine.shards.shared_look import SharedLook
+from anabranch._engine.shards.topology import await_stream, find_summary, list_all_shards
+from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.shards import Shard
+from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch._wire.messages import StreamSummary
+from anabranch.config import ConsumerSettings
+from anabranch.errors import (
+    AnabranchError,
+    CredentialsError,
+    LeaseStoreError,
+    ServiceError,
+    StreamDeletedError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    TransportError,
+)
+from anabranch.events import KeysUnordered, ListingFailed, ShardFinished, StreamChanged
+
+__all__ = ["Lineage", "Start"]
+
+T = TypeVar("T")
+
+Start = Literal["latest", "trim_horizon"] | float
+"""`latest`, `trim_horizon`, or a time in seconds since 1970."""
+
+LISTINGS_MAX = 20
+RETRY_MS = 500
+UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
+"""What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
+
+
+class Lineage:
+    def __init__(
+        self,
+        outside: Outside,
+        streams: tuple[StreamName, ...],
+        start: Start,
+        settings: ConsumerSettings,
+        timing: LeaseTiming,
+    ) -> None:
+        self._outside = outside
+        self._call_deadline_ms = timing.call_deadline_ms
+        self._wanted = streams
+        self._start = start
+        self._settings = settings
+        self._rows: dict[str, StreamRow] = {}
+        self._names: dict[str, StreamName] = {}
+        self._graphs: dict[str, ShardGraph] = {}
+        self._auto: dict[str, None] = {}
+        """Keys of streams whose records the service places itself."""
+        self._looks: dict[str, SharedLook] = {}
+        self._losses = Losses(outside)
+        self._left: dict[str, None] = {}
+        """Keys of streams that were read until another took their place."""
+        self._restarting = asyncio.Lock()
+        self._leases: LeaseLoop
+        self._on_left: Callable[[str], None]
+
+    def attach(self, leases: LeaseLoop, *, on_left: Callable[[str], None]) -> None:
+        self._leases = leases
+        self._on_left = on_left
+
+    @property
+    def stream_keys(self) -> tuple[str, ...]:
+        return tuple(key for key in self._rows if key not in self._left)
+
+    def stream_of(self, key: LeaseKey) -> StreamName | None:
+        """None for a stream that this worker does not read."""
+        return self._names.get(key.stream_key)
+
+    def horizon_of(self, key: LeaseKey) -> Horizon:
+        return self._losses.horizon_of(key.stream_key)
+
+    def is_placed_by_key(self, key: LeaseKey) -> bool:
+        """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
+        return key.stream_key not in self._auto
+
+    # the start
+
+    async def prepare(self) -> None:
+        """Every stream has its row and its root leases, whoever made them."""
+        for stream in self._wanted:
+            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            await self._tell_if_new(summary)
+            await self._begin(stream, summary)
+
+    async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
+        row = await self._stream_row(summary)
+        self._names[row.stream_key] = stream
+        self._losses.look(row.stream_key, summary)
+        self._graphs[row.stream_key] = ShardGraph()
+        self._looks[row.stream_key] = SharedLook(partial(self._same_stream, row.stream_key, None))
+        if summary.record_distribution == "AUTO":
+            self._auto[row.stream_key] = None
+            self._outside.emit(KeysUnordered(stream=summary.name))
+        self._rows[row.stream_key] = row if row.bootstrapped else await self._bootstrap(row)
+
+    async def _tell_if_new(self, summary: StreamSummary) -> None:
+        outside, key = self._outside, _stream_key(summary)
+        known = [row for row in await self._insist(outside.store.read_streams) if row.arn == summary.arn]
+        if known and all(row.stream_key != key for row in known):
+            outside.emit(
+                StreamChanged(
+                    stream=summary.name,
+                    change="the stream was deleted and created anew since this application last read it: "
+                    "the new one starts by start=, and what was known of the old one is kept aside",
+                )
+            )
+
+    async def _stream_row(self, summary: StreamSummary) -> StreamRow:
+        outside = self._outside
+        server_seconds = summary.server_seconds or outside.clock.wall_ms() / 1000
+        origin = pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds)
+        row = StreamRow(
+            stream_key=_stream_key(summary),
+            name=summary.name,
+            arn=summary.arn,
+            created_seconds=summary.created_seconds,
+            origin=origin,
+        )
+        return await self._insist(lambda: outside.store.put_stream(row))
+
+    async def _bootstrap(self, row: StreamRow) -> StreamRow:
+        """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
+        outside, stream = self._outside, self._names[row.stream_key]
+        for _ in range(LISTINGS_MAX):
+            listing = await list_all_shards(outside, stream, listing_filter(row.origin))
+            plan = plan_bootstrap(row, listing, await self._lease_rows(row))
+            if not isinstance(plan, IncompleteListing):
+                break
+            await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
+        else:
+            raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
+        for lease in plan:
+            await self._insist(lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
+        done = replace(row, bootstrapped=True)
+        await self._insist(lambda: outside.store.write_stream(done, row.version))
+        return done
+
+    async def _lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        """All rows of this stream and generation, finished ones included."""
+        rows = await self._insist(lambda: self._outside.store.read_leases(with_finished=True))
+        return [
+            lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
+        ]
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms)
+
+    # the end of a shard
+
+    async def finish(self, session: Session, checkpointer: Checkpointer) -> None:
+        """The shard's last record is finished: children first, then its own end, then the children that may run."""
+        outside = self._outside
+        while session.phase == "ended":
+            end = await self._try_to_plan_end(session)
+            if end is not None and await self._write_end(session, end, checkpointer):
+                outside.emit(
+                    ShardFinished(
+                        stream=session.stream.name,
+                        shard_id=session.shard_id,
+                        children=end.finish.children,
+                        reason=end.finish.reason,
+                    )
+                )
+                await self._adopt(session.key, end)
+                return
+            await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
+
+    async def _try_to_plan_end(self, session: Session) -> ShardEnd | None:
+        """None while the children are unknown, or nobody can be asked about them: it is tried again."""
+        try:
+            return await self._plan_end(session)
+        except StreamNotFoundError as error:
+            await self._same_stream(session.key.stream_key, error)
+            session.reason = str(error)
+        except UNANSWERED as error:
+            session.reason = str(error)
+        return None
+
+    async def _plan_end(self, session: Session) -> ShardEnd | None:
+        row = self._rows[session.key.stream_key]
+        leases = await self._lease_rows(row)
+        if all(lease.key != session.key for lease in leases):
+            return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
+        graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
+        through = session.read_through_seconds
+        end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
+        if end is None:
+            listing = await list_all_shards(self._outside, session.stream, None)
+            if await self._same_stream(row.stream_key, None) is None:
+                return None
+            scope = {shard.shard_id: shard for shard in listing}
+            graph = graph.united(shards=listing)
+            if session.trimmed:
+                end = plan_trimmed(row, session.row, graph, scope, leases, through)
+            else:
+                end = plan_end(session.row, graph, scope, leases, through)
+        self._graphs[row.stream_key] = graph
+        session.reason = CHILDREN_UNKNOWN if end is None else None
+        return end
+
+    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer) -> bool:
+        store = self._outside.store
+        for row in end.rows:
+            created = await self._leases.call(store.create_lease(row))
+            if created is None:
+                return False
+            self._leases.observe_lease(created)
+        key = session.key
+        outcome = await checkpointer.write(session, finish=end.finish)
+        if outcome == "lost":
+            stored = await self._leases.call(store.read_lease(key))
+            return stored is not None and stored.is_finished
+        return outcome == "written"
+
+    async def _adopt(self, key: LeaseKey, end: ShardEnd) -> None:
+        """Who finishes a child's last parent takes the child at once (rule S4)."""
+        rows = await self._leases.call(self._outside.store.read_leases())
+        if rows is None:
+            self._leases.hasten()
+            return
+        names = set(end.finish.children)
+        children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
+        for row in adoptable(children, {row.key for row in rows}):
+            if self._leases.may_take() and self._leases.has_room():
+                self._leases.observe_lease(row)
+                await self._leases.take(Take(row.key, row.owner, row.version))
+        self._leases.hasten()
+
+    # a shard that is not there
+
+    async def on_gone(self, session: Session, error: ServiceError) -> None:
+        """The service does not know the shard, or a place in it: that is proved before anything is concluded from it
+        (rule S3).
+        """
+        summary = await self._same_stream(session.key.stream_key, error)
+        if summary is not None and await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
+            session.trimmed = True
+            session.move("end")
+            self._losses.tell(session)
+
+    async def on_begun(self, session: Session) -> None:
+        """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
+        await self._looks[session.key.stream_key].wait()
+
+    async def on_trimmed(self, session: Session) -> None:
+        """Records may have left its shard unread, by what was last known of the stream."""
+        if await self._same_stream(session.key.stream_key, None) is not None:
+            self._losses.tell(session)
+
+    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
+        """The stream's summary, if it is still the stream that this application reads. If it is another one of the same
+        name, that one is read from now on, if so wished (None); otherwise all ends here.
+        """
+        outside, row = self._outside, self._rows[stream_key]
+        if stream_key in self._left:
+            return None
+        summary = await find_summary(outside, self._names[stream_key])
+        verdict = judge_missing_shard(row, summary)
+        if summary is None or verdict == "stream_deleted":
+            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
+            raise StreamDeletedError(
+                f"stream {row.name} was deleted while this application was reading it; nothing was marked as finished"
+            ) from error
+        if verdict == "stream_recreated" and self._settings.on_recreated == "restart":
+            await self._restart(row)
+            return None
+        if verdict == "stream_recreated":
+            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created anew"))
+            raise StreamRecreatedError(
+                f"stream {row.name} was deleted and created anew while this application was reading it; "
+                "start again to read the new one, or set ConsumerSettings(on_recreated='restart')"
+            ) from error
+        self._losses.look(stream_key, summary)
+        return summary
+
+    async def _restart(self, row: StreamRow) -> None:
+        """Reads the stream that is there now in the place of the one that was. The readers of all its shards find out,
+        and one of them does it.
+        """
+        async with self._restarting:
+            if row.stream_key in self._left:
+                return
+            stream = self._names[row.stream_key]
+            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            await self._begin(stream, summary)
+            self._left[row.stream_key] = None
+            self._outside.emit(
+                StreamChanged(
+                    stream=row.name,
+                    change="the stream was deleted and created anew: the new one starts by start=, and nothing more of "
+                    "the old one is handled (on_recreated='restart')",
+                )
+            )
+            self._on_left(row.stream_key)
+
+    async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
+        """Whether the service itself says that it does not know the shard; any other answer proves nothing."""
+        try:
+            await self._outside.kinesis.get_shard_iterator(stream, shard_id, TRIM_HORIZON)
+        except StreamNotFoundError:
+            return True
+        except AnabranchError:
+            return False
+        return False
+
+    # what nobody has named
+
+    async def run(self) -> None:
+        """Lists the streams from time to time: listings only ever add shards (rule S5)."""
+        clock = self._outside.clock
+        while True:
+            await clock.sleep_until_ms(clock.now_ms() + round(self._settings.polling.listing_interval * 1000))
+            for row in [self._rows[key] for key in self.stream_keys]:
+                try:
+                    await self._look_for_missing(row)
+                except UNANSWERED as error:
+                    self._outside.emit(ListingFailed(stream=row.name, error=str(error)))
+
+    async def _look_for_missing(self, row: StreamRow) -> None:
+        """What was listed is of this stream if the stream is the same afterwards."""
+        unknown: StreamNotFoundError | None = None
+        listing: list[Shard] = []
+        try:
+            listing = await list_all_shards(self._outside, self._names[row.stream_key], listing_filter(row.origin))
+        except StreamNotFoundError as error:
+            unknown = error
+        if await self._same_stream(row.stream_key, unknown) is not None:
+            if unknown is not None:
+                raise unknown
+            await self._find_missing(row, listing)
+
+    async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
+        outside = self._outside
+        leases = await self._lease_rows(row)
+        if not leases:
+            return  # rows are never all removed: the store was emptied, and that is no new beginning (rule L14)
+        graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
+        self._graphs[row.stream_key] = graph
+        scope = {shard.shard_id: shard for shard in listing}
+        for lease in missing_leases(row, graph, scope, leases):
+            created = await self._leases.call(outside.store.create_lease(lease))
+            if created is not None:
+                self._leases.observe_lease(created)
+                self._leases.hasten()
+        await self._clean_up(row, graph, leases)
+
+    async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
+        """Removes rows that have served, once the service proves that their shards are gone (rules S3, S6)."""
+        outside, stream = self._outside, self._names[row.stream_key]
+        if not any(lease.is_finished for lease in leases):
+            return
+        listed = [shard.shard_id for shard in await list_all_shards(outside, stream, None)]
+        for lease in removable(leases, graph, listed):
+            same = judge_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
+            if same and await self._is_gone(stream, lease.key.shard_id):
+                await self._leases.call(outside.store.delete_lease(lease.key, lease.version))
+
+
+def _stream_key(summary: StreamSummary) -> str:
+    return f"{parse_stream(summary.arn).account_id}:{summary.name}:{int(summary.created_seconds)}"

@@ -1,0 +1,1 @@
+"""The producer: from a put to its outcome."""

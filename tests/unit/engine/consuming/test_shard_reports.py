@@ -1,0 +1,132 @@
+"""What every heartbeat says of a member's shards."""
+
+from anabranch._core.handling.lanes import Lane
+from anabranch._core.leases.book import Holding
+from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._engine.consuming.shard_reports import REASON_CHARACTERS_MAX, SHARDS_MAX, ShardReports
+from anabranch._engine.session import Session
+from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow
+from anabranch._model.streams import StreamName
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from shard_records import STREAM, plain
+
+
+def make_session(number=0):
+    shard_id = f"shardId-{number:012d}"
+    row = LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id))
+    session = Session(
+        Holding(row),
+        StreamName(STREAM),
+        Unpacker(STREAM, shard_id, None),
+        Pace(PaceLimits(), 0),
+        Budget(),
+        Horizon(24, 0.0),
+    )
+    session.lane = Lane(row.checkpoint, "shard", session.window)
+    return session
+
+
+def read(session, *records):
+    assert session.budget.try_reserve(READ_RESERVE_BYTES)
+    session.accept(list(records), READ_RESERVE_BYTES)
+
+
+def handle(session, count):
+    for _ in range(count):
+        session.lane.finish(session.lane.next(0))
+
+
+def test_a_rate_is_measured_over_two_seconds_however_often_it_is_asked_for():
+    reports, session = ShardReports(lambda event: None), make_session()
+    read(session, *map(plain, range(100)))
+    assert reports.report([session], 0)[0].records_per_second == 0
+    handle(session, 30)
+    assert reports.report([session], 1_000)[0].records_per_second == 0
+    assert reports.report([session], 2_000)[0].records_per_second == 15
+    assert reports.report([session], 2_100)[0].records_per_second == 15
+    assert reports.report([session], 4_000)[0].records_per_second == 0
+
+
+def test_another_holding_of_the_same_shard_is_measured_anew():
+    reports, session = ShardReports(lambda event: None), make_session()
+    read(session, *map(plain, range(10)))
+    reports.report([session], 0)
+    handle(session, 10)
+    assert reports.report([session], 2_000)[0].records_per_second == 5
+    assert reports.report([make_session()], 4_000)[0].records_per_second == 0
+    assert reports.report([], 5_000) == ()
+
+
+def test_the_report_is_bounded_and_begins_with_what_needs_a_look():
+    sessions = [make_session(number) for number in range(SHARDS_MAX + 10)]
+    for number, session in enumerate(sessions):
+        session.behind_ms = number
+    sessions[3].reason = "x" * 500
+    found = ShardReports(lambda event: None).report(sessions, 0)
+    assert len(found) == SHARDS_MAX
+    assert found[0].shard_id == sessions[3].shard_id
+    assert found[0].reason == "x" * REASON_CHARACTERS_MAX
+    assert [status.millis_behind_latest for status in found[1:4]] == [73, 72, 71]
+    assert found[0].stream_key == "1:orders:1"
+
+
+def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
+    reports, session = ShardReports(lambda event: None), make_session()
+    reports.report([session], 0)
+    assert reports.report([session], 60_000)[0].reason is None  # nothing to do is no standstill
+    read(session, plain(1), plain(2))
+    entry = session.lane.next(60_000)
+    assert reports.report([session], 61_000)[0].reason is None
+    position = entry.record.position
+    held_up = f"record {position} of key {entry.record.partition_key!r} has not been finished for 15 s"
+    assert reports.report([session], 75_000)[0].reason == held_up
+    session.lane.finish(entry)
+    assert reports.report([session], 75_500)[0].reason is None
+
+
+def test_a_record_that_holds_up_the_end_of_its_shard_is_named_with_that():
+    reports, session = ShardReports(lambda event: None), make_session()
+    read(session, plain(1))
+    session.move("end")
+    session.lane.next(0)
+    reports.report([session], 0)
+    reason = reports.report([session], 10_000)[0].reason
+    assert reason.startswith("the shard has ended, and its children wait: record 1")
+
+
+def test_a_call_that_ignores_its_time_out_is_the_first_reason():
+    session = make_session()
+    session.reason = "no such key"
+    (found,) = ShardReports(lambda event: None).report([session], 0, overdue={session: "it ignores its time-out"})
+    assert found.reason == "it ignores its time-out"
+
+
+def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
+    session = make_session()
+    assert ShardReports(lambda event: None).report([session], 0, hindrance="paused")[0].reason == "paused"
+    session.drains = True
+    session.holding.request = HandOffRequest(session.key, "other")
+    assert ShardReports(lambda event: None).report([session], 0)[0].reason == "it is being handed over to other"
+    session.reason = "no such key"
+    assert ShardReports(lambda event: None).report([session], 0, hindrance="paused")[0].reason == "no such key"
+
+
+def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back():
+    told, session = [], make_session()
+    reports = ShardReports(told.append)
+    for now_ms, hindrance in ((0, None), (1, "told to pause"), (2, "told to pause"), (3, None), (4, "told to pause")):
+        reports.report([session], now_ms, hindrance=hindrance)
+    assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillBegan"]
+    assert "told to pause" in str(told[0])
+
+
+def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
+    reports, session = ShardReports(lambda event: None), make_session()
+    session.no_room_since_ms = 5_000
+    session.budget.try_reserve(session.budget.limit_bytes)
+    assert reports.report([session], 14_999)[0].reason is None
+    assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
+    session.no_room_since_ms = None
+    assert reports.report([session], 15_001)[0].reason is None

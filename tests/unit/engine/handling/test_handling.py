@@ -1,0 +1,30 @@
+"""How records are decoded before a handler sees them."""
+
+import pytest
+
+from anabranch._engine.handling.handling import Handling
+from anabranch.policies import Retry
+from shard_records import make_record
+
+
+def handling(decode):
+    return Handling(order="shard", concurrency=1, decode=decode, policy=Retry())
+
+
+def test_the_value_is_what_the_decoder_makes_of_the_data_and_the_rest_stays():
+    (record,) = handling(bytes.decode).decode_all([make_record(1, data=b"text")])
+    assert record.value == "text"
+    assert (record.data, record.sequence_number) == (b"text", "1")
+
+
+def test_without_a_decoder_records_are_handed_on_as_they_are_in_a_list_of_its_own():
+    records = [make_record(1)]
+    handed_on = handling(None).decode_all(records)
+    assert handed_on[0] is records[0]
+    handed_on.clear()
+    assert len(records) == 1
+
+
+def test_what_a_decoder_raises_is_left_as_it_is():
+    with pytest.raises(UnicodeDecodeError):
+        handling(bytes.decode).decode_all([make_record(1, data=b"\xff")])

@@ -1,0 +1,95 @@
+"""The watch over the main loop: what it says of one that is blocked, and that it says nothing of one that is not."""
+
+import asyncio
+import time
+
+import pytest
+
+from anabranch._engine.leases import heart_thread
+from anabranch._engine.leases.heart_thread import HeartThread
+from anabranch._engine.system_clock import SystemClock
+from anabranch.events import LoopBlocked, LoopStalled
+
+from stream_world import run, until
+
+
+class NoHeartbeat:
+    async def run(self):
+        await asyncio.Event().wait()
+
+
+class SuspendingClock(SystemClock):
+    """The machine is suspended during every other sleep of the watch; in the next one the main loop turns again."""
+
+    def __init__(self):
+        self.suspended_ms = 0
+        self.sleeps = 0
+        self.wake_main_loop = lambda: None
+
+    def now_ms(self):
+        return super().now_ms() + self.suspended_ms
+
+    async def sleep_until_ms(self, at_ms):
+        await super().sleep_until_ms(at_ms)
+        self.sleeps += 1
+        if self.sleeps % 2:
+            self.suspended_ms += 60_000
+        else:
+            self.wake_main_loop()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(heart_thread, "LOOK_EVERY_MS", 10)
+    monkeypatch.setattr(heart_thread, "BLOCKED_AFTER_MS", 60)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def block_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("event, stall_limit_ms", [(LoopBlocked, 3_600_000), (LoopStalled, 100)])
+def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_given_up(said, event, stall_limit_ms):
+    async def main():
+        thread = HeartThread(SystemClock(), stall_limit_ms, said.append)
+        thread.start(NoHeartbeat())
+        block_until(lambda: any(isinstance(one, event) for one in said))
+        thread.stop()
+        assert thread.is_stalled == (event is LoopStalled)
+        assert "block_until" in said[-1].stack
+        assert str(said[-1].blocked_ms) in str(said[-1])
+
+    run(main)
+
+
+def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
+    async def main():
+        clock = SuspendingClock()
+        thread = HeartThread(clock, 1_000, said.append)
+        clock.wake_main_loop = thread.tick
+        thread.start(NoHeartbeat())
+        await until(lambda: clock.sleeps > 10, "some looks")
+        thread.stop()
+        assert said == []
+
+    run(main)
+
+
+def test_a_heart_that_cannot_start_keeps_nobody_waiting(monkeypatch):
+    def fail(coroutine):
+        coroutine.close()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(heart_thread.asyncio, "run", fail)
+    thread = HeartThread(SystemClock(), 1_000, lambda event: None)
+    thread.start(None)
+    thread._thread.join()
+    assert "too many open files" in str(thread.failure)

@@ -1,0 +1,203 @@
+"""The lease loop: what follows at once, and what waits for the next look at the store."""
+
+import asyncio
+import os
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+
+from anabranch._core.leases.steps import Take, Write
+from anabranch._core.leases.timing import lease_timing
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.member import Member, MemberProfile
+from anabranch._engine.outside import Outside
+from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
+from anabranch.errors import FleetMismatchError
+from anabranch.events import MemberDiffers, StandstillBegan
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.testing.clock import ManualClock
+
+from stream_world import run, until
+
+APP = AppRow(app="billing", app_id="1", created_wall_ms=1)
+DEAD = MemberRow(member_id="dead#1", worker_id="dead", expiry_ms=10_000)
+KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
+
+
+class StoreThatKnowsTheDead(MemoryLeaseStore):
+    """As one whose processes run on one machine, where the kernel tells."""
+
+    async def dead_members(self):
+        return (DEAD.member_id,)
+
+
+@asynccontextmanager
+async def lease_loop(store, held, happened=None, clock=None, shards_max=None):
+    """A member that has joined, while no time passes, and its loop."""
+    emit = [].append if happened is None else happened.append
+    clock = clock or ManualClock()
+    outside = Outside(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=emit)
+    async with asyncio.TaskGroup() as group:
+        profile = MemberProfile(worker_id="w", fingerprint="", shards_max=shards_max)
+        member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
+        await member.join()
+        yield LeaseLoop(
+            outside,
+            member,
+            APP,
+            on_held=held.append,
+            on_dropped=lambda key, reason: None,
+            on_drain=lambda request: None,
+            is_healthy=lambda: True,
+            status=tuple,
+        )
+        member.close()
+
+
+def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
+    async def main():
+        store, held = StoreThatKnowsTheDead(), []
+        await store.open(APP)
+        await store.register_member(DEAD)
+        await store.create_lease(LeaseRow(key=KEY))
+        await store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0)
+        async with lease_loop(store, held) as loop:
+            task = asyncio.create_task(loop.run())
+            await until(lambda: bool(held), "the lease, while no time passes", 5)
+            task.cancel()
+        assert [holding.row.key for holding in held] == [KEY]
+
+    run(main)
+
+
+def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.book.epoch_floors[KEY] = 6
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+        assert [holding.row.epoch for holding in held] == [7]
+
+    run(main)
+
+
+def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_once():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY, owner=loop.book.member_id, version=1))
+            assert [holding.row.key for holding in held] == [KEY]
+
+    run(main)
+
+
+async def _meet_a_stranger(joined_wall_ms, happened):
+    """A member with other settings that works beside this one, as after a store was set back."""
+    store = MemoryLeaseStore()
+    await store.open(APP)
+    async with lease_loop(store, [], happened) as loop:
+        stranger = MemberRow(
+            member_id="b#1", worker_id="b", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
+        )
+        await store.register_member(stranger)
+        for attempt in (1, 2):
+            await loop.round()
+            await store.heartbeat(Beat(member_id="b#1", attempt=attempt))
+        await loop.round()
+
+
+def test_a_member_that_came_before_one_with_other_settings_says_so_once_and_stays():
+    happened = []
+    run(lambda: _meet_a_stranger(10**15, happened))
+    strangers = [event for event in happened if isinstance(event, MemberDiffers)]
+    assert [(event.member_id, event.fingerprint) for event in strangers] == [("b#1", "order key")]
+
+
+def test_a_member_that_came_after_one_with_other_settings_ends():
+    with pytest.raises(ExceptionGroup) as caught:
+        run(lambda: _meet_a_stranger(-1, []))
+    assert caught.group_contains(FleetMismatchError, match=r"differs from worker 'b' .*order key")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_is_no_member_and_writes_nothing():
+    async def main():
+        store, held = MemoryLeaseStore(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+            step = Write(held[0].row, held[0].row.version)
+            child = os.fork()
+            if child == 0:
+                os._exit(10 + loop.may_take() + 2 * (await loop.write(step) != "lost"))
+            _, status = os.waitpid(child, 0)  # noqa: ASYNC222 -- it ends at once
+            assert os.waitstatus_to_exitcode(status) == 10
+            assert loop.may_take()
+            assert await loop.write(step) == "written"
+
+    run(main)
+
+
+class StoreThatAnswersLate(MemoryLeaseStore):
+    """A write takes effect at once; its answer comes when it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.written = asyncio.Event()
+
+    async def write_lease(self, row, *, member_id, expected_version):
+        answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
+        self.written.set()
+        await self.answers.wait()
+        return answer
+
+
+def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_anew_leaves_the_new_holding_alone():
+    async def main():
+        store, held = StoreThatAnswersLate(), []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY))
+        async with lease_loop(store, held) as loop:
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+            before = loop.book.member_id
+            commit = asyncio.create_task(loop.write(Write(held[0].row, held[0].row.version)))
+            await store.written.wait()
+            await store.seal_member(before, 0)
+            loop.book.held.clear()  # as the loop does when its heart says that the member was sealed
+            loop.book.become("me#2")
+            loop.observe_lease(await store.read_lease(KEY))
+            await loop.take(Take(KEY, before, 2))
+            assert [holding.row.owner for holding in held] == [before, "me#2"]
+            store.answers.set()
+            assert await commit == "lost"
+            assert loop.book.held[KEY] is held[1]
+            assert not loop.book.rolled_back
+
+    run(main)
+
+
+def test_a_shard_that_nobody_may_own_is_told_of_once():
+    async def main():
+        store, held, happened, clock = MemoryLeaseStore(), [], [], ManualClock()
+        await store.open(APP)
+        for number in range(2):
+            await store.create_lease(LeaseRow(key=LeaseKey("1:orders:1", 0, f"shardId-{number:012}")))
+        async with lease_loop(store, held, happened, clock, shards_max=1) as loop:
+            for _ in range(8):
+                await loop.round()
+                clock.advance(10_000)
+        assert len(held) == 1
+        (told,) = [event for event in happened if isinstance(event, StandstillBegan)]
+        assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
+        assert "max_shards" in told.reason
+
+    run(main)

@@ -18,6 +18,7 @@ from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
 from anabranch._engine.shards.lineage import Lineage
+from anabranch._engine.shards.losses import Losses
 from anabranch._engine.shards.topology import list_all_shards
 from anabranch._model.leases import Finish
 from anabranch._model.start_positions import StartingPosition
@@ -27,6 +28,8 @@ from anabranch.testing.world import FleetOptions
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
 ROUGH = replace(BUSY, pauses_each=10.0, crashes_each=30.0)
 MERGING = replace(BUSY, worker_count=4, shard_count=4, reshards_each=4.0)
+
+TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
 
 
 class Mistake(NamedTuple):
@@ -135,6 +138,25 @@ async def _begin_anew(self):
         self._app = await self.call(self._outside.store.open(self._app)) or self._app
 
 
+def _gate_by_listing():
+    """A parent that is not in the last listing, whoever made that, counts as gone."""
+    listed, find_missing, waits = {}, Lineage._find_missing, Book.waits
+
+    async def note_listing(self, row, listing):
+        listed[row.stream_key] = {shard.shard_id for shard in listing}
+        await find_missing(self, row, listing)
+
+    def waits_if_listed(self, row):
+        there = listed.get(row.key.stream_key, set(row.waits_for))
+        return waits(self, row) and any(parent in there for parent in row.waits_for)
+
+    return [
+        (Lineage, "_find_missing", note_listing),
+        (Book, "waits", waits_if_listed),
+        (LeaseLoop, "_floor", _no_floor),
+    ]
+
+
 MISTAKES = {
     "the fence is not looked at": Mistake([(Member, "may_start", lambda self: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
@@ -188,4 +210,6 @@ MISTAKES = {
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
     ),
+    "trimmed records are not told": Mistake([(Losses, "tell", lambda *_: None)], "no loss", TRIMMING),
+    "a parent that is not listed opens the gate": Mistake(_gate_by_listing(), "parents first", TRIMMING),
 }

@@ -17,10 +17,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from anabranch._core.shards.coverage import gaps, has_overlap
-from anabranch._core.shards.graph import Ids, ShardGraph, creation_order, still_to_come
+from anabranch._core.shards.coverage import gaps, has_overlap, overlaps
+from anabranch._core.shards.graph import ShardGraph, creation_order, still_to_come
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, at_timestamp
@@ -34,6 +34,7 @@ __all__ = [
     "pin",
     "plan_bootstrap",
     "roots",
+    "unread",
 ]
 
 PIN_MARGIN_SECONDS: Final = 5
@@ -112,12 +113,30 @@ def missing_leases(
         for shard in candidates.values()
         if not any(parent in candidates for parent in graph.parents(shard.shard_id))
     ]
-    return tuple(_lease(stream, graph, shard, scope, named) for shard in sorted(oldest, key=creation_order))
+    return tuple(_lease(stream, graph, shard, scope, rows) for shard in sorted(oldest, key=creation_order))
 
 
-def _lease(stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], with_rows: Ids) -> LeaseRow:
+def unread(hash_key_range: HashKeyRange, rows: Iterable[LeaseRow]) -> Checkpoint:
+    """The checkpoint of a shard that nobody has read (rule T4). Rows with hash keys of its own are of shards before it:
+    it has nothing that came before they were read, and everything that came later is still to be read.
+    """
+    times = [row.checkpoint.seen_through_seconds for row in rows if _is_before(row, hash_key_range)]
+    return Checkpoint(seen_through_seconds=max((time for time in times if time is not None), default=None))
+
+
+def _is_before(row: LeaseRow, hash_key_range: HashKeyRange) -> bool:
+    return row.hash_key_range is not None and overlaps(row.hash_key_range, hash_key_range)
+
+
+def _lease(
+    stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
+) -> LeaseRow:
     parents = graph.parents(shard.shard_id)
-    waits_for = tuple(parent for parent in parents if parent in with_rows)
+    # Rows with hash keys of its own are of shards before it, also where those between them were trimmed out of sight.
+    # They are finished, or it would be theirs to make; but its fence tokens go above theirs (rule U3).
+    waits_for = tuple(
+        row.key.shard_id for row in rows if row.key.shard_id in parents or _is_before(row, shard.hash_key_range)
+    )
     # One whose parent is in scope was born after the origin: all of it is to be read.
     is_root = not waits_for and not any(parent in scope for parent in parents)
     return LeaseRow(
@@ -125,4 +144,5 @@ def _lease(stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[st
         start=stream.origin if is_root else TRIM_HORIZON,
         waits_for=waits_for,
         hash_key_range=shard.hash_key_range,
+        checkpoint=unread(shard.hash_key_range, rows),
     )

@@ -19,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._core.shards.bootstrap import missing_leases
+from anabranch._core.shards.bootstrap import missing_leases, unread
 from anabranch._core.shards.coverage import gaps
 from anabranch._core.shards.graph import Ids, ShardGraph, unfinished_ancestors
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
@@ -74,8 +74,8 @@ def plan_end(
     """The end of a shard that was read to its end; None while its children are unknown: list, then ask again.
 
     `scope` is a complete listing made since the end was seen, None if there is none: children whose parents all have
-    rows need none. `rows` are all of this stream and generation, finished ones included. What its children get after
-    `read_through_seconds` is still to be read (rule T4).
+    rows need none. `rows` are all of this stream and generation, finished ones included. It was read until
+    `read_through_seconds` (rule T4).
     """
     children = sorted(graph.children(row.key.shard_id))
     if not _are_complete(graph, row.key.shard_id, children):
@@ -87,11 +87,8 @@ def plan_end(
     above = () if scope is None or is_simple else _unmade_ancestors(graph, scope, children, with_rows)
     made = [shard_id for shard_id in (*above, *children) if shard_id not in with_rows]
     known = with_rows | dict.fromkeys(made)
-    made_rows = (_row(row, each, graph, rows, known) for each in made)
-    return ShardEnd(
-        tuple(_unread_since(new, read_through_seconds) if new.key.shard_id in children else new for new in made_rows),
-        Finish("end", tuple(children)),
-    )
+    now = [*rows, replace(row, checkpoint=Checkpoint(seen_through_seconds=read_through_seconds))]
+    return ShardEnd(tuple(_row(row, each, graph, now, known) for each in made), Finish("end", tuple(children)))
 
 
 def _are_complete(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> bool:
@@ -113,15 +110,13 @@ def _unmade_ancestors(
 def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[LeaseRow], known: Ids) -> LeaseRow:
     older = unfinished_ancestors(graph, shard_id, rows)
     parents = (parent for parent in graph.parents(shard_id) if parent in known)
+    hash_key_range = graph.hash_key_range(shard_id)
     return LeaseRow(
         key=LeaseKey(ended.key.stream_key, ended.key.generation, shard_id),
         waits_for=tuple(sorted({*parents, *older})),
-        hash_key_range=graph.hash_key_range(shard_id),
+        hash_key_range=hash_key_range,
+        checkpoint=Checkpoint() if hash_key_range is None else unread(hash_key_range, rows),
     )
-
-
-def _unread_since(row: LeaseRow, seconds: float | None) -> LeaseRow:
-    return replace(row, checkpoint=Checkpoint(seen_through_seconds=seconds))
 
 
 def plan_trimmed(
@@ -143,7 +138,8 @@ def plan_trimmed(
     left = missing_leases(stream, graph, scope, [*others, replace(row, finish=Finish("trimmed"))])
     heirs = tuple(
         replace(
-            _unread_since(heir, since_seconds),
+            heir,
+            checkpoint=Checkpoint(seen_through_seconds=since_seconds),
             waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})),
             start=TRIM_HORIZON,
         )

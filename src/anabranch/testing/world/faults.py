@@ -132,8 +132,11 @@ class Faults:
 
     def _trim(self) -> None:
         """Not in quick succession: what is new at one leap would be a day old at the next, and gone unread."""
-        if not self._ended:
-            self._fleet.stream.leap(self._fleet.random.uniform(25, 30))
+        if self._fleet.options.trims_unread and not self._fleet.rows.have_begun:
+            self._loop().call_later(1.0, self._trim)
+        elif not self._ended:
+            shortest = 0 if self._fleet.options.trims_unread else 25
+            self._fleet.stream.leap(self._fleet.random.uniform(shortest, shortest + 5))
             self._loop().call_later(self._fleet.random.uniform(35, 45), self._trim)
 
     def _store_is_emptied(self) -> None:

@@ -47,10 +47,17 @@ class SimulatedKinesis(Kinesis):
         self._random = random
 
     async def _call(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        def perform() -> dict[str, Any]:
+        answer, _ = await self._timed_call(operation, request)
+        return answer
+
+    async def _timed_call(self, operation: str, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """With the service's time at which it was answered: its clock may leap while the answer is on its way."""
+
+        def perform() -> tuple[dict[str, Any], int]:
             self._refuse_sometimes(operation)
+            now_ms = self._stream.now_ms()
             try:
-                return self._stream.state.call(operation, request, now_ms=self._stream.now_ms())
+                return self._stream.state.call(operation, request, now_ms=now_ms), now_ms
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
@@ -95,7 +102,7 @@ class SimulatedKinesis(Kinesis):
         request: dict[str, Any] = {"ShardIterator": shard_iterator}
         if limit is not None:
             request["Limit"] = limit
-        answer = await self._call("GetRecords", request)
+        answer, now_ms = await self._timed_call("GetRecords", request)
         records = [
             KinesisRecord(
                 data=record["Data"],
@@ -110,7 +117,7 @@ class SimulatedKinesis(Kinesis):
             answer.get("NextShardIterator"),
             answer.get("MillisBehindLatest"),
             tuple(_child(child) for child in answer.get("ChildShards", ())),
-            self._stream.now_ms() / 1000,
+            now_ms / 1000,
         )
 
     # what there is
@@ -137,7 +144,7 @@ class SimulatedKinesis(Kinesis):
         return ListShardsResponse(tuple(_shard(shard) for shard in answer["Shards"]), answer.get("NextToken"))
 
     async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
-        answer = await self._call("DescribeStreamSummary", {"StreamName": stream.name})
+        answer, now_ms = await self._timed_call("DescribeStreamSummary", {"StreamName": stream.name})
         summary = answer["StreamDescriptionSummary"]
         return StreamSummary(
             name=summary["StreamName"],
@@ -146,7 +153,7 @@ class SimulatedKinesis(Kinesis):
             created_seconds=float(summary["StreamCreationTimestamp"]),
             retention_hours=summary["RetentionPeriodHours"],
             open_shard_count=summary["OpenShardCount"],
-            server_seconds=self._stream.now_ms() / 1000,
+            server_seconds=now_ms / 1000,
         )
 
 

@@ -92,6 +92,14 @@ class ForgetfulRows(MemoryLeaseStore):
     def has_streams(self) -> bool:
         return bool(self._streams)
 
+    @property
+    def have_begun(self) -> bool:
+        """Of every shard it is known how far it was read; before that, nothing is promised of what falls off."""
+        return bool(self._leases) and all(
+            row.is_finished or row.checkpoint.watermark is not None or row.checkpoint.seen_through_seconds is not None
+            for row in self._leases.values()
+        )
+
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
         """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
         self._app, self._members, self._streams, self._leases, self._controls = None, {}, {}, {}, {}

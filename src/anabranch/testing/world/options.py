@@ -65,6 +65,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between two changes of the shard count as a whole."""
     trims: bool = False
     """Every forty seconds the service's clock leaps, so that only what came in the last half minute is kept."""
+    trims_unread: bool = False
+    """Then, only what came in the last few seconds: some of it was not read by anybody."""
     deleted: bool = False
     """The stream is deleted once, and created anew some seconds later."""
     on_recreated: Literal["stop", "restart"] = "stop"
@@ -83,12 +85,22 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fleet_options_for(seed: int) -> FleetOptions:
-    """One in ten is a world of long retention, in which shards leave the listing and lease rows are cleaned up: all is
-    read before it falls off there, so that nothing need be excused.
+    """One in ten is a world of long retention, in which shards leave the listing and lease rows are cleaned up. In half
+    of them all is read before it falls off, so that nothing need be excused; in the others, what is not must be told.
     """
     options = _drawn(seed)
     if seed % 10 != 7:
         return options
+    if seed % 20 == 17:
+        return msgspec.structs.replace(
+            options,
+            trims=True,
+            trims_unread=True,
+            faulty_seconds=100.0,
+            store_outage_seconds=0.0,
+            roll_back_seconds=0.0,
+            **dict.fromkeys(("deleted", "store_is_emptied"), False),
+        )
     return msgspec.structs.replace(
         options,
         trims=True,

@@ -143,9 +143,10 @@ class SimulatedStream:
         """The service's clock goes on by so much that only what came in the last seconds is kept."""
         self._ahead_ms += _RETENTION_MS - int(kept_seconds * 1000)
 
-    def excuse(self, shard_id: str) -> None:
+    def excuse(self, shard_id: str, since_seconds: float | None) -> None:
         """A consumer has said that records of this shard were lost: those that have fallen off need not be handled.
-        With it go the shards that came after it and are gone altogether, which nobody has ever seen.
+        With it go the shards after it that are gone altogether, which nobody has ever seen, and in those before it what
+        came since the time that was named.
         """
         if not self.is_there:
             return
@@ -154,12 +155,17 @@ class SimulatedStream:
         for name, parents in self._parents.items():  # in the order of their creation
             if name not in there and any(parent in gone for parent in parents):
                 gone.add(name)
-        horizon_ms = self.now_ms() - _RETENTION_MS
-        for name in [name for name in self._kept if name in gone]:
+        before = {place(shard_id, self.incarnation)}
+        for name in reversed(self._parents):
+            if name in before:
+                before.update(parent for parent in self._parents[name] if parent not in there)
+        horizon_ms, since_ms = self.now_ms() - _RETENTION_MS, int((since_seconds or 0) * 1000)
+        for name in [name for name in self._kept if name in gone or name in before]:
+            first_ms = 0 if name in gone else since_ms
             kept = self._kept[name]
-            for _, record in kept[: bisect_right(kept, horizon_ms, key=lambda entry: entry[0])]:
+            for _, record in (lost := [entry for entry in kept if first_ms <= entry[0] <= horizon_ms]):
                 self._journal.excused(record)
-            self._kept[name] = [entry for entry in kept if entry[0] > horizon_ms]
+            self._kept[name] = [entry for entry in kept if entry not in lost]
 
     # resharding
 

@@ -93,7 +93,7 @@ class SimulatedWorker:
             for incarnation in range(stream.incarnation + 1):
                 self._journal.lost(self.process.name, place(shard_id, incarnation))
         elif isinstance(event, DataLost):
-            stream.excuse(shard_id)
+            stream.excuse(shard_id, event.read_through_seconds)
 
     async def _live(self) -> None:
         try:

@@ -1,6 +1,7 @@
 import pytest
 from msgspec.structs import replace
 
+from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.gate import (
     ShardEnd,
     adoptable,
@@ -186,3 +187,16 @@ def test_heirs_are_unread_since_the_shard_that_was_trimmed_was_read(read_through
     graph = ShardGraph().united(shards=[shard("a", 0, 9, "x")], rows=[p])
     end = plan_trimmed(STREAM, p, graph, {"a": shard("a", 0, 9, "x")}, [p], read_through)
     assert [row.checkpoint for row in end.rows] == [Checkpoint(seen_through_seconds=since)]
+
+
+def test_a_stray_whose_line_was_trimmed_out_of_sight_follows_the_rows_that_have_its_hash_keys():
+    seen = Checkpoint(seen_through_seconds=1_000.0)
+    rows = [
+        lease("a", 0, 4, finish=Finish("trimmed"), checkpoint=seen),
+        lease("b", 5, 9, finish=Finish("trimmed")),
+        lease("c", 10, 19, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=2_000.0)),
+    ]
+    scope = {"s": shard("s", 0, 9, "x", "y")}
+    graph = ShardGraph().united(shards=scope.values(), rows=rows)
+    (made,) = missing_leases(STREAM, graph, scope, rows)
+    assert made == lease("s", 0, 9, waits_for=("a", "b"), checkpoint=seen)

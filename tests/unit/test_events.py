@@ -10,7 +10,7 @@ from anabranch import events
 from anabranch.events import Event
 
 KINDS = [getattr(events, name) for name in events.__all__ if name != "Event"]
-SAMPLES = {int: 3, str: "something", tuple[str, ...]: ("shardId-1", "shardId-2")}
+SAMPLES = {int: 3, float: 3.5, float | None: None, str: "something", tuple[str, ...]: ("shardId-1", "shardId-2")}
 
 
 def sample(kind, **given):
@@ -56,6 +56,8 @@ def test_optional_details_are_told_when_they_are_there():
         "stopped: asked to; its lease is kept, and a worker that starts later tries again"
     )
     assert "at record 7 (partition key 'k')" in str(sample(events.ShardStopped, position="7", partition_key="k"))
+    lost = sample(events.DataLost, read_through_seconds=0.0, trimmed_through_seconds=3_600.0)
+    assert "of arrivals from 1970-01-01T00:00:00Z until 1970-01-01T01:00:00Z" in str(lost)
     assert sample(events.OrderChanged, repeats=True).level == logging.WARNING
     assert sample(events.OrderChanged, repeats=False).level == logging.INFO
     assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")

@@ -58,11 +58,13 @@ def single_cause(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> None:
+def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
     """A task of the group. Where that is going down, for whatever reason, nothing more is begun, and that is no error
-    of who asked.
+    of who asked. Says whether it was.
     """
     try:
         group.create_task(work, name=name)
     except RuntimeError:
         work.close()
+        return False
+    return True

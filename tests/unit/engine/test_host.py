@@ -18,11 +18,11 @@ def test_nothing_is_begun_in_a_group_that_is_going_down_and_that_is_no_second_er
 
     async def main():
         async with asyncio.TaskGroup() as group:
-            begin(group, fail(), "fail")
+            assert begin(group, fail(), "fail")
             try:
                 await asyncio.sleep(60)
             finally:
-                begin(group, late(), "late")
+                assert not begin(group, late(), "late")
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(main())

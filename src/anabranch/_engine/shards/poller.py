@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from anabranch._core.reading.health import ReadHealth
+from anabranch._engine.host import begin
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
@@ -104,7 +105,8 @@ class Poller:
             session.no_room_since_ms = self._outside.clock.now_ms()
         else:
             session.no_room_since_ms = None
-            self._group.create_task(self._read(session), name=f"read {session.shard_id}")
+            if not begin(self._group, self._read(session), f"read {session.shard_id}"):
+                self._budget.release(READ_RESERVE_BYTES)  # others may share the budget
 
     def _on_room(self) -> None:
         while self._waiting and self._budget.has_room(READ_RESERVE_BYTES):

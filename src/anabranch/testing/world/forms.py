@@ -12,7 +12,7 @@ from anabranch._engine.consuming.consuming import Consuming
 from anabranch._engine.handling.calls import HandlerCall
 from anabranch.records import Record
 from anabranch.testing.checkers import Call
-from anabranch.testing.world.labour import Labour, PretendedError
+from anabranch.testing.world.labour import Labour
 from anabranch.testing.world.options import Form
 
 __all__ = ["FORMS"]
@@ -67,12 +67,7 @@ async def _acknowledge(
     record: Record[Any], calls: list[Call], consuming: Consuming, labour: Labour, hands: asyncio.Semaphore
 ) -> None:
     try:
-        while True:
-            try:
-                await labour.work([record], calls)
-                break
-            except PretendedError:
-                calls = labour.begin([record])
+        await labour.insist([record], calls)
         consuming.ack([record])
     finally:
         hands.release()

@@ -60,11 +60,25 @@ class Labour:
         return self._start(records, self.tokens[records[0].shard_id])
 
     async def work(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
+        await self._end(calls, self._try(records))
+
+    async def insist(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
+        """Who has taken records into hand tries again without asking anybody: to the engine that is one call."""
+        await self._end(calls, self._try_until_done(records))
+
+    async def _try_until_done(self, records: Sequence[Record[Any]]) -> None:
+        while True:
+            try:
+                return await self._try(records)
+            except PretendedError:
+                """Again."""
+
+    async def _try(self, records: Sequence[Record[Any]]) -> None:
         # Leaving a loop by an error ends the process: that happens once or twice to a record, and to few.
         data = records[0].data
         tries = self._around.tries
         tried = tries[data] = tries.get(data, 0) + 1
-        await self._end(calls, self._pretend(records, tried if crc32(data) % 7 == 0 else tried + 2))
+        await self._pretend(records, tried if crc32(data) % 7 == 0 else tried + 2)
 
     async def before_call(self) -> None:
         if not self._network.is_calm and self._random.random() < self._options.gaps:

@@ -79,9 +79,9 @@ class ForgetfulRows(MemoryLeaseStore):
         kept = next((rows for ended_ms, rows in self._past if ended_ms > wanted_ms), None)
         if kept is None or kept[0] is None:
             return False
-        begun = [row for row in self._streams.values() if row.bootstrapped]
+        begun = dict(self._streams)
         self._app, self._members, self._streams, self._leases, self._controls = kept
-        if any(row.stream_key not in self._streams or not self._streams[row.stream_key].bootstrapped for row in begun):
+        if any(self._streams.get(key) != row for key, row in begun.items()):
             self._journal.has_forgotten_a_birth = True
         self._past.clear()
         self.storage += 1

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from anabranch._core.shards.bootstrap import missing_leases, unread
 from anabranch._core.shards.coverage import gaps
-from anabranch._core.shards.graph import Ids, ShardGraph, unfinished_ancestors
+from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
@@ -108,7 +108,13 @@ def _unmade_ancestors(
 
 
 def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[LeaseRow], known: Ids) -> LeaseRow:
-    older = unfinished_ancestors(graph, shard_id, rows)
+    # One that was read to its end has rows below it to wait for. One that was trimmed may have none, and only its own
+    # row knows its fence token (rule U3).
+    older = (
+        other.key.shard_id
+        for other in ancestors_by_keys(graph, shard_id, rows)
+        if other.finish is None or other.finish.reason == "trimmed"
+    )
     parents = (parent for parent in graph.parents(shard_id) if parent in known)
     hash_key_range = graph.hash_key_range(shard_id)
     return LeaseRow(

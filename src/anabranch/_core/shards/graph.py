@@ -17,7 +17,7 @@ from anabranch._model.shards import Shard
 from anabranch._wire.messages import ChildShard
 from anabranch.errors import StreamRecreatedError
 
-__all__ = ["ShardGraph", "creation_order", "still_to_come", "unfinished_ancestors"]
+__all__ = ["ShardGraph", "ancestors_by_keys", "creation_order", "still_to_come", "unfinished_ancestors"]
 
 Ids = dict[str, None]
 """A set of ids that keeps its order, so that one seed replays alike in every process."""
@@ -106,7 +106,12 @@ def _closure(shard_ids: Iterable[str], neighbours: Callable[[str], tuple[str, ..
 
 
 def unfinished_ancestors(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[str, ...]:
-    """Unfinished leases of shards that held some of this shard's hash keys before it.
+    unfinished = (row for row in rows if not row.is_finished)
+    return tuple(row.key.shard_id for row in ancestors_by_keys(graph, shard_id, unfinished))
+
+
+def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[LeaseRow, ...]:
+    """Leases of shards that held some of this shard's hash keys before it.
 
     Two shards hold the same keys only if one descends from the other. So where generations came and went between two
     listings, or were trimmed, the keys still show the line that nobody names.
@@ -116,12 +121,9 @@ def unfinished_ancestors(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseR
         return ()
     younger = graph.descendants([shard_id]) | {shard_id: None}
     return tuple(
-        row.key.shard_id
+        row
         for row in rows
-        if not row.is_finished
-        and row.hash_key_range is not None
-        and overlaps(row.hash_key_range, own)
-        and row.key.shard_id not in younger
+        if row.hash_key_range is not None and overlaps(row.hash_key_range, own) and row.key.shard_id not in younger
     )
 
 

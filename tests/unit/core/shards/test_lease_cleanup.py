@@ -4,6 +4,7 @@ import pytest
 
 from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.graph import ShardGraph
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import at_timestamp
@@ -17,6 +18,13 @@ def row(name, **fields):
 
 def finished(name, *children, **fields):
     return row(name, finish=Finish("end", children), **fields)
+
+
+def trimmed(name, *children, **fields):
+    return row(name, finish=Finish("trimmed", children), **fields)
+
+
+LOW, HIGH, ALL = HashKeyRange(0, 4), HashKeyRange(5, 9), HashKeyRange(0, 9)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +46,27 @@ def finished(name, *children, **fields):
         ("one child has lost its row", [finished("p", "a", "b"), row("a", checkpoint=BEGUN)], []),
         ("a parent is left above", [finished("g", "p", "x"), finished("p", "a"), row("a", checkpoint=BEGUN)], []),
         ("not finished", [row("p", checkpoint=BEGUN)], []),
-        ("trimmed, and nothing came of it", [row("p", finish=Finish("trimmed"))], ["p"]),
+        ("trimmed, with hash keys that are unknown", [trimmed("p")], ["p"]),
+        ("trimmed, and nothing has its hash keys yet", [trimmed("p", hash_key_range=ALL)], []),
+        (
+            "trimmed, and a part of its hash keys is still another's to make",
+            [trimmed("p", "a", hash_key_range=ALL), row("a", checkpoint=BEGUN, hash_key_range=LOW)],
+            [],
+        ),
+        (
+            "trimmed, and a stray that follows it has not begun",
+            [trimmed("p", hash_key_range=LOW), row("s", waits_for=("p",), hash_key_range=ALL)],
+            [],
+        ),
+        (
+            "trimmed, and an heir and a stray that follow it have begun",
+            [
+                trimmed("p", "a", hash_key_range=ALL),
+                row("a", checkpoint=BEGUN, hash_key_range=LOW),
+                row("s", waits_for=("p",), checkpoint=BEGUN, hash_key_range=HIGH),
+            ],
+            ["p"],
+        ),
         ("nothing", [], []),
     ],
 )

@@ -200,3 +200,15 @@ def test_a_stray_whose_line_was_trimmed_out_of_sight_follows_the_rows_that_have_
     graph = ShardGraph().united(shards=scope.values(), rows=rows)
     (made,) = missing_leases(STREAM, graph, scope, rows)
     assert made == lease("s", 0, 9, waits_for=("a", "b"), checkpoint=seen)
+
+
+def test_a_child_follows_those_that_were_trimmed_before_its_line_was_known():
+    rows = [
+        lease("a", 0, 4),
+        lease("b", 5, 9, finish=Finish("trimmed")),
+        lease("g", 0, 9, finish=Finish("end", ("a", "b"))),
+        lease("z", 10, 19, finish=Finish("trimmed")),
+    ]
+    graph = ShardGraph().united(child_shards=[child("c", 0, 9, "a", "x")], rows=rows)
+    end = plan_end(rows[0], graph, {}, rows)
+    assert [(row.key, row.waits_for) for row in end.rows] == [(key("c"), ("a", "b"))]

@@ -136,6 +136,7 @@ async def _begin_anew(self):
     answer = await self.call(self._read_app())
     if answer is not None and (answer[0] is None or answer[0].app_id != self._app.app_id):
         self._app = await self.call(self._outside.store.open(self._app)) or self._app
+    return True
 
 
 def _gate_by_listing():
@@ -196,7 +197,7 @@ MISTAKES = {
         replace(BUSY, form="run_batches", overrunning=0.1, timeout_seconds=1.5),
     ),
     "a running worker begins anew in an emptied store": Mistake(
-        [(LeaseLoop, "_check_birth", _begin_anew), (LeaseLoop, "_recognise", lambda self, app: None)],
+        [(LeaseLoop, "check_birth", _begin_anew), (LeaseLoop, "_recognise", lambda self, app: None)],
         "one birth",
         replace(BUSY, store_is_emptied=True),
     ),

@@ -145,7 +145,7 @@ class LeaseLoop:
             return False
         apply_members(book, self.stopwatches, members, outside.clock.now_ms())
         if book.wants_leases(outside.clock.now_ms()):
-            await self._check_birth()
+            await self.check_birth()
             leases = await self.call(outside.store.read_leases())
             if leases is None:
                 return False
@@ -189,17 +189,30 @@ class LeaseLoop:
                 self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
         self._strangers = {row.member_id: None for row in differing}
 
-    async def _check_birth(self) -> None:
-        """A running process makes neither its application nor one of its streams a second time (rule L14)."""
-        store = self._outside.store
-        app = await self.call(self._read_app())
-        if app is not None:
-            self._recognise(app[0])
-        streams = await self.call(store.read_streams())
+    async def check_birth(self) -> bool:
+        """A running process makes neither its application nor one of its streams a second time (rule L14). False: the
+        store did not say all that there is to know. The application comes last: of another one nothing is believed.
+        """
+        streams = await self.call(self._outside.store.read_streams())
         if streams is not None:
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.book.streams or ()):
                 self._miss_birth()
+        app = await self.call(self._read_app())
+        if app is not None:
+            self._recognise(app[0])
+        return streams is not None and app is not None
+
+    async def confirm_birth(self) -> None:
+        """Before anything is made."""
+        if not await self.check_birth():
+            raise LeaseStoreError(f"the lease store did not say whose it is: {self.trouble or 'no answer'}")
+
+    async def create_lease(self, row: LeaseRow) -> LeaseRow | None:
+        """In no store but this application's: in one that was emptied, or begun anew by another, the row would be a
+        beginning in the middle. None: there was no answer.
+        """
+        return await self.call(self._outside.store.create_lease(row)) if await self.check_birth() else None
 
     def _recognise(self, app: AppRow | None) -> None:
         if app is None or app.app_id != self._app.app_id:

@@ -90,10 +90,12 @@ class Lineage:
         self._restarting = asyncio.Lock()
         self._leases: LeaseLoop
         self._on_left: Callable[[str], None]
+        self._before_making: Callable[[], Awaitable[None]] | None = None
 
     def attach(self, leases: LeaseLoop, *, on_left: Callable[[str], None]) -> None:
         self._leases = leases
         self._on_left = on_left
+        self._before_making = leases.confirm_birth
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
@@ -153,7 +155,7 @@ class Lineage:
             created_seconds=summary.created_seconds,
             origin=origin,
         )
-        return await self._insist(lambda: outside.store.put_stream(row))
+        return await self._insist(lambda: outside.store.put_stream(row), self._before_making)
 
     async def _bootstrap(self, row: StreamRow) -> StreamRow:
         """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
@@ -167,7 +169,7 @@ class Lineage:
         else:
             raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
         for lease in plan:
-            await self._insist(lambda lease=lease: outside.store.create_lease(lease))  # type: ignore[misc]
+            await self._insist(partial(outside.store.create_lease, lease), self._before_making)
         done = replace(row, bootstrapped=True)
         await self._insist(lambda: outside.store.write_stream(done, row.version))
         return done
@@ -179,8 +181,8 @@ class Lineage:
             lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
         ]
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms)
+    async def _insist(self, call: Callable[[], Awaitable[T]], before: Callable[[], Awaitable[None]] | None = None) -> T:
+        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms, before=before)
 
     # the end of a shard
 
@@ -238,7 +240,7 @@ class Lineage:
     async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer) -> bool:
         store = self._outside.store
         for row in end.rows:
-            created = await self._leases.call(store.create_lease(row))
+            created = await self._leases.create_lease(row)
             if created is None:
                 return False
             self._leases.observe_lease(created)
@@ -367,7 +369,6 @@ class Lineage:
             await self._find_missing(row, listing)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
-        outside = self._outside
         leases = await self._lease_rows(row)
         if not leases:
             return  # rows are never all removed: the store was emptied, and that is no new beginning (rule L14)
@@ -375,7 +376,7 @@ class Lineage:
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
         for lease in missing_leases(row, graph, scope, leases):
-            created = await self._leases.call(outside.store.create_lease(lease))
+            created = await self._leases.create_lease(lease)
             if created is not None:
                 self._leases.observe_lease(created)
                 self._leases.hasten()

@@ -4,6 +4,7 @@ The rows are the memory store's, and so are its conditions. On bad days it goes 
 another storage; requests that were on their way to the one before are lost.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -121,18 +122,24 @@ class SimulatedLeaseStore(LeaseStore):
         self._process = process
         self._connections = {"heart": rows.storage, "main": rows.storage}
         """The storage that each connection was made to: heartbeats have one of their own."""
+        self._assured_at: float | None = None
+        """When the process last heard of the application's row from a store that was not emptied yet."""
 
     async def _ask(
         self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main", makes: str | None = None
     ) -> Any:
-        storage, was_emptied = self._connections[connection], self._rows.is_emptied
+        storage = self._connections[connection]
+        # No store makes a row on the condition that another one stands. So a process can look at the application's row
+        # and make its own at once, and no more: if the store was emptied while the look's answer was on its way, that
+        # is nobody's fault, and neither is what was on its way itself.
+        is_to_blame = self._rows.is_emptied and self._assured_at != asyncio.get_running_loop().time()
 
         def request() -> Any:
             if self._rows.storage != storage:
                 self._connections[connection] = self._rows.storage
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
-            if makes is not None and was_emptied:  # what was on its way when it happened is nobody's fault
+            if makes is not None and is_to_blame:
                 self._rows.made(self._process.name, makes)
             return _at_once(call())
 
@@ -144,7 +151,13 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
 
     async def read_app(self) -> AppRow | None:
-        return await self._ask(self._rows.read_app)  # type: ignore[no-any-return]
+        async def look() -> tuple[AppRow | None, bool]:
+            return await self._rows.read_app(), self._rows.is_emptied
+
+        row, is_emptied = await self._ask(look)
+        if not is_emptied:
+            self._assured_at = asyncio.get_running_loop().time()
+        return row  # type: ignore[no-any-return]
 
     async def incarnation(self) -> str:
         return await self._ask(self._rows.incarnation)  # type: ignore[no-any-return]

@@ -13,8 +13,8 @@ from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
-from anabranch.errors import FleetMismatchError
-from anabranch.events import MemberDiffers, StandstillBegan
+from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import MemberDiffers, StandstillBegan, StoreReset
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.clock import ManualClock
 
@@ -199,5 +199,41 @@ def test_a_shard_that_nobody_may_own_is_told_of_once():
         (told,) = [event for event in happened if isinstance(event, StandstillBegan)]
         assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
         assert "max_shards" in told.reason
+
+    run(main)
+
+
+class StoreThatDoesNotSay(MemoryLeaseStore):
+    """Whose it is."""
+
+    async def read_app(self):
+        raise LeaseStoreError("away")
+
+
+def test_no_lease_is_made_in_a_store_that_does_not_say_whose_it_is():
+    async def main():
+        store = StoreThatDoesNotSay()
+        await store.open(APP)
+        async with lease_loop(store, []) as loop:
+            assert await loop.create_lease(LeaseRow(key=KEY)) is None
+            with pytest.raises(LeaseStoreError, match="did not say whose it is: away"):
+                await loop.confirm_birth()
+        assert not await store.read_leases()
+
+    run(main)
+
+
+@pytest.mark.parametrize("app", [None, AppRow(app="billing", app_id="2", created_wall_ms=1)])
+def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_anew_by_another(app):
+    async def main():
+        store, happened = MemoryLeaseStore(), []
+        await store.open(APP)
+        async with lease_loop(store, [], happened) as loop:
+            assert await loop.create_lease(LeaseRow(key=KEY)) == LeaseRow(key=KEY)
+            store._app, store._leases = app, {}
+            with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
+                await loop.create_lease(LeaseRow(key=KEY))
+        assert not await store.read_leases()
+        assert any(isinstance(event, StoreReset) for event in happened)
 
     run(main)

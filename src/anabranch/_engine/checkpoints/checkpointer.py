@@ -85,6 +85,7 @@ class Checkpointer:
                 row, count = self.next_row(session, finish=finish, stopped=stopped)
                 row = row if parting_row is None else parting_row
                 if row == session.row:
+                    session.committed_count = count  # also by a write whose answer was lost, and whose row was adopted
                     return "written"
                 outcome = await self._leases.write(Write(row, session.row.version))
                 if outcome == "written":

@@ -178,3 +178,17 @@ def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_a
     row, _ = checkpointer.next_row(session)
     assert row.checkpoint.watermark == Position(2)
     assert row.checkpoint.seen_through_seconds == 1_000.0  # record 3 is not handled
+
+
+def test_a_commit_whose_answer_was_lost_counts_once_its_row_is_known():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        session = make_session()
+        leases.holdings[session.key] = session.holding  # it took effect, and the row was read again
+        assert not await checkpointer.commit(session)
+        assert session.committed_count == 0
+        assert await checkpointer.commit(session)
+        assert len(leases.written) == 1
+        assert session.committed_count == session.lane.finished_count == 1
+
+    run(main)

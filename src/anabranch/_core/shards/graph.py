@@ -114,16 +114,20 @@ def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]
     """Leases of shards that held some of this shard's hash keys before it.
 
     Two shards hold the same keys only if one descends from the other. So where generations came and went between two
-    listings, or were trimmed, the keys still show the line that nobody names.
+    listings, or were trimmed, the keys still show the line that nobody names. Which of the two came first, their ids
+    tell where the graph does not: the service numbers shards as it creates them.
     """
     own = graph.hash_key_range(shard_id)
     if own is None:
         return ()
-    younger = graph.descendants([shard_id]) | {shard_id: None}
+    older, younger = graph.ancestors([shard_id]), graph.descendants([shard_id]) | {shard_id: None}
     return tuple(
         row
         for row in rows
-        if row.hash_key_range is not None and overlaps(row.hash_key_range, own) and row.key.shard_id not in younger
+        if row.hash_key_range is not None
+        and overlaps(row.hash_key_range, own)
+        and row.key.shard_id not in younger
+        and (row.key.shard_id in older or row.key.shard_id < shard_id)
     )
 
 

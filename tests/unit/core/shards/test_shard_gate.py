@@ -130,11 +130,19 @@ def test_a_merged_child_does_not_bring_back_what_lies_behind_or_before_the_origi
 
 
 def test_a_child_waits_for_an_old_lease_whose_line_was_trimmed_out_of_sight():
-    p, old = lease("p", 0, 9), lease("old", 10, 14)
+    p, old = lease("p", 0, 9), lease("a", 10, 14)
     listing = [shard("c", 0, 19, "p", "trimmed")]
     graph = ShardGraph().united(shards=listing, rows=[p, old])
     end = plan_end(p, graph, {"c": listing[0]}, [p, old])
-    assert end.rows == (lease("c", 0, 19, waits_for=("old", "p")),)
+    assert end.rows == (lease("c", 0, 19, waits_for=("a", "p")),)
+
+
+def test_a_child_waits_for_no_shard_that_came_after_it_though_nobody_names_the_line_between_them():
+    p, stray = lease("p", 0, 9), lease("shardId-000000000007", 0, 4)
+    listing = [shard("shardId-000000000004", 0, 9, "p")]
+    graph = ShardGraph().united(shards=listing, rows=[p, stray])
+    end = plan_end(p, graph, {listing[0].shard_id: listing[0]}, [p, stray])
+    assert end.rows == (lease("shardId-000000000004", 0, 9, waits_for=("p",)),)
 
 
 # a shard that is gone

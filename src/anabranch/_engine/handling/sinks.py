@@ -39,71 +39,54 @@ class Sink(Protocol):
     async def run_one(self) -> None: ...
 
 
-class RecordSink:
-    def __init__(self, runners: RecordRunners, order: OrderMode, limits: LaneLimits, concurrency: int) -> None:
+class _HandlerSink:
+    """Runners of ours call the handler."""
+
+    def __init__(self, runners: RecordRunners | BatchRunners, shelf: Shelf, concurrency: int) -> None:
         self._runners = runners
-        self._order: OrderMode = order
-        self._limits = limits
-        self.shelf = runners.shelf
+        self.shelf = shelf
         self.runner_count = concurrency
         self.by_hand = False
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return self._runners.running()
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        return self._runners.stack_of(record)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        return self._runners.overdue(now_ms)
+
+    def revoke(self, session: Session) -> None:
+        self._runners.revoke(session)
+
+    def interrupt(self, session: Session | None = None) -> None:
+        self._runners.interrupt(session)
+
+    def before_commit(self) -> None:
+        """Everything that is finished was reported when it finished."""
+
+    async def run_one(self) -> None:
+        await self._runners.run_one()
+
+
+class RecordSink(_HandlerSink):
+    def __init__(self, runners: RecordRunners, order: OrderMode, limits: LaneLimits, concurrency: int) -> None:
+        super().__init__(runners, runners.shelf, concurrency)
+        self._order: OrderMode = order
+        self._limits = limits
 
     def make_lane(self, session: Session) -> Lane:
         return Lane(session.row.checkpoint, self._order, session.window, self._limits, session.budget)
 
-    def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return self._runners.running()
 
-    def stack_of(self, record: Record[bytes]) -> StackSummary:
-        return self._runners.stack_of(record)
-
-    def overdue(self, now_ms: int) -> dict[Session, str]:
-        return self._runners.overdue(now_ms)
-
-    def revoke(self, session: Session) -> None:
-        self._runners.revoke(session)
-
-    def interrupt(self, session: Session | None = None) -> None:
-        self._runners.interrupt(session)
-
-    def before_commit(self) -> None:
-        """Every finished record was reported when it finished."""
-
-    async def run_one(self) -> None:
-        await self._runners.run_one()
-
-
-class BatchSink:
+class BatchSink(_HandlerSink):
     def __init__(self, runners: BatchRunners, feed: BatchFeed, limits: BatchLimits, concurrency: int) -> None:
-        self._runners = runners
+        super().__init__(runners, feed.shelf, concurrency)
         self._limits = limits
-        self.shelf = feed.shelf
-        self.runner_count = concurrency
-        self.by_hand = False
 
     def make_lane(self, session: Session) -> BatchLane:
         return BatchLane(session.row.checkpoint, session.window, self._limits)
-
-    def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return self._runners.running()
-
-    def stack_of(self, record: Record[bytes]) -> StackSummary:
-        return self._runners.stack_of(record)
-
-    def overdue(self, now_ms: int) -> dict[Session, str]:
-        return self._runners.overdue(now_ms)
-
-    def revoke(self, session: Session) -> None:
-        self._runners.revoke(session)
-
-    def interrupt(self, session: Session | None = None) -> None:
-        self._runners.interrupt(session)
-
-    def before_commit(self) -> None:
-        """Every finished batch was reported when it finished."""
-
-    async def run_one(self) -> None:
-        await self._runners.run_one()
 
 
 class WalkSink:

@@ -59,7 +59,7 @@ class Owner:
         """Every start, a retry included."""
         self.finished = []
         self.failed = []
-        """Every attempt that failed, of a batch its first unfinished record."""
+        """Every attempt that failed, of a batch its first record."""
         self.running = []
         self.lane = self.make_lane(checkpoint, limits)
 
@@ -130,9 +130,11 @@ class Owner:
 
 
 class BatchOwner(Owner):
-    """Handles batches, or walks through them record by record."""
+    """Handles batches whole, which can fail, or walks through them record by record, which cannot."""
 
     def make_lane(self, checkpoint, limits):
+        self.walks = self.draw.random() < 0.5
+        self.done = 0
         return BatchLane(checkpoint, self.window, limits or BatchLimits(max_records=3, max_bytes=20, max_wait_ms=2))
 
     def start(self):
@@ -148,11 +150,11 @@ class BatchOwner(Owner):
         """Batches are started one at a time."""
 
     def end(self):
-        if self.running and self.draw.random() < 0.15:
+        if self.running and not self.walks and self.draw.random() < 0.15:
             self.failed.append(self.running[0])
             self.lane.fail()
         elif self.running:
-            count = self.draw.randint(1, len(self.running))
+            count = self.draw.randint(1, len(self.running)) if self.walks else len(self.running)
             self.done += count
             self.finished += self.running[:count]
             self.running = self.running[count:]

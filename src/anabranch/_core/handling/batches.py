@@ -108,12 +108,11 @@ class BatchLane:
             self._out, self._passed_over = None, None
 
     def fail(self) -> None:
-        """An attempt at the batch that is out has failed."""
-        first = self.first_unfinished
+        """An attempt at the batch that is out has failed, and so have all its records."""
         assert self._out is not None
-        assert first is not None
+        assert not self._finished_here, "who walks through a batch record by record makes no attempts at it"
         self.attempts += 1
-        self._tracker.fail_stretch(first, self.attempts)
+        self._tracker.fail_stretch(self._out[0], self.attempts)
 
     def stop(self) -> None:
         """No batch is handed out any more; the one that is out may still finish."""

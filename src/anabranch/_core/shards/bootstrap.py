@@ -17,8 +17,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from anabranch._core.shards.coverage import gaps, has_overlap, overlaps
-from anabranch._core.shards.graph import ShardGraph, creation_order, still_to_come
+from anabranch._core.shards.coverage import gaps, has_overlap
+from anabranch._core.shards.graph import ShardGraph, ancestors_by_keys, creation_order, still_to_come
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shard_filters import ShardFilter
@@ -116,27 +116,23 @@ def missing_leases(
     return tuple(_lease(stream, graph, shard, scope, rows) for shard in sorted(oldest, key=creation_order))
 
 
-def unread(hash_key_range: HashKeyRange, rows: Iterable[LeaseRow]) -> Checkpoint:
-    """The checkpoint of a shard that nobody has read (rule T4). Rows with hash keys of its own are of shards before it:
-    it has nothing that came before they were read, and everything that came later is still to be read.
+def unread(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> Checkpoint:
+    """The checkpoint of a shard that nobody has read (rule T4): it has nothing that came before the shards before it
+    were read, and everything that came later is still to be read. Those after it, which may have been read already
+    where it was found late, say nothing of it.
     """
-    times = [row.checkpoint.seen_through_seconds for row in rows if _is_before(row, hash_key_range)]
+    times = [row.checkpoint.seen_through_seconds for row in ancestors_by_keys(graph, shard_id, rows)]
     return Checkpoint(seen_through_seconds=max((time for time in times if time is not None), default=None))
-
-
-def _is_before(row: LeaseRow, hash_key_range: HashKeyRange) -> bool:
-    return row.hash_key_range is not None and overlaps(row.hash_key_range, hash_key_range)
 
 
 def _lease(
     stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
 ) -> LeaseRow:
     parents = graph.parents(shard.shard_id)
-    # Rows with hash keys of its own are of shards before it, also where those between them were trimmed out of sight.
-    # They are finished, or it would be theirs to make; but its fence tokens go above theirs (rule U3).
-    waits_for = tuple(
-        row.key.shard_id for row in rows if row.key.shard_id in parents or _is_before(row, shard.hash_key_range)
-    )
+    # Those before it by their hash keys count, too, where the shards between them were trimmed out of sight. They are
+    # finished, or it would be theirs to make; but its fence tokens go above theirs (rule U3).
+    before = {row.key for row in ancestors_by_keys(graph, shard.shard_id, rows)}
+    waits_for = tuple(row.key.shard_id for row in rows if row.key.shard_id in parents or row.key in before)
     # One whose parent is in scope was born after the origin: all of it is to be read.
     is_root = not waits_for and not any(parent in scope for parent in parents)
     return LeaseRow(
@@ -144,5 +140,5 @@ def _lease(
         start=stream.origin if is_root else TRIM_HORIZON,
         waits_for=waits_for,
         hash_key_range=shard.hash_key_range,
-        checkpoint=unread(shard.hash_key_range, rows),
+        checkpoint=unread(graph, shard.shard_id, rows),
     )

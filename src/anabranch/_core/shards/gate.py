@@ -116,12 +116,11 @@ def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[Lease
         if other.finish is None or other.finish.reason == "trimmed"
     )
     parents = (parent for parent in graph.parents(shard_id) if parent in known)
-    hash_key_range = graph.hash_key_range(shard_id)
     return LeaseRow(
         key=LeaseKey(ended.key.stream_key, ended.key.generation, shard_id),
         waits_for=tuple(sorted({*parents, *older})),
-        hash_key_range=hash_key_range,
-        checkpoint=Checkpoint() if hash_key_range is None else unread(hash_key_range, rows),
+        hash_key_range=graph.hash_key_range(shard_id),
+        checkpoint=unread(graph, shard_id, rows),
     )
 
 

@@ -189,6 +189,32 @@ def test_children_are_unread_since_their_parent_was_read_and_who_is_made_beside_
     ]
 
 
+def test_a_shard_that_is_found_late_is_not_taken_for_read_because_those_after_it_were():
+    """0 and 1 were merged into 2, which was split into 3 and 4. 0 was trimmed, 3 is its heir and has been read."""
+    ids = [f"shardId-00000000000{number}" for number in range(5)]
+    p, q, child_id, heir_id, _ = ids
+    rows = [
+        lease(p, 0, 9, finish=Finish("trimmed", (heir_id,)), checkpoint=Checkpoint(seen_through_seconds=16.0)),
+        lease(q, 10, 19),
+        lease(heir_id, 0, 9, waits_for=(p,), checkpoint=Checkpoint(seen_through_seconds=9_000.0)),
+    ]
+    graph = ShardGraph().united(child_shards=[child(child_id, 0, 19, p, q)], rows=rows)
+    end = plan_end(rows[1], graph, {}, rows, 17.0)
+    assert [(row.key.shard_id, row.checkpoint.seen_through_seconds) for row in end.rows] == [(child_id, 17.0)]
+
+
+def test_a_stray_follows_no_row_of_a_shard_that_came_after_it():
+    older, stray, younger = (f"shardId-00000000000{number}" for number in (1, 4, 7))
+    rows = [
+        lease(older, 0, 9, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=1_000.0)),
+        lease(younger, 0, 4, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=2_000.0)),
+    ]
+    scope = {stray: shard(stray, 0, 9, "x")}
+    graph = ShardGraph().united(shards=scope.values(), rows=rows)
+    (made,) = missing_leases(STREAM, graph, scope, rows)
+    assert made == lease(stray, 0, 9, waits_for=(older,), checkpoint=Checkpoint(seen_through_seconds=1_000.0))
+
+
 @pytest.mark.parametrize("read_through, since", [(1_000.0, 1_000.0), (None, STREAM.created_seconds)])
 def test_heirs_are_unread_since_the_shard_that_was_trimmed_was_read(read_through, since):
     p = lease("p", 0, 9)

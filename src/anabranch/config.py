@@ -182,7 +182,7 @@ class ConsumerSettings:
     budget: Budget | int = 256 << 20
     """Bytes that may be read and unfinished at once; a `Budget` is shared with other consumers of the same loop."""
     start_timeout: float = 120.0
-    """How long the start waits for a stream that is being created."""
+    """How long the start waits for a stream that is being created, and while the service throttles or fails."""
     on_recreated: Literal["stop", "restart"] = "stop"
     """What a running worker does when its stream was deleted and created anew: `stop` ends with `StreamRecreatedError`;
     `restart` lets go of everything it had of the old stream and begins the new one by `start=`. A worker that starts

@@ -1,0 +1,60 @@
+"""Calls that must succeed: asked again while that may help, and no longer."""
+
+import asyncio
+import random
+
+import pytest
+
+from anabranch._engine.outside import Outside
+from anabranch._engine.shards.kinesis_calls import PATIENCE_MS, patiently
+from anabranch.errors import AccessDeniedError, AnabranchError, ThrottledError, TransportError
+from anabranch.testing.clock import ManualClock
+
+
+class HurryingClock(ManualClock):
+    """Whose sleeps pass at once."""
+
+    async def sleep_until_ms(self, at_ms):
+        self.advance(max(0, at_ms - self.now_ms()))
+
+
+def asked_for_ms(error, **patience):
+    """For how long a service is asked that always fails like this."""
+
+    async def main():
+        clock = HurryingClock()
+        outside = Outside(kinesis=None, store=None, clock=clock, entropy=random.Random(1), emit=None)
+
+        async def call():
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            await patiently(outside, call, **patience)
+        assert caught.value is error
+        return clock.now_ms()
+
+    return asyncio.run(main())
+
+
+THROTTLED = ThrottledError("slow down", operation="DescribeStreamSummary", code="LimitExceededException")
+UNREACHABLE = TransportError("no route")
+
+
+@pytest.mark.parametrize("error", [THROTTLED, UNREACHABLE])
+def test_what_may_pass_is_waited_for(error):
+    assert 0 < asked_for_ms(error) <= PATIENCE_MS
+
+
+def test_a_service_that_throttles_is_asked_for_as_long_as_the_start_may_take():
+    assert 110_000 < asked_for_ms(THROTTLED, answered_ms=120_000) <= 120_000
+
+
+def test_an_endpoint_that_nobody_reaches_is_named_soon_all_the_same():
+    assert asked_for_ms(UNREACHABLE, answered_ms=120_000) <= PATIENCE_MS
+
+
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("no", operation="ListShards", code="AccessDeniedException"), AnabranchError("odd")]
+)
+def test_what_is_wrong_for_good_is_said_at_once(error):
+    assert asked_for_ms(error, answered_ms=120_000) == 0

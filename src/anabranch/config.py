@@ -82,6 +82,10 @@ def _are_credentials(value: Any) -> bool:
 class LeaseSettings:
     worker_id: str | None = None
     """A name for people; None: host name and process id. Ownership never depends on it."""
+    worker_id_exclusive: bool = False
+    """Whether the platform vouches that no two processes ever run under one `worker_id`, not even for a moment and not
+    on two sides of a broken network. Then a restart takes its shards back at once, in stores that cannot see for
+    themselves that a process is dead; if it is not so, records are handled twice, and out of order."""
     expiry: float = 10.0
     """A worker that showed no life for this long loses its shards. Shorter recovers faster from crashes and forgives
     shorter pauses; heartbeat, fence and grace follow from it. KCL's default is the same."""
@@ -101,6 +105,10 @@ class LeaseSettings:
     create: Literal["if_missing", "never"] = "if_missing"
     """Whether a start makes the application where the store holds none. `never` is for production: a store that was
     emptied, or a name that was misspelt, is then an error and not an application that begins anew."""
+    any_order: bool = False
+    """Whether this worker joins others that have another `order=`: to roll out a change of it without a stop of all.
+    Meanwhile each shard is handled in the order of its owner, and `OrderChanged` says what a change of owners repeats.
+    Workers without this setting still refuse to start beside those that differ."""
 
     def __post_init__(self) -> None:
         _refuse(wrong_fields(self))
@@ -123,6 +131,8 @@ class LeaseSettings:
             violations.append(f"create is {self.create!r}; it must be 'if_missing' or 'never'")
         if self.worker_id is not None and not 1 <= len(self.worker_id) <= 128:
             violations.append("worker_id must have 1 to 128 characters")
+        if self.worker_id_exclusive and self.worker_id is None:
+            violations.append("worker_id_exclusive needs a worker_id: the name that no other process has")
         _refuse(violations)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
 from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.leases.admission import fingerprint
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming.consumer_options import batch_limits, check_kinds, check_streams
@@ -171,7 +172,6 @@ class Consumer(Generic[T]):
 
     def _begin(self, outside: Outside) -> Consuming:
         settings = self._settings
-        streams = ",".join(sorted(str(stream) for stream in self._streams))
         until = self._until
         plan = WorkerPlan(
             app=AppRow(
@@ -181,8 +181,10 @@ class Consumer(Generic[T]):
             start=self._start,
             profile=MemberProfile(
                 worker_id=settings.leases.worker_id or f"{socket.gethostname()}:{os.getpid()}",
-                fingerprint=f"streams {streams}; order {self._handling.order}",
+                fingerprint=fingerprint((str(stream) for stream in self._streams), self._handling.order),
                 shards_max=settings.leases.max_shards,
+                any_order=settings.leases.any_order,
+                is_exclusive=settings.leases.worker_id_exclusive,
             ),
             timing=lease_timing(round(settings.leases.expiry * 1000)),
             pace=PaceLimits(

@@ -147,6 +147,30 @@ def test_a_worker_whose_streams_differ_from_its_live_fleets_is_refused():
     run(main)
 
 
+def test_a_change_of_order_is_rolled_out_by_workers_that_may_join_any():
+    async def main():
+        async with stream_world(2) as world:
+            store, handled = anabranch.stores.memory.MemoryLeaseStore(), []
+            before = world.consumer(app="billing", leases=store)
+            running = asyncio.create_task(before.run(lambda record: None, handle_signals=False))
+            await until(lambda: before._consuming is not None and before._consuming.worker.has_joined, "the old worker")
+            refused = world.consumer(app="billing", leases=store, order="key")
+            with pytest.raises(errors.FleetMismatchError, match="any_order"):
+                await refused.run(lambda record: None, handle_signals=False)
+            settings = replace(QUICK, leases=replace(QUICK.leases, any_order=True))
+            after = world.consumer(app="billing", leases=store, order="key", settings=settings)
+            joined = asyncio.create_task(after.run(handled.append, handle_signals=False))
+            await until(lambda: after._consuming is not None and after._consuming.worker.sessions, "its share")
+            await before.stop()
+            await running
+            world.put(["key"] * 20)
+            await until(lambda: len(handled) == 20, "all records by the new worker")
+            await after.stop()
+            await joined
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "variable", ["KUBERNETES_SERVICE_HOST", "ECS_CONTAINER_METADATA_URI_V4", "AWS_LAMBDA_RUNTIME_API"]
 )

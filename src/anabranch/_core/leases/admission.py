@@ -12,9 +12,14 @@ same moment do not see each other. So each looks again once its row is written, 
 - what came after the first look need not be waited for: it sees this one;
 - the row of a member that died lately looks alive for a while. It is watched for its own expiry and then sealed, so
   that it cannot come back; only one whose counter moves counts.
+
+A change of `order=` can be rolled out without a stop of the fleet: who is told to joins workers of any order. The lease
+rows say in which order they were written, so each owner knows what it may rely on (rule M5). Other streams are never
+joined: the fair share counts on every worker to read them all.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -23,7 +28,10 @@ from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._model.leases import MemberRow
 
-__all__ = ["Admission", "Review", "differing_members", "differs", "precedes"]
+__all__ = ["Admission", "Review", "differing_members", "differs", "fingerprint", "namesakes", "precedes"]
+
+
+_ORDER: Final = "; order "
 
 
 class Review(msgspec.Struct, frozen=True):
@@ -36,9 +44,10 @@ class Review(msgspec.Struct, frozen=True):
 
 
 class Admission:
-    def __init__(self, me: MemberRow, timing: LeaseTiming) -> None:
+    def __init__(self, me: MemberRow, timing: LeaseTiming, *, any_order: bool = False) -> None:
         """`me` is this member's row, or what it would be: before it is written, looking is no more than a courtesy."""
         self._me = me
+        self._any_order = any_order
         self._stopwatches = Stopwatches(timing)
         self._awaited: dict[str, None] | None = None
 
@@ -46,7 +55,7 @@ class Admission:
         """All member rows, in an answer received now. `known_dead` are members whose process is gone for certain."""
         self._stopwatches.observe(rows, now_ms)
         live = [row for row in rows if row.state == "live" and row.member_id not in known_dead]
-        others = [row for row in live if differs(self._me, row)]
+        others = [row for row in live if self._differs(row)]
         if self._awaited is None:
             self._awaited = {row.member_id: None for row in others}
         for row in others:
@@ -65,12 +74,31 @@ class Admission:
 
     def _is_represented(self, live: list[MemberRow]) -> bool:
         """A confirmed member of this mind is there: whoever is of another will see it, and go."""
-        return any(row.counter and row.member_id != self._me.member_id and not differs(self._me, row) for row in live)
+        return any(row.counter and row.member_id != self._me.member_id and not self._differs(row) for row in live)
+
+    def _differs(self, row: MemberRow) -> bool:
+        return differs(self._me, row, any_order=self._any_order)
 
 
-def differs(me: MemberRow, row: MemberRow) -> bool:
+def fingerprint(streams: Iterable[str], order: str) -> str:
+    """The settings that a fleet must share, for people to read, too."""
+    return f"streams {','.join(sorted(streams))}{_ORDER}{order}"
+
+
+def differs(me: MemberRow, row: MemberRow, *, any_order: bool = False) -> bool:
     """A newer protocol knows how to live with an older one, not the other way round."""
-    return row.fingerprint != me.fingerprint or _major(row.protocol) > _major(me.protocol)
+    if _major(row.protocol) > _major(me.protocol):
+        return True
+    if any_order:
+        return _streams(row.fingerprint) != _streams(me.fingerprint)
+    return row.fingerprint != me.fingerprint
+
+
+def namesakes(worker_id: str, rows: Iterable[MemberRow]) -> list[MemberRow]:
+    """Live members of a worker's name. Where nobody else may have it, they are earlier lives of that worker, and over
+    (rule L17).
+    """
+    return [row for row in rows if row.state == "live" and row.worker_id == worker_id]
 
 
 def precedes(row: MemberRow, other: MemberRow) -> bool:
@@ -78,12 +106,22 @@ def precedes(row: MemberRow, other: MemberRow) -> bool:
     return (row.joined_wall_ms, row.member_id) < (other.joined_wall_ms, other.member_id)
 
 
-def differing_members(me: MemberRow, stopwatches: Stopwatches, now_ms: int) -> list[MemberRow]:
+def differing_members(
+    me: MemberRow, stopwatches: Stopwatches, now_ms: int, *, any_order: bool = False
+) -> list[MemberRow]:
     """Members of another mind that were seen to live a moment ago. There should be none: but a store may have been set
     back, or a worker of another make may not ask.
     """
-    return [row for row in stopwatches.live() if differs(me, row) and stopwatches.is_beating(row.member_id, now_ms)]
+    return [
+        row
+        for row in stopwatches.live()
+        if differs(me, row, any_order=any_order) and stopwatches.is_beating(row.member_id, now_ms)
+    ]
 
 
 def _major(protocol: str) -> int:
     return int(protocol.partition(".")[0])
+
+
+def _streams(of: str) -> str:
+    return of.partition(_ORDER)[0]

@@ -2,19 +2,24 @@
 
 from functools import partial
 
-from anabranch._core.leases.admission import Admission
+from anabranch._core.leases.admission import Admission, namesakes
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.leases.store_calls import insist
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import MemberRow
 from anabranch.errors import FleetMismatchError
+from anabranch.events import MemberSealed
 
-__all__ = ["be_admitted", "mismatch"]
+__all__ = ["be_admitted", "mismatch", "seal_namesakes"]
+
+SEAL_ROUNDS = 3
+"""A heartbeat that was still on its way can be in the way of a seal once."""
 
 
-async def be_admitted(outside: Outside, me: MemberRow, timing: LeaseTiming) -> None:
+async def be_admitted(outside: Outside, me: MemberRow, timing: LeaseTiming, *, any_order: bool = False) -> None:
     """Returns when no member of another mind is there; raises if one is that stays."""
-    admission, store, deadline_ms = Admission(me, timing), outside.store, timing.call_deadline_ms
+    admission = Admission(me, timing, any_order=any_order)
+    store, deadline_ms = outside.store, timing.call_deadline_ms
     while True:
         rows = await insist(outside, store.read_members, deadline_ms=deadline_ms)
         dead = await insist(outside, store.dead_members, deadline_ms=deadline_ms)
@@ -30,9 +35,25 @@ async def be_admitted(outside: Outside, me: MemberRow, timing: LeaseTiming) -> N
             await outside.clock.sleep_until_ms(outside.clock.now_ms() + timing.poll_interval_ms)
 
 
+async def seal_namesakes(outside: Outside, worker_id: str, timing: LeaseTiming) -> None:
+    """Ends earlier lives of this worker at once, since nobody else may have its name (rule L17). To be called once in
+    the life of a process: one that comes back from a pause must not end its successor.
+    """
+    store, deadline_ms = outside.store, timing.call_deadline_ms
+    for _ in range(SEAL_ROUNDS):
+        earlier = namesakes(worker_id, await insist(outside, store.read_members, deadline_ms=deadline_ms))
+        if not earlier:
+            return
+        for row in earlier:
+            call = partial(store.seal_member, row.member_id, row.counter)
+            sealed = await insist(outside, call, deadline_ms=deadline_ms)
+            if sealed is not None and sealed.state == "sealed":
+                outside.emit(MemberSealed(member_id=row.member_id))
+
+
 def mismatch(me: MemberRow, other: MemberRow) -> FleetMismatchError:
     return FleetMismatchError(
         f"this worker ({me.fingerprint}; protocol {me.protocol}) differs from worker {other.worker_id!r} of the same "
         f"application, which came first ({other.fingerprint}; protocol {other.protocol}): stop that one, or use "
-        "another app="
+        "another app=; to roll out another order=, start the new workers with LeaseSettings(any_order=True)"
     )

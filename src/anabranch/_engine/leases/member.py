@@ -13,7 +13,7 @@ import msgspec
 from anabranch._core.leases.fence import Ending
 from anabranch._core.leases.heart import Heart, Pulse
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._engine.leases.admission import be_admitted
+from anabranch._engine.leases.admission import be_admitted, seal_namesakes
 from anabranch._engine.leases.forks import end_in_forks
 from anabranch._engine.leases.heart_thread import HeartThread
 from anabranch._engine.leases.heartbeat import Heartbeat
@@ -36,6 +36,10 @@ class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     fingerprint: str
     shards_max: int | None = None
+    any_order: bool = False
+    """Joins workers of another order, too (rule U2)."""
+    is_exclusive: bool = False
+    """Nobody else has this worker id, so that an earlier member of it is over (rule L17)."""
 
 
 class Member:
@@ -76,6 +80,10 @@ class Member:
         return self._profile.shards_max
 
     @property
+    def any_order(self) -> bool:
+        return self._profile.any_order
+
+    @property
     def pulse(self) -> Pulse:
         return self._heart.pulse
 
@@ -96,8 +104,10 @@ class Member:
         )
 
     async def look_around(self) -> None:
-        """Before anything is written: raises if this worker is not of one mind with a fleet that is there."""
-        await be_admitted(self._outside, self.row, self.timing)
+        """Before anything else is written: raises if this worker is not of one mind with a fleet that is there."""
+        if self._profile.is_exclusive:
+            await seal_namesakes(self._outside, self._profile.worker_id, self.timing)
+        await be_admitted(self._outside, self.row, self.timing, any_order=self.any_order)
 
     async def join(self) -> None:
         """Registers a new life, looks whether it may stay, and starts its heart. Retried until the store answers."""
@@ -126,7 +136,8 @@ class Member:
                 tell_unanswered(outside, error, failures)
                 await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
         try:
-            await be_admitted(outside, self.row, self.timing)  # before the first heartbeat, which confirms it
+            # Before the first heartbeat, which confirms it.
+            await be_admitted(outside, self.row, self.timing, any_order=self.any_order)
         except FleetMismatchError:
             await self.leave()
             raise

@@ -1,7 +1,15 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.admission import Admission, Review, differing_members, differs, precedes
+from anabranch._core.leases.admission import (
+    Admission,
+    Review,
+    differing_members,
+    differs,
+    fingerprint,
+    namesakes,
+    precedes,
+)
 from anabranch._core.leases.steps import Seal
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._core.leases.timing import lease_timing
@@ -93,3 +101,22 @@ def test_only_strangers_that_live_are_seen():
     beating = replace(OTHER, counter=1)
     stopwatches.observe([ME, beating, replace(LIKE, counter=1)], 1_000)
     assert differing_members(ME, stopwatches, 1_000) == [beating]
+
+
+def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newer_protocol():
+    me = replace(ME, fingerprint=fingerprint(["b", "a"], "key"))
+    by_shard = replace(OTHER, fingerprint=fingerprint(["a", "b"], "shard"), counter=1)
+    elsewhere = replace(by_shard, fingerprint=fingerprint(["a"], "key"))
+    newer = replace(by_shard, protocol="2.0")
+    assert [differs(me, row) for row in (by_shard, elsewhere, newer)] == [True, True, True]
+    assert [differs(me, row, any_order=True) for row in (by_shard, elsewhere, newer)] == [False, True, True]
+    assert Admission(me, lease_timing(), any_order=True).review([by_shard], (), 0) == ADMITTED
+    stopwatches = Stopwatches(lease_timing())
+    stopwatches.observe([by_shard], 0)
+    stopwatches.observe([replace(by_shard, counter=2)], 1_000)
+    assert differing_members(me, stopwatches, 1_000, any_order=True) == []
+
+
+def test_namesakes_are_live_members_of_the_same_worker_id():
+    mine, over = replace(ME, member_id="me#0"), replace(ME, member_id="me#-1", state="left")
+    assert namesakes("me", [mine, over, replace(OTHER, worker_id="other")]) == [mine]

@@ -155,9 +155,14 @@ class Session:
     def may_have_lost(self, response: GetRecordsResponse, server_seconds: float) -> bool:
         """Whether records may have left the stream unread between the last answer and this one (rule T4)."""
         known = self.read_through_seconds
-        if self._has_lost_its_place(response) if self._may_repeat else known is not None:
+        if self._has_lost_its_place(response) if self._may_repeat else known is not None or self.is_unread_child:
             return may_have_lost(known, self.horizon.at(server_seconds))
         return False
+
+    @property
+    def is_unread_child(self) -> bool:
+        """Nothing was ever read of it, though there were shards before it: what it has lost was promised to be read."""
+        return self.read_after is None and bool(self.row.waits_for)
 
     def _has_lost_its_place(self, response: GetRecordsResponse) -> bool:
         """A read that resumed at the checkpoint begins with the checkpoint's record, unless that has been trimmed."""
@@ -171,15 +176,14 @@ class Session:
         """The answer that closes a shard says nothing of the time since: its children have what came then."""
         if self._may_repeat and not response.records and not _is_last(response):
             return  # whether the checkpoint's record is still there will show by the first one that comes
-        through = None
+        edge, known = self.horizon.at(server_seconds) + EDGE_SECONDS, self.read_through_seconds
         if response.next_shard_iterator is not None and response.millis_behind_latest is not None:
-            through = server_seconds - response.millis_behind_latest / 1000
-            through = max(through, self.horizon.at(server_seconds) + EDGE_SECONDS)
+            through = max(server_seconds - response.millis_behind_latest / 1000, edge)
         elif response.records:
             through = response.records[-1].arrival_seconds
-        if through is not None:
-            known = self.read_through_seconds
-            self.read_through_seconds = through if known is None else max(through, known)
+        else:
+            through = edge if known is None else known  # of what it has lost before this all was said that will be
+        self.read_through_seconds = through if known is None else max(through, known)
 
     def starting_position(self) -> StartingPosition:
         """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""

@@ -17,8 +17,9 @@ from anabranch.budget import READ_RESERVE_BYTES, Budget
 from shard_records import SHARD, STREAM, plain
 
 
-def make_session(order="key", checkpoint=None, until_seconds=None):
-    row = LeaseRow(key=LeaseKey("1:orders:1", 0, SHARD), checkpoint=checkpoint or Checkpoint())
+def make_session(order="key", checkpoint=None, until_seconds=None, waits_for=()):
+    key = LeaseKey("1:orders:1", 0, SHARD)
+    row = LeaseRow(key=key, checkpoint=checkpoint or Checkpoint(), waits_for=waits_for)
     unpacker = Unpacker(STREAM, SHARD, None, until_seconds=until_seconds)
     session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0))
     if order == "batch":
@@ -150,6 +151,18 @@ def test_a_child_is_judged_by_the_time_until_which_its_parent_was_read():
     assert not hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY - 1)
     assert hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY)
     assert not hear(make_session(), answer(plain(1)), NOW + DAY)  # a root: nobody knows what was there before
+
+
+def test_a_child_of_which_nobody_knows_since_when_it_is_unread_may_have_lost_records_once():
+    session = make_session(waits_for=("shardId-000000000000",))
+    assert hear(session, answer(), NOW)
+    assert not hear(session, answer(plain(1)), NOW + 1)
+
+
+def test_an_empty_root_that_has_ended_was_read_until_the_horizon_and_its_children_are_unread_since_then():
+    session = make_session()
+    assert not hear(session, answer(following=None), NOW)
+    assert session.read_through_seconds == NOW - DAY + EDGE_SECONDS
 
 
 @pytest.mark.parametrize("seen_through", [None, NOW])

@@ -19,6 +19,7 @@ import msgspec
 
 from anabranch._core.shards.coverage import gaps, has_overlap
 from anabranch._core.shards.graph import ShardGraph, ancestors_by_keys, creation_order, still_to_come
+from anabranch._core.shards.unread import unread_since
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shard_filters import ShardFilter
@@ -34,7 +35,6 @@ __all__ = [
     "pin",
     "plan_bootstrap",
     "roots",
-    "unread",
 ]
 
 PIN_MARGIN_SECONDS: Final = 5
@@ -116,15 +116,6 @@ def missing_leases(
     return tuple(_lease(stream, graph, shard, scope, rows) for shard in sorted(oldest, key=creation_order))
 
 
-def unread(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> Checkpoint:
-    """The checkpoint of a shard that nobody has read (rule T4): it has nothing that came before the shards before it
-    were read, and everything that came later is still to be read. Those after it, which may have been read already
-    where it was found late, say nothing of it.
-    """
-    times = [row.checkpoint.seen_through_seconds for row in ancestors_by_keys(graph, shard_id, rows)]
-    return Checkpoint(seen_through_seconds=max((time for time in times if time is not None), default=None))
-
-
 def _lease(
     stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
 ) -> LeaseRow:
@@ -140,5 +131,7 @@ def _lease(
         start=stream.origin if is_root else TRIM_HORIZON,
         waits_for=waits_for,
         hash_key_range=shard.hash_key_range,
-        checkpoint=unread(graph, shard.shard_id, rows),
+        checkpoint=Checkpoint(
+            seen_through_seconds=unread_since(graph, shard.shard_id, rows, [row.key.shard_id for row in rows])
+        ),
     )

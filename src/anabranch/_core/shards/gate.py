@@ -19,9 +19,10 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._core.shards.bootstrap import missing_leases, unread
+from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.coverage import gaps
 from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys
+from anabranch._core.shards.unread import unread_since
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
@@ -120,7 +121,7 @@ def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[Lease
         key=LeaseKey(ended.key.stream_key, ended.key.generation, shard_id),
         waits_for=tuple(sorted({*parents, *older})),
         hash_key_range=graph.hash_key_range(shard_id),
-        checkpoint=unread(graph, shard_id, rows),
+        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, rows, known)),
     )
 
 
@@ -135,16 +136,16 @@ def plan_trimmed(
     """The end of a shard that was proved gone before it was read to its end.
 
     `scope` is a listing made since then. What this lease alone accounted for is its inheritance: not always its own
-    hash keys only, since an earlier one that was trimmed may have left a share to it. Of the heirs, too, nothing was
-    read that came after `read_through_seconds`; where that is unknown, nothing that ever came (rule T4).
+    hash keys only, since an earlier one that was trimmed may have left a share to it. Of its keys nothing was read that
+    came after `read_through_seconds`; where that is unknown, nothing that ever came (rule T4).
     """
     since_seconds = stream.created_seconds if read_through_seconds is None else read_through_seconds
+    now = replace(row, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=since_seconds))
     others = [other for other in rows if other.key != row.key]
-    left = missing_leases(stream, graph, scope, [*others, replace(row, finish=Finish("trimmed"))])
+    left = missing_leases(stream, graph, scope, [*others, now])
     heirs = tuple(
         replace(
             heir,
-            checkpoint=Checkpoint(seen_through_seconds=since_seconds),
             waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})),
             start=TRIM_HORIZON,
         )

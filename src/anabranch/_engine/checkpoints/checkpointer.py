@@ -113,7 +113,7 @@ class Checkpointer:
         seen = session.seen_through_seconds or known
         checkpoint = session.lane.checkpoint(seen)
         advanced = checkpoint.watermark != before.watermark or checkpoint.frontier != before.frontier
-        if not advanced and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
+        if not advanced and finish is None and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
             checkpoint = replace(checkpoint, seen_through_seconds=known)
         # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
         # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).

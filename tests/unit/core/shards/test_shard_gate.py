@@ -148,13 +148,13 @@ def test_a_child_waits_for_no_shard_that_came_after_it_though_nobody_names_the_l
 # a shard that is gone
 def test_the_heirs_of_a_trimmed_shard_wait_for_it_and_start_at_their_beginning():
     p = replace(lease("p", 0, 9), start=STREAM.origin)
-    listing = [shard("a", 0, 4, "x"), shard("b", 5, 9, "x"), shard("d", 0, 2, "a")]
+    listing = [shard("r", 0, 4, "q"), shard("s", 5, 9, "q"), shard("t", 0, 2, "r")]
     graph = ShardGraph().united(shards=listing, rows=[p])
     end = plan_trimmed(STREAM, p, graph, {each.shard_id: each for each in listing}, [p])
     unread = Checkpoint(seen_through_seconds=STREAM.created_seconds)
     assert end == ShardEnd(
-        (lease("a", 0, 4, waits_for=("p",), checkpoint=unread), lease("b", 5, 9, waits_for=("p",), checkpoint=unread)),
-        Finish("trimmed", ("a", "b")),
+        (lease("r", 0, 4, waits_for=("p",), checkpoint=unread), lease("s", 5, 9, waits_for=("p",), checkpoint=unread)),
+        Finish("trimmed", ("r", "s")),
     )
 
 
@@ -218,16 +218,24 @@ def test_a_stray_follows_no_row_of_a_shard_that_came_after_it():
 @pytest.mark.parametrize("read_through, since", [(1_000.0, 1_000.0), (None, STREAM.created_seconds)])
 def test_heirs_are_unread_since_the_shard_that_was_trimmed_was_read(read_through, since):
     p = lease("p", 0, 9)
-    graph = ShardGraph().united(shards=[shard("a", 0, 9, "x")], rows=[p])
-    end = plan_trimmed(STREAM, p, graph, {"a": shard("a", 0, 9, "x")}, [p], read_through)
+    graph = ShardGraph().united(shards=[shard("r", 0, 9, "q")], rows=[p])
+    end = plan_trimmed(STREAM, p, graph, {"r": shard("r", 0, 9, "q")}, [p], read_through)
     assert [row.checkpoint for row in end.rows] == [Checkpoint(seen_through_seconds=since)]
+
+
+def test_an_heir_is_unread_since_the_earlier_of_two_that_left_it_a_share():
+    left = Checkpoint(seen_through_seconds=500.0)
+    p, q = lease("p", 0, 9), lease("q", 10, 19, finish=Finish("trimmed"), checkpoint=left)
+    graph = ShardGraph().united(shards=[shard("t", 0, 19, "r", "s")], rows=[p, q])
+    end = plan_trimmed(STREAM, p, graph, {"t": shard("t", 0, 19, "r", "s")}, [p, q], 1_000.0)
+    assert end.rows == (lease("t", 0, 19, waits_for=("p", "q"), checkpoint=left),)
 
 
 def test_a_stray_whose_line_was_trimmed_out_of_sight_follows_the_rows_that_have_its_hash_keys():
     seen = Checkpoint(seen_through_seconds=1_000.0)
     rows = [
         lease("a", 0, 4, finish=Finish("trimmed"), checkpoint=seen),
-        lease("b", 5, 9, finish=Finish("trimmed")),
+        lease("b", 5, 9, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=1_500.0)),
         lease("c", 10, 19, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=2_000.0)),
     ]
     scope = {"s": shard("s", 0, 9, "x", "y")}

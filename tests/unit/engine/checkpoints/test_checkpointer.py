@@ -13,7 +13,7 @@ from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.checkpoints.checkpointer import SEEN_THROUGH_EVERY_SECONDS, WRITES_AT_ONCE, Checkpointer
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
-from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow, Stopped
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -170,6 +170,8 @@ def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_a
     session.holding.row = row
     session.read_through_seconds = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS - 1
     assert checkpointer.next_row(session)[0] is row
+    finished, _ = checkpointer.next_row(session, finish=Finish("end"))
+    assert finished.checkpoint.seen_through_seconds == session.read_through_seconds  # its children are judged by it
     session.read_through_seconds = later = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS
     assert checkpointer.next_row(session)[0].checkpoint.seen_through_seconds == later
     session.budget.try_reserve(READ_RESERVE_BYTES)

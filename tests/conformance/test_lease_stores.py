@@ -49,11 +49,16 @@ class LastWriteWinsStore(MemoryLeaseStore):
 
 
 class RacyStore(MemoryLeaseStore):
-    async def create_lease(self, row):
+    async def create_lease(self, row, *, app_id):
         if await self.read_lease(row.key) is None:
             await asyncio.sleep(0)
             self._leases[row.key] = row
         return self._leases[row.key]
+
+
+class CarelessStore(MemoryLeaseStore):
+    async def put_stream(self, row, *, app_id):
+        return self._streams.setdefault(row.stream_key, row)
 
 
 class ForgetfulStore(MemoryLeaseStore):
@@ -68,6 +73,7 @@ class ForgetfulStore(MemoryLeaseStore):
         (TakingFromTheLivingStore, "a lease is taken from nobody or from the dead"),
         (LastWriteWinsStore, "one of many writes of a version holds"),
         (RacyStore, "many who create agree on one row"),
+        (CarelessStore, "nothing begins in another application of the name"),
         (ForgetfulStore, "rows are read in order and finished ones only when asked for"),
     ],
 )

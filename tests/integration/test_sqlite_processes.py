@@ -53,7 +53,7 @@ async def main():
     won = []
     for number in range(lease_count):
         key = LeaseKey("1:orders:2", 0, f"shardId-{number:012d}")
-        await insist(store.create_lease, LeaseRow(key=key))
+        await insist(store.create_lease, LeaseRow(key=key), app_id=app.app_id)
         row = await insist(store.take_lease, key, me, expected_owner=None, expected_version=0)
         if isinstance(row, LeaseRow):
             won.append(number)
@@ -75,7 +75,7 @@ COMMITTER = (
 async def main():
     store, app = await opened()
     key = LeaseKey("1:orders:2", 0, "shardId-000000000000")
-    await store.create_lease(LeaseRow(key=key))
+    await store.create_lease(LeaseRow(key=key), app_id=app.app_id)
     row = await store.take_lease(key, me, expected_owner=None, expected_version=0)
     while True:
         number = row.version + 1

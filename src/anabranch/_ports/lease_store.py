@@ -7,7 +7,10 @@ Rules for every implementation, checked by `anabranch.testing.check_lease_store`
 - nothing is retried inside; a call that cannot be completed raises `LeaseStoreError`, and may or may not have
   taken effect;
 - rows are returned as stored after the write, so that a caller whose earlier answer was lost learns what is
-  there.
+  there;
+- what begins something (a stream, its mark, a lease) is written under the application's id, on the condition that the
+  application's row still has it, in one step with the write (rule L14). So nothing that was on its way, however long,
+  begins in a store that was emptied meanwhile, or that another has begun anew.
 
 What each condition means is written once, in `_core.leases.rows`, as functions over rows. The store compares
 versions, owners and counters. It knows no clock, decides no expiry and never changes a row
@@ -80,17 +83,17 @@ class LeaseStore(Protocol):
         """Removes a sealed or left member that no lease names."""
 
     # streams
-    async def put_stream(self, row: StreamRow) -> StreamRow:
-        """Put if absent; returns the row that stands."""
+    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
+        """Put if absent; returns the row that stands. None, and nothing is made: the application is not this one."""
 
-    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
-        """Replaces the row if its version is still the expected one; None if it is not."""
+    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
+        """Replaces the row if its version is still the expected one, and the application this one; None if not."""
 
     async def read_streams(self) -> Sequence[StreamRow]: ...
 
     # leases
-    async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        """Put if absent; returns the row that stands."""
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
+        """Put if absent; returns the row that stands. None, and nothing is made: the application is not this one."""
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
         """In the order of their keys. Finished rows are left out unless asked for (rule S6: waiting for retention is

@@ -110,12 +110,14 @@ class MemoryLeaseStore(LeaseStore):
         return row
 
     # streams
-    async def put_stream(self, row: StreamRow) -> StreamRow:
+    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
         with self._lock:
-            return self._streams.setdefault(row.stream_key, row)
+            return self._streams.setdefault(row.stream_key, row) if rows.may_begin(self._app, app_id) else None
 
-    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
         with self._lock:
+            if not rows.may_begin(self._app, app_id):
+                return None
             written = rows.write_stream(self._streams.get(row.stream_key), row, expected_version)
             if written is not None:
                 self._streams[row.stream_key] = written
@@ -126,9 +128,9 @@ class MemoryLeaseStore(LeaseStore):
             return [self._streams[stream_key] for stream_key in sorted(self._streams)]
 
     # leases
-    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
         with self._lock:
-            return self._leases.setdefault(row.key, row)
+            return self._leases.setdefault(row.key, row) if rows.may_begin(self._app, app_id) else None
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
         with self._lock:

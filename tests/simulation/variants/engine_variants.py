@@ -17,6 +17,7 @@ from anabranch._engine.handling.calls import HandlerCall
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
+from anabranch._engine.shards.beginning import Beginning
 from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.losses import Losses
 from anabranch._engine.shards.topology import list_all_shards
@@ -61,7 +62,7 @@ async def _no_floor(self, step):
 async def _finish_first(self, session, end, checkpointer):
     outcome = await checkpointer.write(session, finish=end.finish)
     for row in end.rows:
-        await self._leases.call(self._outside.store.create_lease(row))
+        await self._leases.create_lease(row)
     return outcome == "written"
 
 
@@ -77,14 +78,14 @@ def _end_trimmed_at_once(original):
     return plan_end
 
 
-async def _mark_and_die(self, row):
+async def _mark_and_die(self, stream, row):
     """The mark comes first, and the process ends half-way through the leases."""
-    store = self._outside.store
-    listing = await list_all_shards(self._outside, self._names[row.stream_key], listing_filter(row.origin))
-    await store.write_stream(replace(row, bootstrapped=True), row.version)
+    store, app_id = self._outside.store, self._app.app_id
+    listing = await list_all_shards(self._outside, stream, listing_filter(row.origin))
+    await store.write_stream(replace(row, bootstrapped=True), row.version, app_id=app_id)
     plan = plan_bootstrap(row, listing, [])
     for lease in plan[: len(plan) // 2 + 1]:
-        await store.create_lease(lease)
+        await store.create_lease(lease, app_id=app_id)
     raise TransportError("half-way")
 
 
@@ -207,7 +208,7 @@ MISTAKES = {
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
     "a bootstrap that stopped half-way is believed": Mistake(
-        [(Lineage, "_bootstrap", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
+        [(Beginning, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
     ),

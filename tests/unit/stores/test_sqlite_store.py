@@ -79,7 +79,7 @@ def test_a_schema_without_a_version_is_refused(path):
 def test_the_file_may_be_a_database_of_the_users_own(path):
     sql(path, "CREATE TABLE charges (amount INTEGER)")
     sql(path, "INSERT INTO charges VALUES (5)")
-    assert with_store(path, lambda store: store.create_lease(LEASE)) == LEASE
+    assert with_store(path, lambda store: store.create_lease(LEASE, app_id=APP.app_id)) == LEASE
     assert sql(path, "SELECT amount FROM charges") == [(5,)]
 
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_gone_is_not_made_again(path):
     async def check(store):
         path.unlink()
         with pytest.raises(LeaseStoreError, match=r"is gone .* it is not made again"):
-            await store.create_lease(LEASE)
+            await store.create_lease(LEASE, app_id=APP.app_id)
         with pytest.raises(LeaseStoreError, match="is gone"):
             await store.incarnation()
         assert not path.exists()
@@ -157,7 +157,7 @@ def test_a_file_that_was_moved_away_and_back_is_used_again(path):
         with pytest.raises(LeaseStoreError, match="is gone"):
             await store.read_leases()
         path.with_name("moved").rename(path)
-        assert await store.create_lease(LEASE) == LEASE
+        assert await store.create_lease(LEASE, app_id=APP.app_id) == LEASE
 
     with_store(path, check)
 
@@ -169,7 +169,7 @@ def test_a_replaced_file_is_used_no_more(path, suffix, tmp_path):
     with_store(tmp_path / "other.db", lambda store: store.read_app())
 
     async def check(store):
-        await store.create_lease(LEASE)
+        await store.create_lease(LEASE, app_id=APP.app_id)
         other.replace(path.with_name(path.name + suffix))
         with pytest.raises(LeaseStoreInvalidError, match="was replaced by another file while it was in use"):
             await store.read_members() if suffix else await store.read_leases()
@@ -199,7 +199,7 @@ def test_dropped_tables_are_an_error_and_not_made_again(path):
 
 def test_a_row_that_a_hand_has_broken_is_named(path):
     async def check(store):
-        await store.create_lease(LEASE)
+        await store.create_lease(LEASE, app_id=APP.app_id)
         sql(path, "UPDATE anabranch_leases SET checkpoint = 'yesterday'")
         with pytest.raises(
             LeaseStoreInvalidError, match=r"row \(billing, 1:orders:2, 0, shardId-0+\) of anabranch_leas"
@@ -245,14 +245,14 @@ def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(pat
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LeaseStoreError, match="locked by another process") as caught:
-                await store.create_lease(LEASE)
+                await store.create_lease(LEASE, app_id=APP.app_id)
             assert caught.value.retryable
             assert await store.read_leases() == []
             await store.register_member(member("a"))
             row = await store.heartbeat(Beat(member_id="a", attempt=1))
             assert row.counter == 1
             other.execute("ROLLBACK")
-        assert await store.create_lease(LEASE) == LEASE
+        assert await store.create_lease(LEASE, app_id=APP.app_id) == LEASE
 
     with_store(path, check)
 
@@ -283,7 +283,7 @@ def test_nothing_blocks_the_loop(path):
     async def check(store):
         await store.register_member(member("a"))
         await store.heartbeat(Beat(member_id="a", attempt=1))
-        await store.create_lease(LEASE)
+        await store.create_lease(LEASE, app_id=APP.app_id)
         await store.take_lease(LEASE.key, "a", expected_owner=None, expected_version=0)
         await store.dead_members()
         await store.leave("a")
@@ -326,7 +326,7 @@ def test_a_fork_must_make_its_own_store(path):
 
 def test_the_file_can_be_read_in_sql(path):
     async def check(store):
-        await store.create_lease(LEASE)
+        await store.create_lease(LEASE, app_id=APP.app_id)
         await store.take_lease(LEASE.key, "host-1/abc", expected_owner=None, expected_version=0)
 
     with_store(path, check)

@@ -26,6 +26,7 @@ from anabranch._model.leases import (
 __all__ = [
     "heartbeat",
     "leave",
+    "may_begin",
     "may_delete_app",
     "may_delete_lease",
     "may_delete_member",
@@ -130,6 +131,13 @@ def write_control(stored: ControlRow | None, row: ControlRow) -> ControlRow | No
     if stored is None or stored.state != "pending":
         return None
     return row
+
+
+def may_begin(app: AppRow | None, app_id: str) -> bool:
+    """Whether a stream or a lease may be made, or a stream be marked as begun: in the application that the caller has
+    opened, and in no other one of its name (rule L14). To be asked in one step with the write.
+    """
+    return app is not None and app.app_id == app_id
 
 
 def may_delete_app(row: AppRow | None, members: Iterable[MemberRow], app_id: str) -> bool:

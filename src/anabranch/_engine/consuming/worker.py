@@ -134,7 +134,7 @@ class Worker:
         self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings, plan.timing)
         self.app = await open_application(outside, plan)
         await self.member.look_around()
-        await self._lineage.prepare()
+        await self._lineage.prepare(self.app)
         await self.member.join()
         self._wire(group)
         self._runners = [

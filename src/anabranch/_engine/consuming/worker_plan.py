@@ -6,7 +6,7 @@ from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming.end_watch import Ends
 from anabranch._engine.leases.member import MemberProfile
-from anabranch._engine.shards.lineage import Start
+from anabranch._engine.shards.beginning import Start
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName
 from anabranch.config import ConsumerSettings

@@ -25,10 +25,11 @@ from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.leases.admission import mismatch
 from anabranch._engine.leases.member import Member
+from anabranch._engine.leases.store_reset import store_reset
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
-from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StandstillBegan, StoreReset, StoreRolledBack
+from anabranch.errors import LeaseStoreError
+from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StandstillBegan, StoreRolledBack
 
 __all__ = ["LeaseLoop"]
 
@@ -197,37 +198,39 @@ class LeaseLoop:
         if streams is not None:
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.book.streams or ()):
-                self._miss_birth()
+                self.miss_birth()
         app = await self.call(self._read_app())
         if app is not None:
             self._recognise(app[0])
         return streams is not None and app is not None
 
-    async def confirm_birth(self) -> None:
-        """Before anything is made."""
-        if not await self.check_birth():
-            raise LeaseStoreError(f"the lease store did not say whose it is: {self.trouble or 'no answer'}")
-
     async def create_lease(self, row: LeaseRow) -> LeaseRow | None:
-        """In no store but this application's: in one that was emptied, or begun anew by another, the row would be a
-        beginning in the middle. None: there was no answer.
+        """In no store but this application's, nor in one that went back behind the beginning of a stream: there the row
+        would be a beginning in the middle. None: there was no answer.
         """
-        return await self.call(self._outside.store.create_lease(row)) if await self.check_birth() else None
+        if not await self.check_birth():
+            return None
+        answer = await self.call(self._make_lease(row))
+        if answer is None:
+            return None
+        (created,) = answer
+        if created is None:
+            self.miss_birth()
+        return created
 
     def _recognise(self, app: AppRow | None) -> None:
         if app is None or app.app_id != self._app.app_id:
-            self._miss_birth()
+            self.miss_birth()
 
-    def _miss_birth(self) -> NoReturn:
-        self._outside.emit(StoreReset())
-        raise LeaseStoreInvalidError(
-            f"the lease store no longer holds application {self._app.app!r} as this worker knows it: it was "
-            "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
-        )
+    def miss_birth(self) -> NoReturn:
+        raise store_reset(self._outside, self._app)
 
     async def _read_app(self) -> tuple[AppRow | None]:
         """In a tuple, so that no row is told from no answer."""
         return (await self._outside.store.read_app(),)
+
+    async def _make_lease(self, row: LeaseRow) -> tuple[LeaseRow | None]:
+        return (await self._outside.store.create_lease(row, app_id=self._app.app_id),)
 
     # perform and apply
 

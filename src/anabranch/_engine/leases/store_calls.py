@@ -21,22 +21,10 @@ PAUSE_MS: Final = 500
 TRIES_MAX: Final = 60
 
 
-async def insist(
-    outside: Outside,
-    call: Callable[[], Awaitable[T]],
-    *,
-    deadline_ms: int,
-    before: Callable[[], Awaitable[None]] | None = None,
-) -> T:
-    """The answer of the first try that gets one within the deadline; the error of the last try, if none does.
-
-    `before` is asked ahead of each try, and keeps deadlines of its own: a try that follows late must not rely on what
-    was true for an earlier one.
-    """
+async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:
+    """The answer of the first try that gets one within the deadline; the error of the last try, if none does."""
     for attempt in range(TRIES_MAX):
         try:
-            if before is not None:
-                await before()
             async with asyncio.timeout(deadline_ms / 1000):
                 return await call()
         except LeaseStoreError as error:

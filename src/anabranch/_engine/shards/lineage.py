@@ -1,20 +1,17 @@
-"""Shards come and go: the streams' rows and root leases at the start, children at a shard's end, strays by listing.
+"""Shards come and go: roots where a stream begins, children at a shard's end, strays by listing.
 
 The core plans (`_core.shards`); this performs, in the order that survives a crash at any point: rows of children before
 the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeVar
-
-from msgspec.structs import replace
 
 from anabranch._core.leases.steps import Take
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.horizon import Horizon
-from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.shards.bootstrap import listing_filter, missing_leases
 from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
@@ -27,16 +24,16 @@ from anabranch._core.shards.gate import (
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.leases.lease_loop import LeaseLoop
-from anabranch._engine.leases.store_calls import insist
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
+from anabranch._engine.shards.beginning import Beginning, Start
 from anabranch._engine.shards.losses import Losses
 from anabranch._engine.shards.shared_look import SharedLook
 from anabranch._engine.shards.topology import await_stream, find_summary, list_all_shards
-from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
-from anabranch._model.streams import StreamName, parse_stream
+from anabranch._model.streams import StreamName
 from anabranch._wire.messages import StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (
@@ -51,14 +48,8 @@ from anabranch.errors import (
 )
 from anabranch.events import KeysUnordered, ListingFailed, ShardFinished, StreamChanged
 
-__all__ = ["Lineage", "Start"]
+__all__ = ["Lineage"]
 
-T = TypeVar("T")
-
-Start = Literal["latest", "trim_horizon"] | float
-"""`latest`, `trim_horizon`, or a time in seconds since 1970."""
-
-LISTINGS_MAX = 20
 RETRY_MS = 500
 UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
 """What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
@@ -88,14 +79,13 @@ class Lineage:
         self._left: dict[str, None] = {}
         """Keys of streams that were read until another took their place."""
         self._restarting = asyncio.Lock()
+        self._beginning: Beginning
         self._leases: LeaseLoop
         self._on_left: Callable[[str], None]
-        self._before_making: Callable[[], Awaitable[None]] | None = None
 
     def attach(self, leases: LeaseLoop, *, on_left: Callable[[str], None]) -> None:
         self._leases = leases
         self._on_left = on_left
-        self._before_making = leases.confirm_birth
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
@@ -114,15 +104,16 @@ class Lineage:
 
     # the start
 
-    async def prepare(self) -> None:
+    async def prepare(self, app: AppRow) -> None:
         """Every stream has its row and its root leases, whoever made them."""
+        self._beginning = Beginning(self._outside, app, self._start, call_deadline_ms=self._call_deadline_ms)
         for stream in self._wanted:
             summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
-            await self._tell_if_new(summary)
+            await self._beginning.tell_if_new(summary)
             await self._begin(stream, summary)
 
     async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
-        row = await self._stream_row(summary)
+        row = await self._beginning.begin(stream, summary)
         self._names[row.stream_key] = stream
         self._losses.look(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
@@ -130,59 +121,7 @@ class Lineage:
         if summary.record_distribution == "AUTO":
             self._auto[row.stream_key] = None
             self._outside.emit(KeysUnordered(stream=summary.name))
-        self._rows[row.stream_key] = row if row.bootstrapped else await self._bootstrap(row)
-
-    async def _tell_if_new(self, summary: StreamSummary) -> None:
-        outside, key = self._outside, _stream_key(summary)
-        known = [row for row in await self._insist(outside.store.read_streams) if row.arn == summary.arn]
-        if known and all(row.stream_key != key for row in known):
-            outside.emit(
-                StreamChanged(
-                    stream=summary.name,
-                    change="the stream was deleted and created anew since this application last read it: "
-                    "the new one starts by start=, and what was known of the old one is kept aside",
-                )
-            )
-
-    async def _stream_row(self, summary: StreamSummary) -> StreamRow:
-        outside = self._outside
-        server_seconds = summary.server_seconds or outside.clock.wall_ms() / 1000
-        origin = pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds)
-        row = StreamRow(
-            stream_key=_stream_key(summary),
-            name=summary.name,
-            arn=summary.arn,
-            created_seconds=summary.created_seconds,
-            origin=origin,
-        )
-        return await self._insist(lambda: outside.store.put_stream(row), self._before_making)
-
-    async def _bootstrap(self, row: StreamRow) -> StreamRow:
-        """Root leases in the order of creation, then the mark that they are complete (rule S2)."""
-        outside, stream = self._outside, self._names[row.stream_key]
-        for _ in range(LISTINGS_MAX):
-            listing = await list_all_shards(outside, stream, listing_filter(row.origin))
-            plan = plan_bootstrap(row, listing, await self._lease_rows(row))
-            if not isinstance(plan, IncompleteListing):
-                break
-            await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
-        else:
-            raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
-        for lease in plan:
-            await self._insist(partial(outside.store.create_lease, lease), self._before_making)
-        done = replace(row, bootstrapped=True)
-        await self._insist(lambda: outside.store.write_stream(done, row.version))
-        return done
-
-    async def _lease_rows(self, row: StreamRow) -> list[LeaseRow]:
-        """All rows of this stream and generation, finished ones included."""
-        rows = await self._insist(lambda: self._outside.store.read_leases(with_finished=True))
-        return [
-            lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
-        ]
-
-    async def _insist(self, call: Callable[[], Awaitable[T]], before: Callable[[], Awaitable[None]] | None = None) -> T:
-        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms, before=before)
+        self._rows[row.stream_key] = row
 
     # the end of a shard
 
@@ -217,7 +156,7 @@ class Lineage:
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]
-        leases = await self._lease_rows(row)
+        leases = await self._beginning.lease_rows(row)
         if all(lease.key != session.key for lease in leases):
             return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
@@ -369,9 +308,9 @@ class Lineage:
             await self._find_missing(row, listing)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
-        leases = await self._lease_rows(row)
+        leases = await self._beginning.lease_rows(row)
         if not leases:
-            return  # rows are never all removed: the store was emptied, and that is no new beginning (rule L14)
+            self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
@@ -392,7 +331,3 @@ class Lineage:
             same = judge_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
             if same and await self._is_gone(stream, lease.key.shard_id):
                 await self._leases.call(outside.store.delete_lease(lease.key, lease.version))
-
-
-def _stream_key(summary: StreamSummary) -> str:
-    return f"{parse_stream(summary.arn).account_id}:{summary.name}:{int(summary.created_seconds)}"

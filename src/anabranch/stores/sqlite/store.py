@@ -204,14 +204,18 @@ class SqliteLeaseStore(LeaseStore):
         return await self._workers.write(work)
 
     # streams
-    async def put_stream(self, row: StreamRow) -> StreamRow:
-        def work(connection: sqlite3.Connection) -> StreamRow:
+    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
+        def work(connection: sqlite3.Connection) -> StreamRow | None:
+            if not self._may_begin(connection, app_id):
+                return None
             return _STREAMS.put_if_absent(connection, columns.stream_columns(self.app, row))
 
         return await self._main.write(work)
 
-    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
         def work(connection: sqlite3.Connection) -> StreamRow | None:
+            if not self._may_begin(connection, app_id):
+                return None
             written = rows.write_stream(_STREAMS.get(connection, (self.app, row.stream_key)), row, expected_version)
             if written is not None:
                 _STREAMS.put(connection, columns.stream_columns(self.app, written))
@@ -222,9 +226,14 @@ class SqliteLeaseStore(LeaseStore):
     async def read_streams(self) -> Sequence[StreamRow]:
         return await self._main.read(lambda connection: _STREAMS.scan(connection, self.app))
 
+    def _may_begin(self, connection: sqlite3.Connection, app_id: str) -> bool:
+        return rows.may_begin(_APPS.get(connection, (self.app,)), app_id)
+
     # leases
-    async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        def work(connection: sqlite3.Connection) -> LeaseRow:
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
+        def work(connection: sqlite3.Connection) -> LeaseRow | None:
+            if not self._may_begin(connection, app_id):
+                return None
             return _LEASES.put_if_absent(connection, columns.lease_columns(self.app, row))
 
         return await self._main.write(work)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import ControlRow, StreamRow
 from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
-from anabranch.testing.lease_store_contract.arena import STREAM, Arena, expect, lease, lease_key, member
+from anabranch.testing.lease_store_contract.arena import APP_ID, STREAM, Arena, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
 
@@ -44,16 +44,42 @@ async def the_incarnation_stays_and_is_recorded_under_a_condition(arena: Arena) 
 async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     store = await arena.open()
     row = _stream()
-    expect(await store.put_stream(row) == row, "put_stream returns the new row")
+    expect(await store.put_stream(row, app_id=APP_ID) == row, "put_stream returns the new row")
     other = replace(row, origin=TRIM_HORIZON)
-    expect(await store.put_stream(other) == row, "put_stream never replaces: one worker's pin is everybody's")
-    done = await store.write_stream(replace(row, bootstrapped=True), 0)
+    expect(
+        await store.put_stream(other, app_id=APP_ID) == row,
+        "put_stream never replaces: one worker's pin is everybody's",
+    )
+    done = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
     expect(done == replace(row, bootstrapped=True, version=1), "write_stream adds 1 to the version", done)
-    expect(await store.write_stream(row, 0) is None, "write_stream refuses an old version")
-    expect(await store.write_stream(_stream(7), 0) is None, "write_stream makes no row")
-    await store.put_stream(_stream(1))
+    expect(await store.write_stream(row, 0, app_id=APP_ID) is None, "write_stream refuses an old version")
+    expect(await store.write_stream(_stream(7), 0, app_id=APP_ID) is None, "write_stream makes no row")
+    await store.put_stream(_stream(1), app_id=APP_ID)
     found = [stream.stream_key for stream in await store.read_streams()]
     expect(found == [f"{STREAM}0", f"{STREAM}1"], "read_streams returns all, in the order of their keys", found)
+
+
+async def nothing_begins_in_another_application_of_the_name(arena: Arena) -> None:
+    store = arena.make()
+    await store.open(arena.app_row("second"))
+    row = _stream()
+    expect(await store.put_stream(row, app_id=APP_ID) is None, "put_stream makes nothing under another id")
+    expect(await store.create_lease(lease(), app_id=APP_ID) is None, "create_lease makes nothing under another id")
+    expect(not await store.read_streams(), "there is no stream")
+    expect(not await store.read_leases(with_finished=True), "there is no lease")
+    await store.put_stream(row, app_id="second")
+    marked = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
+    expect(marked is None, "write_stream writes nothing under another id", marked)
+    expect(list(await store.read_streams()) == [row], "the stream is not marked as begun")
+    await store.create_lease(lease(), app_id="second")
+    found = await store.create_lease(lease(), app_id=APP_ID)
+    expect(found is None, "nor is what stands shown as the caller's own", found)
+    expect(await store.delete_app("second"), "the application is deleted")
+    expect(await store.put_stream(row, app_id="second") is None, "put_stream makes nothing where there is none")
+    expect(await store.create_lease(lease(), app_id="second") is None, "nor does create_lease")
+    await store.open(arena.app_row("third"))
+    rest = [*await store.read_streams(), *await store.read_leases(with_finished=True)]
+    expect(not rest, "and what comes late is not found by the next one", rest)
 
 
 async def a_command_is_answered_once(arena: Arena) -> None:
@@ -74,8 +100,8 @@ async def a_command_is_answered_once(arena: Arena) -> None:
 
 async def an_application_is_deleted_whole_and_never_while_a_member_lives(arena: Arena) -> None:
     store = await arena.open()
-    await store.put_stream(_stream())
-    await store.create_lease(lease())
+    await store.put_stream(_stream(), app_id=APP_ID)
+    await store.create_lease(lease(), app_id=APP_ID)
     await store.put_control(ControlRow(command_id="a", action="pause"))
     await store.register_member(member("a"))
     expect(not await store.delete_app("first"), "delete_app refuses while a member is live")
@@ -96,5 +122,6 @@ CHECKS = (
     an_application_is_deleted_whole_and_never_while_a_member_lives,
     the_incarnation_stays_and_is_recorded_under_a_condition,
     a_stream_is_put_once_and_written_by_version,
+    nothing_begins_in_another_application_of_the_name,
     a_command_is_answered_once,
 )

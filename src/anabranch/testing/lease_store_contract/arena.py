@@ -7,10 +7,12 @@ from anabranch._model.leases import AppRow, Checkpoint, LeaseKey, LeaseRow, Memb
 from anabranch._model.sequence_numbers import Position
 from anabranch._ports.lease_store import LeaseStore
 
-__all__ = ["STREAM", "Arena", "MakeStore", "at", "expect", "lease", "lease_key", "member"]
+__all__ = ["APP_ID", "STREAM", "Arena", "MakeStore", "at", "expect", "lease", "lease_key", "member"]
 
 MakeStore = Callable[[str], LeaseStore]
 
+APP_ID = "first"
+"""Of the application that `open` makes."""
 STREAM = "123456789012:orders:1700000000"
 
 
@@ -35,7 +37,7 @@ class Arena:
         await store.open(self.app_row())
         return store
 
-    def app_row(self, app_id: str = "first") -> AppRow:
+    def app_row(self, app_id: str = APP_ID) -> AppRow:
         return AppRow(app=self.app, app_id=app_id, created_wall_ms=1_700_000_000_000)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.limits import HASH_KEY_MAX
-from anabranch.testing.lease_store_contract.arena import Arena, at, expect, lease, lease_key, member
+from anabranch.testing.lease_store_contract.arena import APP_ID, Arena, at, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
 
@@ -45,7 +45,7 @@ async def a_row_is_kept_whole(arena: Arena) -> None:
     )
     plain = lease(start=after_sequence_number(_LARGE), stopped=Stopped("", None, None, "", 0))
     for row in (full, plain, lease(1)):
-        await store.create_lease(row)
+        await store.create_lease(row, app_id=APP_ID)
         found = await other.read_lease(row.key)
         expect(found == row, f"a row is read as it was written: {row!r}", found)
 
@@ -53,8 +53,8 @@ async def a_row_is_kept_whole(arena: Arena) -> None:
 async def a_lease_is_created_once(arena: Arena) -> None:
     store = await arena.open()
     row = lease(start=TRIM_HORIZON)
-    expect(await store.create_lease(row) == row, "create_lease returns the new row")
-    again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"))
+    expect(await store.create_lease(row, app_id=APP_ID) == row, "create_lease returns the new row")
+    again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"), app_id=APP_ID)
     expect(again == row, "create_lease never replaces a row, and returns the one that stands", again)
     expect(await store.read_lease(lease_key(1)) is None, "a row that is not there is None")
 
@@ -63,9 +63,9 @@ async def rows_are_read_in_order_and_finished_ones_only_when_asked_for(arena: Ar
     store = await arena.open()
     keys = [LeaseKey("b:s:1", 0, "x"), LeaseKey("a:s:1", 10, "x"), LeaseKey("a:s:1", 9, "y"), LeaseKey("a:s:1", 9, "x")]
     for key in keys:
-        await store.create_lease(LeaseRow(key=key))
+        await store.create_lease(LeaseRow(key=key), app_id=APP_ID)
     done = LeaseRow(key=LeaseKey("a:s:1", 9, "w"), finish=Finish("end", ("x", "y")))
-    await store.create_lease(done)
+    await store.create_lease(done, app_id=APP_ID)
     found = [row.key for row in await store.read_leases()]
     expect(found == sorted(keys), "unfinished rows, ordered by stream, generation number and shard", found)
     found = [row.key for row in await store.read_leases(with_finished=True)]
@@ -80,7 +80,7 @@ async def _take(store: LeaseStore, number: int, member_id: str, owner: str | Non
 async def a_lease_is_taken_from_nobody_or_from_the_dead(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
-    await store.create_lease(lease())
+    await store.create_lease(lease(), app_id=APP_ID)
     taken = await _take(store, 0, "a", None, 0)
     expected = lease(owner="a", version=1, epoch=1, takes_without_progress=1)
     expect(taken == expected, "a take sets owner and adds 1 to version, epoch, takes_without_progress", taken)
@@ -92,21 +92,21 @@ async def a_lease_is_taken_from_nobody_or_from_the_dead(arena: Arena) -> None:
     expect(isinstance(taken, LeaseRow) and taken.owner == "b", "a sealed member's lease is taken", taken)
     expect(isinstance(taken, LeaseRow) and (taken.version, taken.epoch) == (2, 2), "version and epoch grow", taken)
     await store.register_member(member("c"))
-    await store.create_lease(lease(1, owner="c"))
+    await store.create_lease(lease(1, owner="c"), app_id=APP_ID)
     await store.leave("c")
     expect(isinstance(await _take(store, 1, "b", "c", 0), LeaseRow), "the lease of a member that left is taken")
     expect(await _take(store, 2, "b", None, 0) == Conflict(None), "a take of a row that is not there: Conflict(None)")
     over = lease(3, finish=Finish("end"))
-    await store.create_lease(over)
+    await store.create_lease(over, app_id=APP_ID)
     expect(await _take(store, 3, "b", None, 0) == Conflict(over), "a finished lease is not taken")
 
 
 async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
     store = await arena.open()
-    await store.create_lease(lease(epoch=2))
+    await store.create_lease(lease(epoch=2), app_id=APP_ID)
     row = await store.take_lease(lease_key(), "a", expected_owner=None, expected_version=0, epoch_floor=7)
     expect(isinstance(row, LeaseRow) and row.epoch == 8, "a child's epoch starts above its parents'", row)
-    await store.create_lease(lease(1, epoch=9))
+    await store.create_lease(lease(1, epoch=9), app_id=APP_ID)
     row = await store.take_lease(lease_key(1), "a", expected_owner=None, expected_version=0, epoch_floor=7)
     expect(isinstance(row, LeaseRow) and row.epoch == 10, "a floor never lowers an epoch", row)
 
@@ -114,7 +114,7 @@ async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
 async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) -> None:
     store = await arena.open()
     row = lease(owner="a", version=1)
-    await store.create_lease(row)
+    await store.create_lease(row, app_id=APP_ID)
     written = await store.write_lease(replace(row, checkpoint=at(5)), member_id="a", expected_version=1)
     expected = replace(row, checkpoint=at(5), version=2)
     expect(written == expected, "the owner's write is stored with one version more", written)
@@ -133,7 +133,7 @@ async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) 
 
 async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
     store = await arena.open()
-    await store.create_lease(lease())
+    await store.create_lease(lease(), app_id=APP_ID)
     await _take(store, 0, "a", None, 0)  # the answer of this one is lost
     again = await _take(store, 0, "a", None, 0)
     expect(isinstance(again, Conflict), "the same take twice is a conflict", again)
@@ -150,7 +150,7 @@ async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
 async def only_a_finished_row_is_deleted(arena: Arena) -> None:
     store = await arena.open()
     row = lease(owner="a")
-    await store.create_lease(row)
+    await store.create_lease(row, app_id=APP_ID)
     expect(not await store.delete_lease(row.key, 0), "an unfinished row is not deleted")
     done = replace(row, owner=None, finish=Finish("end"))
     await store.write_lease(done, member_id="a", expected_version=0)

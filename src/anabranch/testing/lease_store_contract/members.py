@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
-from anabranch.testing.lease_store_contract.arena import Arena, expect, lease, lease_key, member
+from anabranch.testing.lease_store_contract.arena import APP_ID, Arena, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
 
@@ -98,7 +98,7 @@ async def a_member_is_deleted_only_when_it_is_over_and_named_nowhere(arena: Aren
     await store.register_member(member("a"))
     expect(not await store.delete_member("a"), "a live member is not deleted")
     expect(not await store.delete_member("b"), "nobody is not deleted")
-    await store.create_lease(lease(owner="a"))
+    await store.create_lease(lease(owner="a"), app_id=APP_ID)
     await store.leave("a")
     expect(not await store.delete_member("a"), "a member that a lease names is not deleted")
     await store.register_member(member("c"))

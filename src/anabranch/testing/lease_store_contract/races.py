@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import Beat, Conflict, HandOffRequest, LeaseRow, StreamRow
 from anabranch._model.start_positions import at_timestamp
-from anabranch.testing.lease_store_contract.arena import STREAM, Arena, at, expect, lease, lease_key, member
+from anabranch.testing.lease_store_contract.arena import APP_ID, STREAM, Arena, at, expect, lease, lease_key, member
 
 __all__ = ["CHECKS"]
 
@@ -19,7 +19,7 @@ async def one_of_many_takes_holds(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     for number in range(_ROUNDS):
         key = lease_key(number)
-        await stores[0].create_lease(lease(number))
+        await stores[0].create_lease(lease(number), app_id=APP_ID)
         takes = (
             stores[racer % _HANDLES].take_lease(key, f"m{racer}", expected_owner=None, expected_version=0)
             for racer in range(_RACERS)
@@ -34,7 +34,7 @@ async def one_of_many_takes_holds(arena: Arena) -> None:
 async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     row = lease(owner="a")
-    await stores[0].create_lease(row)
+    await stores[0].create_lease(row, app_id=APP_ID)
     for version in range(_ROUNDS):
         writes = (
             stores[racer % _HANDLES].write_lease(
@@ -51,7 +51,10 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
 async def many_who_create_agree_on_one_row(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     leases = await asyncio.gather(
-        *(stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer)))) for racer in range(_RACERS))
+        *(
+            stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer))), app_id=APP_ID)
+            for racer in range(_RACERS)
+        )
     )
     expect(all(row == leases[0] for row in leases), "all who create a lease get the same row", leases)
     streams = await asyncio.gather(
@@ -59,7 +62,8 @@ async def many_who_create_agree_on_one_row(arena: Arena) -> None:
             stores[racer % _HANDLES].put_stream(
                 StreamRow(
                     stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=at_timestamp(float(racer))
-                )
+                ),
+                app_id=APP_ID,
             )
             for racer in range(_RACERS)
         )

@@ -4,7 +4,6 @@ The rows are the memory store's, and so are its conditions. On bad days it goes 
 another storage; requests that were on their way to the one before are lost.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -54,9 +53,10 @@ class ForgetfulRows(MemoryLeaseStore):
     async def incarnation(self) -> str:
         return f"storage-{self.storage}"
 
-    async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        answer = await super().create_lease(row)
-        self._journal.created(self._commit(answer))
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
+        answer = await super().create_lease(row, app_id=app_id)
+        if answer is not None:
+            self._journal.created(self._commit(answer))
         return answer
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
@@ -122,26 +122,21 @@ class SimulatedLeaseStore(LeaseStore):
         self._process = process
         self._connections = {"heart": rows.storage, "main": rows.storage}
         """The storage that each connection was made to: heartbeats have one of their own."""
-        self._assured_at: float | None = None
-        """When the process last heard of the application's row from a store that was not emptied yet."""
 
     async def _ask(
         self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main", makes: str | None = None
     ) -> Any:
-        storage = self._connections[connection]
-        # No store makes a row on the condition that another one stands. So a process can look at the application's row
-        # and make its own at once, and no more: if the store was emptied while the look's answer was on its way, that
-        # is nobody's fault, and neither is what was on its way itself.
-        is_to_blame = self._rows.is_emptied and self._assured_at != asyncio.get_running_loop().time()
+        storage, was_emptied = self._connections[connection], self._rows.is_emptied
 
         def request() -> Any:
             if self._rows.storage != storage:
                 self._connections[connection] = self._rows.storage
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
-            if makes is not None and is_to_blame:
+            answer = _at_once(call())
+            if makes is not None and answer is not None and was_emptied:  # else it was on its way when it happened
                 self._rows.made(self._process.name, makes)
-            return _at_once(call())
+            return answer
 
         return await self._network.call(
             self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer")
@@ -151,13 +146,7 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
 
     async def read_app(self) -> AppRow | None:
-        async def look() -> tuple[AppRow | None, bool]:
-            return await self._rows.read_app(), self._rows.is_emptied
-
-        row, is_emptied = await self._ask(look)
-        if not is_emptied:
-            self._assured_at = asyncio.get_running_loop().time()
-        return row  # type: ignore[no-any-return]
+        return await self._ask(self._rows.read_app)  # type: ignore[no-any-return]
 
     async def incarnation(self) -> str:
         return await self._ask(self._rows.incarnation)  # type: ignore[no-any-return]
@@ -196,17 +185,20 @@ class SimulatedLeaseStore(LeaseStore):
     async def delete_member(self, member_id: str) -> bool:
         return await self._ask(partial(self._rows.delete_member, member_id))  # type: ignore[no-any-return]
 
-    async def put_stream(self, row: StreamRow) -> StreamRow:
-        return await self._ask(partial(self._rows.put_stream, row), makes="a stream")  # type: ignore[no-any-return]
+    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
+        call = partial(self._rows.put_stream, row, app_id=app_id)
+        return await self._ask(call, makes="a stream")  # type: ignore[no-any-return]
 
-    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
-        return await self._ask(partial(self._rows.write_stream, row, expected_version))  # type: ignore[no-any-return]
+    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
+        call = partial(self._rows.write_stream, row, expected_version, app_id=app_id)
+        return await self._ask(call, makes="the mark of a stream")  # type: ignore[no-any-return]
 
     async def read_streams(self) -> Sequence[StreamRow]:
         return await self._ask(self._rows.read_streams)  # type: ignore[no-any-return]
 
-    async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        return await self._ask(partial(self._rows.create_lease, row), makes="a lease")  # type: ignore[no-any-return]
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
+        call = partial(self._rows.create_lease, row, app_id=app_id)
+        return await self._ask(call, makes="a lease")  # type: ignore[no-any-return]
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
         return await self._ask(partial(self._rows.read_leases, with_finished=with_finished))  # type: ignore[no-any-return]

@@ -84,24 +84,3 @@ def test_a_store_that_does_not_answer_is_told_of_from_the_second_time_on_and_eve
         assert "the disk is full" in str(TOLD[0])
 
     run(main, 5)
-
-
-def test_what_comes_before_a_call_comes_before_each_of_its_tries():
-    async def main():
-        order = []
-
-        async def before():
-            order.append("before")
-            if len(order) == 1:
-                raise LeaseStoreError("away")
-
-        async def call():
-            order.append("call")
-            if len(order) == 3:
-                raise LeaseStoreError("away")
-            return "an answer"
-
-        assert await insist(OUTSIDE, call, deadline_ms=1000, before=before) == "an answer"
-        assert order == ["before", "before", "call", "before", "call"]
-
-    run(main, 5)

@@ -5,9 +5,11 @@ read. No promise is broken by them.
 import pytest
 from msgspec.structs import replace
 
+from anabranch.errors import AccessDeniedError
 from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world import FleetOptions
+from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.worker import SimulatedWorker
 from anabranch.testing.world.world import Fleet
 
@@ -74,3 +76,50 @@ def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_non
     (unwell, _), _ = given
     taken_back = [at for worker, at, event in said if isinstance(event, LeaseTaken) and worker is unwell]
     assert all(at < CUT_OFF_AT for at in taken_back)
+
+
+class Denied:
+    """One shard that one process may not read any more, while it may read all others."""
+
+    def __init__(self, monkeypatch):
+        self.process = self.shard_id = None
+        self._shard_of = {}
+        self._get_iterator, self._get_records = SimulatedKinesis.get_shard_iterator, SimulatedKinesis.get_records
+        denied = self
+
+        async def get_shard_iterator(self, stream, shard_id, position):
+            denied._check(self._process, shard_id)
+            iterator = await denied._get_iterator(self, stream, shard_id, position)
+            denied._shard_of[iterator] = shard_id
+            return iterator
+
+        async def get_records(self, stream, iterator, **options):
+            shard_id = denied._shard_of[iterator]
+            denied._check(self._process, shard_id)
+            response = await denied._get_records(self, stream, iterator, **options)
+            denied._shard_of[response.next_shard_iterator] = shard_id
+            return response
+
+        monkeypatch.setattr(SimulatedKinesis, "get_shard_iterator", get_shard_iterator)
+        monkeypatch.setattr(SimulatedKinesis, "get_records", get_records)
+
+    def begin(self, fleet):
+        unlucky = fleet.workers[0]
+        self.process = unlucky.process
+        self.shard_id = next(iter(unlucky._consuming.worker.sessions)).shard_id
+
+    def _check(self, process, shard_id):
+        if (process, shard_id) == (self.process, self.shard_id):
+            raise AccessDeniedError("not this one", operation="GetRecords", code="AccessDeniedException")
+
+
+def test_one_shard_that_a_worker_cannot_read_is_given_to_one_that_can_and_is_not_asked_for_again_for_a_while(
+    said, monkeypatch
+):
+    denied = Denied(monkeypatch)
+    assert live(1, PATIENT, CUT_OFF_AT, denied.begin) == []
+    given = [(worker, at, event) for worker, at, event in said if isinstance(event, LeaseGiven) and at > CUT_OFF_AT]
+    (unwell, at, gift), *returned = given
+    assert (unwell.process, gift.shard_id) == (denied.process, denied.shard_id)
+    assert CUT_OFF_AT + 55 < at < CUT_OFF_AT + 80
+    assert denied.shard_id not in {event.shard_id for _, _, event in returned}, "fairness is served by another shard"

@@ -61,6 +61,8 @@ class Book:
         """Requests answered since; heartbeats carry them back until the row is without them."""
         self.asked: dict[LeaseKey, int] = {}
         """Leases asked for, and when."""
+        self.shunned: dict[LeaseKey, int] = {}
+        """Leases that could not be read here, and until when they are not asked for again."""
         self.moved: dict[LeaseKey, tuple[int, str]] = {}
         """Leases that changed hands, with when and from whom."""
         self.unplaced: dict[LeaseKey, int] = {}
@@ -90,7 +92,7 @@ class Book:
         self.changed = self._read_again = True
 
     def _leave(self, key: LeaseKey) -> None:
-        for known in (self.leases, self.moved, self.asked):
+        for known in (self.leases, self.moved, self.asked, self.shunned):
             known.pop(key, None)
 
     def forget(self) -> None:

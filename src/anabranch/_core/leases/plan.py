@@ -166,7 +166,9 @@ def _unread_parents(row: LeaseRow) -> tuple[LeaseKey, ...]:
 
 
 def _may_ask(book: Book, key: LeaseKey, donor: MemberRow, now_ms: int) -> bool:
-    """Once in a while, and not while the donor still has the request before it."""
+    """Once in a while, and not while the donor still has the request before it, nor for what could not be read here."""
+    if now_ms < book.shunned.get(key, 0):
+        return False
     asked_ms = book.asked.get(key)
     if asked_ms is None:
         return True

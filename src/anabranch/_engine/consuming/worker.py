@@ -176,10 +176,9 @@ class Worker:
             self.scheduler,
             self.budget,
             group,
+            self._lineage,
             on_records=self._on_records,
-            on_gone=self._lineage.on_gone,
-            on_trimmed=self._lineage.on_trimmed,
-            on_begun=self._lineage.on_begun,
+            on_unreadable=lambda session: self.leases.relieve(session.key),
         )
         self._poller.paused = self._paused
         self._partings = Partings(

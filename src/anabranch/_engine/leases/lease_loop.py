@@ -20,6 +20,7 @@ from anabranch._core.leases.outcome import (
     apply_write,
 )
 from anabranch._core.leases.plan import plan_round
+from anabranch._core.leases.relief import SHUNNED_MS, plan_relief
 from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._engine.alarm import Alarm
@@ -182,7 +183,8 @@ class LeaseLoop:
     def _check_minds(self) -> None:
         """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""
         me = self._member.row
-        differing = differing_members(me, self.stopwatches, self._outside.clock.now_ms())
+        now_ms = self._outside.clock.now_ms()
+        differing = differing_members(me, self.stopwatches, now_ms, any_order=self._member.any_order)
         for row in differing:
             if precedes(row, me):
                 raise mismatch(me, row)
@@ -327,6 +329,15 @@ class LeaseLoop:
         outcome = apply_write(self.book, step, answer, self._outside.clock.now_ms())
         self.synchronise()
         return outcome
+
+    def relieve(self, key: LeaseKey) -> None:
+        """This member has not been able to read the shard for long: another may (rule U7)."""
+        now_ms = self._outside.clock.now_ms()
+        request = plan_relief(self.book, self.stopwatches, key, now_ms)
+        if request is not None:
+            self.book.shunned[key] = now_ms + SHUNNED_MS
+            self.book.drain(request)
+            self._on_drain(request)
 
     def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read on the side."""

@@ -7,13 +7,14 @@ record only in the step that puts it into the window.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from anabranch._core.reading.health import ReadHealth
 from anabranch._engine.host import begin
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
+from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.topology import is_open
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -43,28 +44,27 @@ class Poller:
         scheduler: Scheduler,
         budget: Budget,
         group: asyncio.TaskGroup,
+        lineage: Lineage,
         *,
         on_records: Callable[[Session], None],
-        on_gone: Callable[[Session, ServiceError], Awaitable[None]],
-        on_trimmed: Callable[[Session], Awaitable[None]],
-        on_begun: Callable[[Session], Awaitable[None]],
+        on_unreadable: Callable[[Session], None],
     ) -> None:
         self._outside = outside
         self._scheduler = scheduler
         self._budget = budget
         self._group = group
+        self._lineage = lineage
         self._on_records = on_records
-        self._on_gone = on_gone
-        self._on_trimmed = on_trimmed
-        self._on_begun = on_begun
+        self._on_unreadable = on_unreadable
         self._waiting: deque[Session] = deque()
-        self._sessions: dict[Session, None] = {}
+        self._sessions: dict[Session, ReadHealth] = {}
         self._restarts: dict[str, int] = {}
         self.paused = False
         self._health = ReadHealth()
+        """Of all shards together: whether this worker can read anything."""
 
     def add(self, session: Session) -> None:
-        self._sessions[session] = None
+        self._sessions[session] = ReadHealth()
         session.on_settled = lambda: self.poke(session)
         self.poke(session)
 
@@ -123,7 +123,7 @@ class Poller:
                 await self._doubt_end(session)
             server_seconds = response.server_seconds or self._outside.clock.wall_ms() / 1000
             if session.may_have_lost(response, server_seconds):
-                await self._on_trimmed(session)
+                await self._lineage.on_trimmed(session)
             if session.phase == "reading":
                 reserved = 0
                 session.note_read(response, server_seconds)
@@ -152,7 +152,7 @@ class Poller:
 
     async def _ask_what_is_gone(self, session: Session, error: ServiceError) -> None:
         try:
-            await self._on_gone(session, error)
+            await self._lineage.on_gone(session, error)
         except (ServiceError, TransportError, CredentialsError) as unanswered:
             self._on_failure(session, unanswered)  # the next read asks again
             return
@@ -173,7 +173,7 @@ class Poller:
         if session.iterator is None:
             iterator = await kinesis.get_shard_iterator(session.stream, session.shard_id, session.starting_position())
             if session.read_after is None:
-                await self._on_begun(session)
+                await self._lineage.on_begun(session)
             session.iterator = iterator
         return await kinesis.get_records(session.stream, session.iterator)
 
@@ -194,6 +194,8 @@ class Poller:
             behind_ms=response.millis_behind_latest or 0,
         )
         self._health.succeeded()
+        if session in self._sessions:
+            self._sessions[session].succeeded()
         self._restarts.pop(session.shard_id, None)
         if response.next_shard_iterator is None:
             session.children = response.child_shards
@@ -206,6 +208,7 @@ class Poller:
             session.iterator = None
         if not isinstance(error, ThrottledError):
             self._health.failed(now_ms)
+            self._judge(session, now_ms)
         session.pace.on_failure(now_ms, self._outside.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)
@@ -234,3 +237,12 @@ class Poller:
                 restart=restart,
             )
         )
+
+    def _judge(self, session: Session, now_ms: int) -> None:
+        """One shard that fails for long beside others that do not may be readable by another worker (rule U7)."""
+        health = self._sessions.get(session)
+        if health is None:
+            return
+        health.failed(now_ms)
+        if self.healthy and not health.is_good(now_ms, holds_shards=True):
+            self._on_unreadable(session)

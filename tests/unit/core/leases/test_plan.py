@@ -265,3 +265,15 @@ def test_what_nobody_has_room_for_is_known_since_it_was_first_planned():
     member.book.changed = True
     member.plan(20_000)
     assert not member.book.unplaced
+
+
+def test_what_could_not_be_read_here_is_not_asked_for_again_for_a_while_but_taken_when_it_is_free():
+    member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
+    member.book.shunned = {KEYS[0]: 300_000, KEYS[1]: 300_000}
+    assert member.plan() == []
+    member.hear(300_000)
+    assert [type(step) for step in member.plan(300_000)] == [RequestHandOff]
+    free = Member([ME, DONOR], [lease(0)])
+    free.book.shunned = {KEYS[0]: 300_000}
+    other = Member([ME, DONOR], [lease(0)], "donor#1")
+    assert [step.key for step in free.plan() + other.plan()] == [KEYS[0]]

@@ -1,0 +1,45 @@
+"""Rule U7, for one shard: who gets what cannot be read here."""
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.leases.book import Book
+from anabranch._core.leases.relief import plan_relief
+from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
+
+KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
+ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000)
+BUSY = replace(ME, member_id="busy#1", load=4)
+IDLE = replace(ME, member_id="idle#1", load=1)
+
+
+def relief(*members, now_ms=0, **fields):
+    book, stopwatches = Book("me#1", 10_000), Stopwatches(lease_timing())
+    stopwatches.observe([ME, *members], 0)
+    book.hold(LeaseRow(key=KEY, owner="me#1", version=3))
+    for name, value in fields.items():
+        setattr(book.held[KEY], name, value)
+    return plan_relief(book, stopwatches, KEY, now_ms)
+
+
+def test_the_member_with_the_fewest_shards_gets_it():
+    assert relief(BUSY, IDLE) == HandOffRequest(KEY, "idle#1")
+    assert relief(replace(IDLE, member_id="zoe#1"), IDLE) == HandOffRequest(KEY, "idle#1")
+
+
+@pytest.mark.parametrize("flaw", [{"reads_healthy": False}, {"draining": True}, {"shards_max": 1}, {"state": "left"}])
+def test_it_is_kept_where_nobody_may_be_better_off_with_it(flaw):
+    assert relief() is None
+    assert relief(replace(IDLE, **flaw)) is None
+
+
+def test_it_is_not_given_while_it_moves_or_was_kept_for_calls_that_do_not_end():
+    assert relief(IDLE, state="draining") is None
+    assert relief(IDLE, kept_until_ms=1, now_ms=0) is None
+    assert relief(IDLE, kept_until_ms=1, now_ms=1) is not None
+
+
+def test_a_lease_that_is_not_held_any_more_is_nobodys_to_give():
+    assert plan_relief(Book("me#1", 10_000), Stopwatches(lease_timing()), KEY, 0) is None

@@ -36,11 +36,14 @@ RETRY_MS = 500
 
 
 class Beginning:
-    def __init__(self, outside: Outside, app: AppRow, start: Start, *, call_deadline_ms: int) -> None:
+    def __init__(
+        self, outside: Outside, app: AppRow, start: Start, *, call_deadline_ms: int, start_timeout_ms: int
+    ) -> None:
         self._outside = outside
         self._app = app
         self._start = start
         self._call_deadline_ms = call_deadline_ms
+        self._start_timeout_ms = start_timeout_ms
 
     async def begin(self, stream: StreamName, summary: StreamSummary) -> StreamRow:
         """The stream's row once it has all its root leases, whoever made them."""
@@ -110,7 +113,9 @@ class Beginning:
     async def _whole_listing(self, stream: StreamName, row: StreamRow) -> list[Shard]:
         outside = self._outside
         for _ in range(LISTINGS_MAX):
-            listing = await list_all_shards(outside, stream, listing_filter(row.origin))
+            listing = await list_all_shards(
+                outside, stream, listing_filter(row.origin), answered_ms=self._start_timeout_ms
+            )
             plan = plan_bootstrap(row, listing)
             if not isinstance(plan, IncompleteListing):
                 return listing

@@ -22,7 +22,9 @@ PAUSE_MAX_MS = 5_000
 
 
 async def patiently(outside: Outside, call: Callable[[], Awaitable[T]], *, answered_ms: int = PATIENCE_MS) -> T:
-    """`answered_ms`: how long a service is asked again that answers with an error which may pass."""
+    """`answered_ms`: how long a service is asked again that answers with an error which may pass, if longer than
+    others.
+    """
     begun_ms = outside.clock.now_ms()
     ceiling = PAUSE_MS
     while True:
@@ -31,7 +33,7 @@ async def patiently(outside: Outside, call: Callable[[], Awaitable[T]], *, answe
         except AnabranchError as error:
             now_ms = outside.clock.now_ms()
             pause_ms = round(outside.entropy.random() * ceiling)
-            patience_ms = answered_ms if isinstance(error, ServiceError) else PATIENCE_MS
+            patience_ms = max(answered_ms, PATIENCE_MS) if isinstance(error, ServiceError) else PATIENCE_MS
             if not error.retryable or now_ms + pause_ms >= begun_ms + patience_ms:
                 raise
         await outside.clock.sleep_until_ms(now_ms + pause_ms)

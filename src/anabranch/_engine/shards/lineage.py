@@ -66,6 +66,7 @@ class Lineage:
     ) -> None:
         self._outside = outside
         self._call_deadline_ms = timing.call_deadline_ms
+        self._start_timeout_ms = round(settings.start_timeout * 1000)
         self._wanted = streams
         self._start = start
         self._settings = settings
@@ -106,9 +107,15 @@ class Lineage:
 
     async def prepare(self, app: AppRow) -> None:
         """Every stream has its row and its root leases, whoever made them."""
-        self._beginning = Beginning(self._outside, app, self._start, call_deadline_ms=self._call_deadline_ms)
+        self._beginning = Beginning(
+            self._outside,
+            app,
+            self._start,
+            call_deadline_ms=self._call_deadline_ms,
+            start_timeout_ms=self._start_timeout_ms,
+        )
         for stream in self._wanted:
-            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            summary = await await_stream(self._outside, stream, self._start_timeout_ms)
             await self._beginning.tell_if_new(summary)
             await self._begin(stream, summary)
 
@@ -259,7 +266,7 @@ class Lineage:
             if row.stream_key in self._left:
                 return
             stream = self._names[row.stream_key]
-            summary = await await_stream(self._outside, stream, round(self._settings.start_timeout * 1000))
+            summary = await await_stream(self._outside, stream, self._start_timeout_ms)
             await self._begin(stream, summary)
             self._left[row.stream_key] = None
             self._outside.emit(

@@ -21,7 +21,7 @@ async def await_stream(outside: Outside, stream: StreamName, timeout_ms: int) ->
         summary = await patiently(
             outside,
             lambda: outside.kinesis.describe_stream_summary(stream),
-            answered_ms=max(PATIENCE_MS, deadline_ms - clock.now_ms()),
+            answered_ms=deadline_ms - clock.now_ms(),
         )
         if summary.status != "CREATING":
             return summary

@@ -1,15 +1,17 @@
 """Records that fall out of retention before they are read are told of, and nothing else is."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from msgspec.structs import replace
 
-from anabranch import events
+from anabranch import PollingSettings, events
+from anabranch._model.leases import Checkpoint
 from anabranch.errors import TransportError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import now_ms, numbers, run, stream_world, until
+from stream_world import QUICK, now_ms, numbers, run, stream_world, until
 
 HOUR = 3600.0
 
@@ -153,5 +155,87 @@ def test_a_child_that_is_first_read_beyond_the_retention_tells_it_whoever_reads_
             children = sorted(shard["ShardId"] for shard in world.open_shards())
             assert sorted(event.shard_id for event in losses(happened)) == children
             assert {event.from_position for event in losses(happened)} == {"TRIM_HORIZON"}
+
+    run(main, 20)
+
+
+class RowsReadTogether(MemoryLeaseStore):
+    """As two owners meet it who look at all rows in the same moment."""
+
+    def __init__(self):
+        super().__init__()
+        self.together = None
+
+    async def read_leases(self, *, with_finished=False):
+        rows = await super().read_leases(with_finished=with_finished)
+        if with_finished and self.together is not None:
+            async with asyncio.timeout(5):
+                await self.together.wait()
+        return rows
+
+
+def test_of_two_parents_that_are_trimmed_at_a_time_one_makes_the_child_at_once():
+    async def main():
+        async with stream_world(2) as world:
+            store, seen, happened = RowsReadTogether(), [], []
+            settings = dataclasses.replace(QUICK, polling=PollingSettings(idle_interval=0.2, listing_interval=300.0))
+            options = {"app": "billing", "leases": store, "settings": settings, "on_event": happened.append}
+            async with world.consumer(**options) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put("abcdefgh")
+                await until(lambda: len(seen) == 8, "the parents' records")
+                consumer.pause()
+                await until(lambda: not service.reads_in_flight, "the end of the last reads")
+                store.together = asyncio.Barrier(2)
+                world.merge()
+                await service.leap(25)
+                world.put("a")
+                consumer.resume()
+                await until(lambda: ends(happened) == ["trimmed", "trimmed"], "the end of both")
+                store.together = None
+                await until(lambda: len(seen) == 9, "the child's record")
+                await consumer.stop()
+                await running
+            assert len(losses(happened)) >= 2
+
+    run(main, 20)
+
+
+def ends(happened):
+    return [event.reason for event in happened if isinstance(event, events.ShardFinished)]
+
+
+@pytest.mark.parametrize("hours, lost_count", [(25, 2), (1, 0)])
+def test_a_child_whose_row_was_made_before_anybody_knew_how_far_its_parent_was_read_is_judged_by_it_now(
+    hours, lost_count
+):
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            options = {"app": "billing", "leases": store, "on_event": happened.append}
+            async with world.consumer(**options) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the parent's record")
+                service.reads_only = (world.open_shards()[0]["ShardId"],)
+                world.split()
+                await until(lambda: ends(happened) == ["end"], "its end")
+                await consumer.stop()
+                await running
+            parent = next(row for row in await store.read_leases(with_finished=True) if row.is_finished)
+            for row in await store.read_leases():
+                store._leases[row.key] = replace(row, checkpoint=Checkpoint())
+            async with world.consumer(**options) as consumer:
+                await (await leaping(consumer, world)).leap(hours)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a", "b"])
+                await until(lambda: len(seen) == 3, "the children's records")
+                await until(lambda: len(losses(happened)) >= lost_count, "what was lost")
+                await consumer.stop()
+                await running
+            known = parent.checkpoint.seen_through_seconds
+            assert [event.read_through_seconds for event in losses(happened)] == [known] * lost_count
 
     run(main, 20)

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from anabranch._core.leases.steps import Take
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.horizon import Horizon
@@ -22,6 +24,8 @@ from anabranch._core.shards.gate import (
     plan_trimmed,
 )
 from anabranch._core.shards.graph import ShardGraph
+from anabranch._core.shards.unread import unread_since
+from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.outside import Outside
@@ -80,6 +84,7 @@ class Lineage:
         self._left: dict[str, None] = {}
         """Keys of streams that were read until another took their place."""
         self._restarting = asyncio.Lock()
+        self._listings = Alarm(outside.clock)
         self._beginning: Beginning
         self._leases: LeaseLoop
         self._on_left: Callable[[str], None]
@@ -147,6 +152,9 @@ class Lineage:
                     )
                 )
                 await self._adopt(session.key, end)
+                if session.trimmed:
+                    # Of two parents that are trimmed at a time, each leaves the child to the other: now one is left.
+                    self._listings.ring()
                 return
             await outside.clock.sleep_until_ms(outside.clock.now_ms() + RETRY_MS)
 
@@ -218,7 +226,10 @@ class Lineage:
         (rule S3).
         """
         summary = await self._same_stream(session.key.stream_key, error)
-        if summary is not None and await self._is_gone(session.stream, session.shard_id) and session.phase == "reading":
+        if summary is None or not await self._is_gone(session.stream, session.shard_id):
+            return
+        await self._look_before(session)
+        if session.phase == "reading":
             session.trimmed = True
             session.move("end")
             self._losses.tell(session)
@@ -230,7 +241,27 @@ class Lineage:
     async def on_trimmed(self, session: Session) -> None:
         """Records may have left its shard unread, by what was last known of the stream."""
         if await self._same_stream(session.key.stream_key, None) is not None:
+            await self._look_before(session)
             self._losses.tell(session)
+
+    async def _look_before(self, session: Session) -> None:
+        """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
+        was made. Who its parents are, only a listing says: its row names others besides.
+        """
+        if not session.is_unread_child:
+            return
+        key, shard_id = session.key, session.shard_id
+        if shard_id not in self._graphs[key.stream_key].listed:
+            listing = await list_all_shards(self._outside, session.stream, None)
+            self._graphs[key.stream_key] = self._graphs[key.stream_key].united(shards=listing)
+        found = await self._leases.call(self._outside.store.read_leases(with_finished=True))
+        graph = self._graphs[key.stream_key]
+        if found is None or shard_id not in graph.listed:
+            return
+        rows = [row for row in found if row.key == replace(key, shard_id=row.key.shard_id)]
+        since = unread_since(graph.united(rows=rows), shard_id, rows, [row.key.shard_id for row in rows])
+        known = [time for time in (since, session.read_through_seconds) if time is not None]
+        session.read_through_seconds = max(known, default=None)
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
         """The stream's summary, if it is still the stream that this application reads. If it is another one of the same
@@ -292,16 +323,20 @@ class Lineage:
 
     async def run(self) -> None:
         """Lists the streams from time to time: listings only ever add shards (rule S5)."""
-        clock = self._outside.clock
+        clock, interval_ms = self._outside.clock, round(self._settings.polling.listing_interval * 1000)
+        next_ms = clock.now_ms() + interval_ms
         while True:
-            await clock.sleep_until_ms(clock.now_ms() + round(self._settings.polling.listing_interval * 1000))
+            await self._listings.wait(next_ms)
+            is_due = clock.now_ms() >= next_ms
             for row in [self._rows[key] for key in self.stream_keys]:
                 try:
-                    await self._look_for_missing(row)
+                    await self._look_for_missing(row, cleans_up=is_due)
                 except UNANSWERED as error:
                     self._outside.emit(ListingFailed(stream=row.name, error=str(error)))
+            if is_due:
+                next_ms = clock.now_ms() + interval_ms
 
-    async def _look_for_missing(self, row: StreamRow) -> None:
+    async def _look_for_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
         """What was listed is of this stream if the stream is the same afterwards."""
         unknown: StreamNotFoundError | None = None
         listing: list[Shard] = []
@@ -312,9 +347,9 @@ class Lineage:
         if await self._same_stream(row.stream_key, unknown) is not None:
             if unknown is not None:
                 raise unknown
-            await self._find_missing(row, listing)
+            await self._find_missing(row, listing, cleans_up=cleans_up)
 
-    async def _find_missing(self, row: StreamRow, listing: list[Shard]) -> None:
+    async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         leases = await self._beginning.lease_rows(row)
         if not leases:
             self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
@@ -326,7 +361,8 @@ class Lineage:
             if created is not None:
                 self._leases.observe_lease(created)
                 self._leases.hasten()
-        await self._clean_up(row, graph, leases)
+        if cleans_up:
+            await self._clean_up(row, graph, leases)
 
     async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
         """Removes rows that have served, once the service proves that their shards are gone (rules S3, S6)."""

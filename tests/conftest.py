@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A gate gives the same answer every time. New examples are looked for by hand: pytest --hypothesis-profile=explore
 settings.register_profile("gate", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile(
-    "explore", deadline=None, print_blob=True, max_examples=3_000, suppress_health_check=[HealthCheck.too_slow]
+    "explore", deadline=None, print_blob=True, max_examples=1_000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("gate")
 

@@ -166,6 +166,8 @@ class Tracker:
             self._inherited_frontier = None
         if self._failed_stretch is not None and record.position >= self._failed_stretch.first_open:
             self._failed_stretch = None
+        if self._failed:
+            self.attempts_before(record)  # what earlier owners failed at in the midst of this stretch is done, too
         self.finished_count += count
 
     def fail_stretch(self, record: Record[bytes], attempts: int) -> None:

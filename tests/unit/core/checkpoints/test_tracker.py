@@ -120,6 +120,14 @@ def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is
     assert heir.checkpoint(()).open_keys == ()
 
 
+def test_failures_of_earlier_owners_in_the_midst_of_a_stretch_are_over_when_it_is_finished():
+    failed = tuple(OpenKey(digest(key), Position(number), 1) for number, key in ((3, "a"), (5, "b"), (9, "c")))
+    heir = Tracker(Checkpoint(watermark=Position(1), open_keys=failed, order="key"), "shard")
+    assert heir.attempts_before(make_record(2)) == 0
+    heir.finish_through(make_record(6), 4)
+    assert [entry.first_open for entry in heir.checkpoint(()).open_keys] == [Position(9)]
+
+
 @pytest.mark.parametrize("before, now", list(itertools.product(["shard", "key", "none"], repeat=2)))
 def test_what_is_finished_above_the_watermark_is_discarded_only_where_it_had_no_order(before, now):
     checkpoint = Checkpoint(watermark=Position(1), frontier=Position(9), order=before)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from anabranch import events
 from anabranch._model.leases import AppRow, LeaseRow
@@ -10,7 +11,7 @@ from anabranch.config import ConsumerSettings, PollingSettings
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world, until
+from stream_world import numbers, run, stream_world, until
 
 
 class ForgetfulStore(MemoryLeaseStore):
@@ -101,5 +102,91 @@ def test_a_worker_makes_no_lease_in_a_store_that_another_has_begun_anew(occasion
             with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
                 await running
             assert [key.shard_id for key in store._leases] == ["shardId-000000000000"]
+
+    run(main)
+
+
+WINDOWS = {
+    "after the application's row": ("read_members", 1),
+    "after the fleet was looked at": ("read_streams", 1),
+    "before the stream's row": ("put_stream", 1),
+    "after the stream's row": ("read_leases", 1),
+    "before the first lease": ("create_lease", 1),
+    "between two leases": ("create_lease", 2),
+    "after the last lease": ("read_leases", 2),
+    "before the mark": ("write_stream", 1),
+    "after the mark": ("register_member", 1),
+    "after the member's row": ("read_members", 2),
+}
+
+
+class StoreThatIsEmptiedInAStart(MemoryLeaseStore):
+    """Before the call of that name and number, so that it takes effect in the store that is empty, or another's."""
+
+    def __init__(self, name, number, *, begun_anew):
+        super().__init__()
+        self.begun_anew, self.calls_left = begun_anew, number
+        call = getattr(self, name)
+
+        async def call_in_the_window(*args, **options):
+            self.calls_left -= 1
+            if not self.calls_left:
+                self.empty()
+            return await call(*args, **options)
+
+        setattr(self, name, call_in_the_window)
+
+    def empty(self):
+        self._app = AppRow(app="billing", app_id="another", created_wall_ms=0) if self.begun_anew else None
+        begun = {key: replace(row, bootstrapped=False, version=0) for key, row in self._streams.items()}
+        self._streams = begun if self.begun_anew else {}
+        self._members, self._leases = {}, {}
+
+
+@pytest.mark.parametrize("begun_anew", [False, True], ids=["emptied", "begun anew"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_start_leaves_nothing_in_a_store_that_was_emptied_under_it(window, begun_anew):
+    happened, seen = [], []
+
+    async def main():
+        store = StoreThatIsEmptiedInAStart(*WINDOWS[window], begun_anew=begun_anew)
+        async with stream_world(2) as world:
+            world.put(["a", "b", "c"])
+            consumer = world.consumer(app="billing", leases=store, on_event=happened.append)
+            with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
+                await consumer.run(seen.append, handle_signals=False)
+            assert store.calls_left <= 0
+            assert not store._leases
+            assert not any(row.bootstrapped for row in store._streams.values())
+            assert bool(store._app) == begun_anew
+            assert not seen
+            async with world.consumer(app="billing", leases=store, start="trim_horizon") as successor:
+                async for record in successor:
+                    seen.append(record)
+                    if len(seen) == 3:
+                        break
+
+    run(main)
+    assert sorted(numbers(seen)) == [0, 1, 2]
+    assert any(isinstance(event, events.StoreReset) for event in happened)
+
+
+def test_a_running_worker_whose_leases_are_all_gone_stops_loudly():
+    async def main():
+        store, seen = MemoryLeaseStore(), []
+        async with stream_world(1) as world:
+            world.put(["a"])
+            consumer = world.consumer(app="billing", leases=store)
+            running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
+            await until(lambda: len(seen) == 1, "the record")
+            store._leases.clear()
+            with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
+                await running
+            again = world.consumer(app="billing", leases=store)
+            with pytest.raises(
+                LeaseStoreInvalidError, match=r"stream orders was begun .* and the lease store has no lease"
+            ):
+                await again.run(seen.append, handle_signals=False)
+            assert not store._leases
 
     run(main)

@@ -71,6 +71,21 @@ async def many_who_create_agree_on_one_row(arena: Arena) -> None:
     expect(all(row == streams[0] for row in streams), "all first workers agree on one pin", streams)
 
 
+async def nothing_outlives_the_application_that_it_was_made_in(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    for number in range(_ROUNDS):
+        app_id, successor = f"{APP_ID}{number or ''}", f"{APP_ID}{number + 1}"
+        outcomes = await asyncio.gather(
+            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS // 2)),
+            stores[0].delete_app(app_id),
+            stores[1].open(arena.app_row(successor)),
+            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS)),
+        )
+        await stores[0].open(arena.app_row(successor))
+        rest = await stores[-1].read_leases(with_finished=True)
+        expect(not rest, "what was made went with its application, and what came later was not made", (outcomes, rest))
+
+
 async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     for number in range(_ROUNDS):
@@ -103,6 +118,7 @@ CHECKS = (
     one_of_many_takes_holds,
     one_of_many_writes_of_a_version_holds,
     many_who_create_agree_on_one_row,
+    nothing_outlives_the_application_that_it_was_made_in,
     a_seal_and_a_heartbeat_do_not_both_hold,
     no_request_is_lost_to_a_heartbeat,
 )

@@ -129,6 +129,13 @@ def test_a_stream_is_replaced_at_its_version_only():
     assert rows.write_stream(None, ready, 4) is None
 
 
+def test_things_begin_in_the_application_that_was_opened_and_in_no_other():
+    app = AppRow(app="billing", app_id="1", created_wall_ms=0)
+    assert rows.may_begin(app, "1")
+    assert not rows.may_begin(app, "2")
+    assert not rows.may_begin(None, "1")
+
+
 def test_a_command_ends_once():
     pending = ControlRow(command_id="1", action="pause")
     applied = replace(pending, state="applied")

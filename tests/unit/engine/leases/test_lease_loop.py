@@ -203,6 +203,25 @@ def test_a_shard_that_nobody_may_own_is_told_of_once():
     run(main)
 
 
+class StoreThatIsEmptiedAfterALook(MemoryLeaseStore):
+    async def read_app(self):
+        row, self._app = self._app, None
+        return row
+
+
+def test_a_look_at_whose_the_store_is_does_not_let_a_lease_be_made_in_what_it_is_by_then():
+    async def main():
+        store, happened = StoreThatIsEmptiedAfterALook(), []
+        await store.open(APP)
+        async with lease_loop(store, [], happened) as loop:
+            with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
+                await loop.create_lease(LeaseRow(key=KEY))
+        assert not await store.read_leases()
+        assert any(isinstance(event, StoreReset) for event in happened)
+
+    run(main)
+
+
 class StoreThatDoesNotSay(MemoryLeaseStore):
     """Whose it is."""
 

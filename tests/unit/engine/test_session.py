@@ -146,6 +146,15 @@ def test_a_reader_at_the_horizon_is_given_a_few_seconds():
     assert hear(session, answer(behind_ms=day_ms), NOW + 2 * EDGE_SECONDS)
 
 
+def test_an_answer_that_comes_after_a_look_at_the_stream_was_read_through_until_its_own_time():
+    session = make_session()
+    hear(session, answer(plain(1)), NOW)
+    session.horizon.look(24, NOW + DAY)
+    hear(session, answer(), NOW + 1)  # what came in the five seconds after it may be gone by the next one
+    assert session.read_through_seconds == NOW + 1
+    assert hear(session, answer(plain(3)), NOW + DAY + 2)
+
+
 def test_a_child_is_judged_by_the_time_until_which_its_parent_was_read():
     born = Checkpoint(seen_through_seconds=NOW)
     assert not hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY - 1)

@@ -22,15 +22,20 @@ class Horizon:
         self._retention_seconds = retention_hours * 3600
         self.reached_seconds = server_seconds - self._retention_seconds
         """Where it was at the last look."""
+        self._looked_seconds = server_seconds
 
     def look(self, retention_hours: int, server_seconds: float) -> None:
         """It never goes back: a longer retention does not bring back what is gone."""
         self._retention_seconds = retention_hours * 3600
-        self.reached_seconds = self.at(server_seconds)
+        self.reached_seconds = max(self.reached_seconds, server_seconds - self._retention_seconds)
+        self._looked_seconds = max(self._looked_seconds, server_seconds)
 
     def at(self, server_seconds: float) -> float:
-        """What arrived before is gone at that time, by the retention that was last seen."""
-        return max(self.reached_seconds, server_seconds - self._retention_seconds)
+        """What arrived before is gone at that time, by the retention that was last seen. An answer may be late: what
+        had reached its end by the last look may still have been there when it was given.
+        """
+        by_retention = server_seconds - self._retention_seconds
+        return by_retention if server_seconds < self._looked_seconds else max(self.reached_seconds, by_retention)
 
 
 def may_have_lost(read_through_seconds: float | None, horizon_seconds: float) -> bool:

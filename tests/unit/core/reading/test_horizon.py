@@ -20,6 +20,15 @@ def test_the_horizon_never_goes_back():
     assert horizon.at(11 * DAY) == 10 * DAY
 
 
+def test_an_answer_from_before_the_last_look_is_judged_by_its_own_time():
+    horizon = Horizon(24, 10 * DAY)
+    horizon.look(1, 10 * DAY + 60)
+    assert horizon.at(10 * DAY + 30) == 10 * DAY + 30 - 3600
+    assert horizon.reached_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
+    horizon.look(24, 10 * DAY + 10)  # itself a late one
+    assert horizon.reached_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
+
+
 def test_nothing_was_lost_where_all_was_read_that_has_left_the_stream_since():
     assert not may_have_lost(1_000.0, 999.9)
     assert may_have_lost(1_000.0, 1_000.0)

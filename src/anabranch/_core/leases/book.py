@@ -18,7 +18,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow
+from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, Stopped
 
 __all__ = ["LEASES_READ_INTERVAL_MS", "MOVE_COOL_DOWN_MS", "Book", "Holding", "weight"]
 
@@ -69,6 +69,7 @@ class Book:
         """Leases that no member has room for, by the last plan, and since when."""
         self.epoch_floors: dict[LeaseKey, int] = {}
         """Epochs that a store has forgotten: takes go above them."""
+        self._stopped_before: dict[LeaseKey, Stopped] = {}
         self._expiry_ms = expiry_ms
         self._read_at_ms: int | None = None
         self._read_again = True
@@ -124,6 +125,8 @@ class Book:
 
     def observe_leases(self, rows: Sequence[LeaseRow], now_ms: int) -> None:
         """All unfinished leases, in an answer received now."""
+        if self._read_at_ms is None:
+            self._stopped_before = {row.key: row.stopped for row in rows if row.stopped is not None}
         self._read_again = False
         self._read_at_ms = now_ms
         for row in rows:
@@ -229,6 +232,12 @@ class Book:
         """Whether records of this lease may be started, if the fence allows any."""
         holding = self.held.get(key)
         return holding is not None and holding.state == "held"
+
+    def tries_again(self, row: LeaseRow) -> bool:
+        """Whether a shard that was stopped at a record is tried once more: by who found it so when it came (rule D4).
+        No clock is compared: that of the host that stopped it may differ.
+        """
+        return row.stopped is None or self._stopped_before.get(row.key) == row.stopped
 
     def waits(self, row: LeaseRow) -> bool:
         """Whether one of the parents that this shard waits for is unfinished. A parent without a row is done (rule

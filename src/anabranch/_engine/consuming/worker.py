@@ -268,7 +268,7 @@ class Worker:
             reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
             self._spawn(self._partings.stop_shard(session, None, reason), f"stop {session.shard_id}")
             return
-        if row.stopped is not None and row.stopped.at_wall_ms >= self.member.row.joined_wall_ms:
+        if row.stopped is not None and not self.leases.book.tries_again(row):
             session.reason = row.stopped.reason
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
             return

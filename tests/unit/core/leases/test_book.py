@@ -195,3 +195,15 @@ def test_of_a_stream_that_is_left_nothing_is_known_but_what_is_still_to_be_relea
     known.acknowledge(replace(MINE, owner=None, version=4))
     assert not known.leases
     assert not known.held
+
+
+def test_a_stopped_shard_is_tried_again_by_who_found_it_so_when_it_came():
+    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="b#1", at_wall_ms=9_999_999)
+    found, moving = replace(MINE, stopped=stopped), replace(MINE, key=Q)
+    known = book(found, moving)
+    assert known.tries_again(found)
+    assert known.tries_again(moving)
+    known.observe_leases([replace(found, version=4), replace(moving, version=4, stopped=stopped)], 1_000)
+    assert known.tries_again(replace(found, version=4))
+    assert not known.tries_again(replace(moving, version=4, stopped=stopped)), "it was there when that one stopped"
+    assert not known.tries_again(replace(found, stopped=replace(stopped, member_id="me#1"))), "it has tried"

@@ -208,9 +208,10 @@ class LeaseLoop:
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow | None:
         """In no store but this application's, nor in one that went back behind the beginning of a stream: there the row
-        would be a beginning in the middle. None: there was no answer.
+        would be a beginning in the middle. Nor while fenced: what was planned before a long pause may have been made,
+        finished and cleaned up since, and would come back. None: it was not made, or there was no answer.
         """
-        if not await self.check_birth():
+        if not await self.check_birth() or not self._member.may_start():
             return None
         answer = await self.call(self._make_lease(row))
         if answer is None:

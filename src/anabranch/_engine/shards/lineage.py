@@ -358,9 +358,10 @@ class Lineage:
         scope = {shard.shard_id: shard for shard in listing}
         for lease in missing_leases(row, graph, scope, leases):
             created = await self._leases.create_lease(lease)
-            if created is not None:
-                self._leases.observe_lease(created)
-                self._leases.hasten()
+            if created is None:
+                return  # by the next listing the others may have been made, and more
+            self._leases.observe_lease(created)
+            self._leases.hasten()
         if cleans_up:
             await self._clean_up(row, graph, leases)
 

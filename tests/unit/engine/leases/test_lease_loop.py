@@ -240,6 +240,20 @@ def test_no_lease_is_made_in_a_store_that_does_not_say_whose_it_is():
     run(main)
 
 
+def test_no_lease_is_made_by_a_member_that_stood_still_beyond_its_fence():
+    """What it had planned before may have been made, finished and cleaned up by others since."""
+
+    async def main():
+        store, clock = MemoryLeaseStore(), ManualClock()
+        await store.open(APP)
+        async with lease_loop(store, [], clock=clock) as loop:
+            clock.advance(lease_timing().fence_ms + 1)
+            assert await loop.create_lease(LeaseRow(key=KEY)) is None
+        assert not await store.read_leases()
+
+    run(main)
+
+
 @pytest.mark.parametrize("app", [None, AppRow(app="billing", app_id="2", created_wall_ms=1)])
 def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_anew_by_another(app):
     async def main():

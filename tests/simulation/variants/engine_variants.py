@@ -144,9 +144,9 @@ def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
     listed, find_missing, waits = {}, Lineage._find_missing, Book.waits
 
-    async def note_listing(self, row, listing):
+    async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
-        await find_missing(self, row, listing)
+        await find_missing(self, row, listing, **options)
 
     def waits_if_listed(self, row):
         there = listed.get(row.key.stream_key, set(row.waits_for))

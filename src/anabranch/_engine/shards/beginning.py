@@ -2,8 +2,8 @@
 
 Any worker can complete it, and nobody reads before that (rule S2). Every write holds only in the application that this
 worker has opened: in a store that was emptied meanwhile, or that another has begun anew, it makes nothing, and the
-worker ends (rule L14). The mark follows a look that showed every root lease in its place: a store that went back in
-time has forgotten some that were acknowledged.
+worker ends (rule L14). Each try of the mark begins with a look that shows every root lease in its place: a store that
+failed over since the last one may have gone back in time, and have forgotten some that it had acknowledged.
 """
 
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,8 @@ class Beginning:
                 raise LeaseStoreInvalidError(
                     f"stream {row.name} was begun by application {self._app.app!r}, and the lease store has no lease "
                     "of it: they were deleted. Nothing was created in their place, for that would handle everything "
-                    "since its beginning again; restore the store, or use another app="
+                    "since its beginning again: restore the store, or begin anew after "
+                    f"`anabranch apps delete {self._app.app}`"
                 )
 
     async def tell_if_new(self, summary: StreamSummary) -> None:
@@ -74,7 +75,10 @@ class Beginning:
 
     async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         """All rows of this stream and generation, finished ones included."""
-        rows = await self._insist(lambda: self._outside.store.read_leases(with_finished=True))
+        return await self._insist(partial(self._read_lease_rows, row))
+
+    async def _read_lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        rows = await self._outside.store.read_leases(with_finished=True)
         return [
             lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
         ]
@@ -101,14 +105,25 @@ class Beginning:
         """Root leases in the order of creation, then the mark. None: it was not taken, so somebody else has done it, or
         the row is not what it was.
         """
-        store, app_id = self._outside.store, self._app.app_id
+        create_lease = partial(self._outside.store.create_lease, app_id=self._app.app_id)
         listing = await self._whole_listing(stream, row)
-        while missing := plan_bootstrap(row, listing, await self.lease_rows(row)):
-            assert not isinstance(missing, IncompleteListing), "the listing was whole, and is the same"
+        while True:
+            missing, marked = await self._insist(partial(self._look_and_mark, row, listing), calls=2)
+            if not missing:
+                return marked
             for lease in missing:
-                self._ours(await self._insist(partial(store.create_lease, lease, app_id=app_id)))
+                self._ours(await self._insist(partial(create_lease, lease)))
+
+    async def _look_and_mark(
+        self, row: StreamRow, listing: list[Shard]
+    ) -> tuple[tuple[LeaseRow, ...], StreamRow | None]:
+        """What is missing; if nothing is, the row with the mark."""
+        missing = plan_bootstrap(row, listing, await self._read_lease_rows(row))
+        assert not isinstance(missing, IncompleteListing), "the listing was whole, and is the same"
+        if missing:
+            return missing, None
         done = replace(row, bootstrapped=True)
-        return await self._insist(lambda: store.write_stream(done, row.version, app_id=app_id))
+        return (), await self._outside.store.write_stream(done, row.version, app_id=self._app.app_id)
 
     async def _whole_listing(self, stream: StreamName, row: StreamRow) -> list[Shard]:
         outside = self._outside
@@ -128,8 +143,8 @@ class Beginning:
             raise store_reset(self._outside, self._app)
         return row
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await insist(self._outside, call, deadline_ms=self._call_deadline_ms)
+    async def _insist(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
+        return await insist(self._outside, call, deadline_ms=calls * self._call_deadline_ms)
 
 
 def _stream_key(summary: StreamSummary) -> str:

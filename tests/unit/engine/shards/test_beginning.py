@@ -166,13 +166,35 @@ def test_a_mark_whose_answer_was_lost_is_found():
     run(main)
 
 
+class StoreThatFailsOver(MemoryLeaseStore):
+    """To a copy that lags, in the moment of the first mark."""
+
+    is_due = True
+
+    async def write_stream(self, row, expected_version, *, app_id):
+        if self.is_due:
+            self.is_due = False
+            self._leases.popitem()
+            raise LeaseStoreError("the connection was lost: the store has failed over")
+        return await super().write_stream(row, expected_version, app_id=app_id)
+
+
+def test_a_mark_is_not_tried_again_without_a_look_at_the_leases():
+    async def main():
+        store = StoreThatFailsOver()
+        assert (await begin(store)).bootstrapped
+        assert [key.shard_id for key in sorted(store._leases)] == NAMES
+
+    run(main)
+
+
 def test_a_stream_that_was_begun_and_has_no_lease_is_an_error_and_stays_as_it_is():
     async def main():
         store = StoreWithAMishap()
         begun = await begin(store)
         store._leases.clear()
         with pytest.raises(
-            LeaseStoreInvalidError, match=r"orders was begun by application 'billing'.*use another app="
+            LeaseStoreInvalidError, match=r"orders was begun by application 'billing'.*anabranch apps delete billing"
         ):
             await begin(store)
         assert store.shards == []

@@ -145,20 +145,21 @@ class SimulatedStream:
 
     def excuse(self, shard_id: str, since_seconds: float | None) -> None:
         """A consumer has said that records of this shard were lost: those that have fallen off need not be handled.
-        With it go the shards after it that are gone altogether, which nobody has ever seen, and in those before it what
-        came since the time that was named.
+        With it go the shards after it that are gone altogether, and in those before it what came since the time that
+        was named; but only where nobody has ever seen them: one that had a lease must be told of by itself.
         """
         if not self.is_there:
             return
         there = {place(shard["ShardId"], self.incarnation) for shard in self._list()}
+        unseen = {name for name in self._parents if name not in there and name not in self._journal.leased}
         gone = {place(shard_id, self.incarnation)}
         for name, parents in self._parents.items():  # in the order of their creation
-            if name not in there and any(parent in gone for parent in parents):
+            if name in unseen and any(parent in gone for parent in parents):
                 gone.add(name)
         before = {place(shard_id, self.incarnation)}
         for name in reversed(self._parents):
             if name in before:
-                before.update(parent for parent in self._parents[name] if parent not in there)
+                before.update(parent for parent in self._parents[name] if parent in unseen)
         horizon_ms, since_ms = self.now_ms() - _RETENTION_MS, int((since_seconds or 0) * 1000)
         for name in [name for name in self._kept if name in gone or name in before]:
             first_ms = 0 if name in gone else since_ms

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from anabranch.budget import Budget
 from anabranch.records import Batch, Context, Record
 from anabranch.testing.checkers import Call
+from anabranch.testing.world.options import OVERRUN_SECONDS_MAX
 from anabranch.testing.world.processes import SimulatedProcess
 from anabranch.testing.world.surroundings import Surroundings
 
@@ -149,7 +150,7 @@ class Labour:
 
     async def _overrun(self) -> None:
         """Takes long, and goes on for a while when it is cancelled; then it has either done its work, or not."""
-        until = self._random.uniform(2, 40)
+        until = self._random.uniform(2, OVERRUN_SECONDS_MAX)
         try:
             await self._sleep(until)
         except asyncio.CancelledError:

@@ -5,11 +5,14 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["FleetOptions", "Form", "Scene", "fleet_options_for"]
+__all__ = ["OVERRUN_SECONDS_MAX", "FleetOptions", "Form", "Scene", "fleet_options_for"]
 
 Form = Literal["batches", "by_hand", "records", "run", "run_batches"]
 """How records are taken: by a handler (`run`), or by a loop of the process's own."""
 Scene = Literal["crash", "cut_off", "merge", "pause", "rescale", "split", "stop"]
+
+
+OVERRUN_SECONDS_MAX = 40.0
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +29,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     script: tuple[tuple[float, Scene], ...] = ()
     """What happens at which second, beside what the seed draws."""
     settling_seconds: float = 180.0
-    """Within so long after that everything must be handled."""
+    """Within so long after that everything must be handled, beside the time that the handlers themselves take."""
     handler_seconds_max: float = 0.5
     failing: float = 0.0
     """The share of records whose first attempt, or first two, fail."""
@@ -82,6 +85,14 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     hand_off: Literal["keep", "force"] = "keep"
     drain_seconds: float = 30.0
     """How long a hand-off waits for running calls."""
+
+    @property
+    def labour_seconds(self) -> float:
+        """What the handlers take at most, should one worker call them one after another. A share of all records is a
+        mean: three times as many may overrun.
+        """
+        attempts = 1 + 2 * self.failing
+        return self.record_count * (attempts * self.handler_seconds_max + 3 * self.overrunning * OVERRUN_SECONDS_MAX)
 
 
 def fleet_options_for(seed: int) -> FleetOptions:

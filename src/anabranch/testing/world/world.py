@@ -159,7 +159,7 @@ class Fleet:
     async def _settle(self) -> None:
         """Until all is handled, or it has taken too long."""
         left = next(checker for checker in self.journal.checkers if isinstance(checker, NoStandstill))
-        until = self.loop.time() + self.options.settling_seconds
+        until = self.loop.time() + self.options.settling_seconds + self.options.labour_seconds
         while (left.left_count or self._has_untold_change) and self.loop.time() < until:
             self.restart_ended()
             await asyncio.sleep(_LOOK_EACH_SECONDS)

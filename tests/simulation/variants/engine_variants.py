@@ -59,10 +59,10 @@ async def _no_floor(self, step):
     return 0
 
 
-async def _finish_first(self, session, end, checkpointer):
+async def _finish_first(self, session, end, checkpointer, life):
     outcome = await checkpointer.write(session, finish=end.finish)
     for row in end.rows:
-        await self._leases.create_lease(row)
+        await self._leases.create_lease(row, life=life)
     return outcome == "written"
 
 
@@ -134,8 +134,8 @@ def _do_not_wait(original):
 
 async def _begin_anew(self):
     """A running worker makes its application where it misses it."""
-    answer = await self.call(self._read_app())
-    if answer is not None and (answer[0] is None or answer[0].app_id != self._app.app_id):
+    app = await self.call(self._outside.store.read_app())
+    if app is None or app.app_id != self._app.app_id:
         self._app = await self.call(self._outside.store.open(self._app)) or self._app
     return True
 

@@ -201,25 +201,25 @@ class LeaseLoop:
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.book.streams or ()):
                 self.miss_birth()
-        app = await self.call(self._read_app())
+        app = await self.call(_told(self._outside.store.read_app()))
         if app is not None:
             self._recognise(app[0])
         return streams is not None and app is not None
 
-    async def create_lease(self, row: LeaseRow) -> LeaseRow | None:
+    async def create_lease(self, row: LeaseRow, *, life: str) -> LeaseRow | None:
         """In no store but this application's, nor in one that went back behind the beginning of a stream: there the row
         would be a beginning in the middle. Nor while fenced: what was planned before a long pause may have been made,
-        finished and cleaned up since, and would come back. None: it was not made, or there was no answer.
+        finished and cleaned up since, and would come back. Nor in another life than that of the plan, or in another
+        storage: the rows that it rests on may be forgotten. None: it was not made, or there was no answer.
         """
-        if not await self.check_birth() or not self._member.may_start():
+        if not await self.check_birth() or await self.call(self._outside.store.incarnation()) != self._incarnation:
             return None
-        answer = await self.call(self._make_lease(row))
-        if answer is None:
+        if life != self.book.member_id or not self._member.may_start():
             return None
-        (created,) = answer
-        if created is None:
+        answer = await self.call(_told(self._outside.store.create_lease(row, app_id=self._app.app_id)))
+        if answer == (None,):
             self.miss_birth()
-        return created
+        return None if answer is None else answer[0]
 
     def _recognise(self, app: AppRow | None) -> None:
         if app is None or app.app_id != self._app.app_id:
@@ -227,13 +227,6 @@ class LeaseLoop:
 
     def miss_birth(self) -> NoReturn:
         raise store_reset(self._outside, self._app)
-
-    async def _read_app(self) -> tuple[AppRow | None]:
-        """In a tuple, so that no row is told from no answer."""
-        return (await self._outside.store.read_app(),)
-
-    async def _make_lease(self, row: LeaseRow) -> tuple[LeaseRow | None]:
-        return (await self._outside.store.create_lease(row, app_id=self._app.app_id),)
 
     # perform and apply
 
@@ -396,3 +389,8 @@ class LeaseLoop:
         self.stopwatches.forget()
         self._member.end("rolled_back")
         await self._start_anew("rolled_back")
+
+
+async def _told(answer: Awaitable[T]) -> tuple[T]:
+    """In a tuple, so that None is told from no answer."""
+    return (await answer,)

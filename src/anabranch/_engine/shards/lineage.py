@@ -141,8 +141,9 @@ class Lineage:
         """The shard's last record is finished: children first, then its own end, then the children that may run."""
         outside = self._outside
         while session.phase == "ended":
+            life = self._leases.book.member_id
             end = await self._try_to_plan_end(session)
-            if end is not None and await self._write_end(session, end, checkpointer):
+            if end is not None and await self._write_end(session, end, checkpointer, life):
                 outside.emit(
                     ShardFinished(
                         stream=session.stream.name,
@@ -191,10 +192,10 @@ class Lineage:
         session.reason = CHILDREN_UNKNOWN if end is None else None
         return end
 
-    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer) -> bool:
+    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, life: str) -> bool:
         store = self._outside.store
         for row in end.rows:
-            created = await self._leases.create_lease(row)
+            created = await self._leases.create_lease(row, life=life)
             if created is None:
                 return False
             self._leases.observe_lease(created)
@@ -350,6 +351,7 @@ class Lineage:
             await self._find_missing(row, listing, cleans_up=cleans_up)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
+        life = self._leases.book.member_id
         leases = await self._beginning.lease_rows(row)
         if not leases:
             self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
@@ -357,7 +359,7 @@ class Lineage:
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
         for lease in missing_leases(row, graph, scope, leases):
-            created = await self._leases.create_lease(lease)
+            created = await self._leases.create_lease(lease, life=life)
             if created is None:
                 return  # by the next listing the others may have been made, and more
             self._leases.observe_lease(created)

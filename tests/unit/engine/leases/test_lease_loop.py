@@ -203,9 +203,18 @@ def test_a_shard_that_nobody_may_own_is_told_of_once():
     run(main)
 
 
+async def make_lease(loop):
+    """By a plan of this moment."""
+    return await loop.create_lease(LeaseRow(key=KEY), life=loop.book.member_id)
+
+
 class StoreThatIsEmptiedAfterALook(MemoryLeaseStore):
+    is_due = False
+
     async def read_app(self):
-        row, self._app = self._app, None
+        row = self._app
+        if self.is_due:
+            self._app = None
         return row
 
 
@@ -214,10 +223,37 @@ def test_a_look_at_whose_the_store_is_does_not_let_a_lease_be_made_in_what_it_is
         store, happened = StoreThatIsEmptiedAfterALook(), []
         await store.open(APP)
         async with lease_loop(store, [], happened) as loop:
+            await loop.round()
+            store.is_due = True
             with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
-                await loop.create_lease(LeaseRow(key=KEY))
+                await make_lease(loop)
         assert not await store.read_leases()
         assert any(isinstance(event, StoreReset) for event in happened)
+
+    run(main)
+
+
+class StoreThatFailsOver(MemoryLeaseStore):
+    storage = "first"
+
+    async def incarnation(self):
+        return self.storage
+
+
+def test_a_plan_that_rests_on_rows_of_another_storage_or_of_an_earlier_life_makes_no_lease():
+    async def main():
+        store = StoreThatFailsOver()
+        await store.open(APP)
+        async with lease_loop(store, []) as loop:
+            await loop.round()
+            life = loop.book.member_id
+            store.storage = "second"
+            assert await make_lease(loop) is None
+            await loop.round()  # it notices, and is another member from now on
+            await loop.round()
+            assert await loop.create_lease(LeaseRow(key=KEY), life=life) is None
+            assert not await store.read_leases()
+            assert await make_lease(loop) == LeaseRow(key=KEY)
 
     run(main)
 
@@ -234,7 +270,8 @@ def test_no_lease_is_made_in_a_store_that_does_not_say_whose_it_is():
         store = StoreThatDoesNotSay()
         await store.open(APP)
         async with lease_loop(store, []) as loop:
-            assert await loop.create_lease(LeaseRow(key=KEY)) is None
+            await loop.round()
+            assert await make_lease(loop) is None
         assert not await store.read_leases()
 
     run(main)
@@ -247,8 +284,9 @@ def test_no_lease_is_made_by_a_member_that_stood_still_beyond_its_fence():
         store, clock = MemoryLeaseStore(), ManualClock()
         await store.open(APP)
         async with lease_loop(store, [], clock=clock) as loop:
+            await loop.round()
             clock.advance(lease_timing().fence_ms + 1)
-            assert await loop.create_lease(LeaseRow(key=KEY)) is None
+            assert await make_lease(loop) is None
         assert not await store.read_leases()
 
     run(main)
@@ -260,10 +298,11 @@ def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_anew_by_another(a
         store, happened = MemoryLeaseStore(), []
         await store.open(APP)
         async with lease_loop(store, [], happened) as loop:
-            assert await loop.create_lease(LeaseRow(key=KEY)) == LeaseRow(key=KEY)
+            await loop.round()
+            assert await make_lease(loop) == LeaseRow(key=KEY)
             store._app, store._leases = app, {}
             with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
-                await loop.create_lease(LeaseRow(key=KEY))
+                await make_lease(loop)
         assert not await store.read_leases()
         assert any(isinstance(event, StoreReset) for event in happened)
 

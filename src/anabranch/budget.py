@@ -34,7 +34,7 @@ class Budget:
         self.held_back_bytes = 0
         """Of all shards, what waits behind unfinished records of its keys."""
         self.held_back_bytes_max = limit_bytes // 8
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def has_room(self, wanted_bytes: int) -> bool:
         return self.used_bytes + wanted_bytes <= self.limit_bytes
@@ -46,13 +46,14 @@ class Budget:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return True
 
-    def wait(self, on_room: Callable[[], None]) -> None:
-        """Calls back once, when bytes were released: the caller then tries to reserve again."""
-        self._waiting.append(on_room)
+    def wait(self, wanted_bytes: int, on_room: Callable[[], None]) -> None:
+        """Calls back once, when there is room for so much: the caller then reserves it. Who has waited longest is
+        called first, so that of several who share a budget none takes all the room that comes back.
+        """
+        self._waiting.append((wanted_bytes, on_room))
 
     def release(self, freed_bytes: int) -> None:
         self.used_bytes -= freed_bytes
         assert self.used_bytes >= 0, "more released than reserved"
-        waiting, self._waiting = self._waiting, deque()
-        for on_room in waiting:
-            on_room()
+        while self._waiting and self.has_room(self._waiting[0][0]):
+            self._waiting.popleft()[1]()

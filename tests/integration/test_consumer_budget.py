@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch import Retry
+from anabranch import Budget, Consumer, Retry
+from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.limits import MIB
 
-from stream_world import QUICK, run, stream_world, until
+from stream_world import QUICK, now_ms, run, stream_world, until
 
 HALF_MIB = b"x" * (MIB // 2)
 
@@ -45,5 +46,37 @@ def test_shards_whose_records_fail_leave_the_others_room_to_be_read(order):
             await until(lambda: handled, "the record of the fourth shard", 5)
             await consumer.stop(deadline=1.0)
             await running
+
+    run(main)
+
+
+def test_a_consumer_of_many_shards_does_not_keep_another_that_shares_its_budget_from_reading():
+    async def main():
+        async with stream_world(8) as world:
+            world.kinesis.state.call("CreateStream", {"StreamName": "refunds", "ShardCount": 1}, now_ms=now_ms())
+            world.kinesis.faults.on("GetRecords").delay(0.06)  # all the time somebody waits for room
+            settings = replace(QUICK, budget=Budget(READ_RESERVE_BYTES))
+            handled = []
+
+            async def handle(record):
+                handled.append(record.stream)
+
+            async def fill():
+                while True:
+                    world.put(str(number) for number in range(16))  # no shard is idle, so that none is read seldom
+                    await asyncio.sleep(0.1)
+
+            many = world.consumer(app="many", leases="memory://", settings=settings)
+            one = Consumer("refunds", app="one", leases="memory://", aws=world.aws, settings=settings)
+            async with asyncio.TaskGroup() as group:
+                filling = group.create_task(fill())
+                group.create_task(many.run(handle, handle_signals=False))
+                await until(lambda: handled.count("orders") > 50, "all of the room to be in use")
+                group.create_task(one.run(handle, handle_signals=False))
+                request = {"StreamName": "refunds", "PartitionKey": "a", "Data": b"1"}
+                world.kinesis.state.call("PutRecord", request, now_ms=now_ms())
+                await until(lambda: "refunds" in handled, "the record of the other consumer", 5)
+                await asyncio.gather(many.stop(deadline=1.0), one.stop(deadline=1.0))
+                filling.cancel()
 
     run(main)

@@ -13,7 +13,7 @@ from anabranch import Retry, events
 from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, check_order, numbers, run, stream_world, until
+from stream_world import QUICK, check_order, now_ms, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(8)]
 
@@ -338,6 +338,32 @@ def test_an_unexpected_error_of_a_shards_reading_restarts_it_and_then_ends_the_c
             assert [event.restart for event in happened if isinstance(event, events.TaskRestarted)] == [1, 2, 3]
 
     run(main)
+
+
+def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_going():
+    async def main():
+        async with stream_world(1) as world:
+            world.kinesis.state.call("CreateStream", {"StreamName": "refunds", "ShardCount": 1}, now_ms=now_ms())
+            consumer = anabranch.Consumer(["orders", "refunds"], aws=world.aws, settings=QUICK)
+            async with consumer:
+                outside = await consumer._open()
+                client = outside.kinesis
+
+                class Broken:
+                    def __getattr__(self, name):
+                        return getattr(client, name)
+
+                    async def get_records(self, stream, iterator):
+                        if stream.name == "refunds":
+                            raise ZeroDivisionError("a bug")
+                        return await client.get_records(stream, iterator)
+
+                object.__setattr__(outside, "kinesis", Broken())
+                with pytest.raises(anabranch.errors.ConsumerFailedError, match="a bug"):
+                    async for _ in consumer:
+                        pass
+
+    run(main, 15)
 
 
 def test_what_is_read_and_unfinished_never_exceeds_the_budget():

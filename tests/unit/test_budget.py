@@ -20,18 +20,41 @@ def test_room_is_given_until_there_is_none_and_again_when_it_came_back():
     assert (budget.used_bytes, budget.peak_bytes) == (READ_RESERVE_BYTES, READ_RESERVE_BYTES)
 
 
-def test_who_waits_is_called_once_and_may_wait_again():
-    budget, calls = Budget(), []
-    budget.try_reserve(3)
+def test_who_waits_is_called_once_there_is_room_and_may_wait_again():
+    budget, calls = Budget(READ_RESERVE_BYTES), []
+    budget.try_reserve(READ_RESERVE_BYTES)
 
     def on_room():
         calls.append(budget.used_bytes)
-        budget.wait(on_room)
+        budget.try_reserve(2)
+        budget.wait(2, on_room)
 
-    budget.wait(on_room)
+    budget.wait(2, on_room)
     budget.release(1)
-    budget.release(1)
-    assert calls == [2, 1]
+    assert calls == []
+    budget.release(3)
+    assert calls == [READ_RESERVE_BYTES - 4, READ_RESERVE_BYTES - 2]
+    budget.release(2)
+    assert calls == [READ_RESERVE_BYTES - 4, READ_RESERVE_BYTES - 2, READ_RESERVE_BYTES - 2]
+
+
+def test_room_that_comes_back_goes_to_who_has_waited_longest_and_to_each_in_turn():
+    budget, calls = Budget(READ_RESERVE_BYTES), []
+    budget.try_reserve(READ_RESERVE_BYTES)
+
+    def waiter(name):
+        def on_room():
+            calls.append(name)
+            budget.try_reserve(1)
+            budget.wait(1, on_room)
+
+        return on_room
+
+    for name in ("many shards", "one shard"):
+        budget.wait(1, waiter(name))
+    for _ in range(4):
+        budget.release(1)
+    assert calls == ["many shards", "one shard"] * 2
 
 
 def test_releasing_more_than_was_reserved_is_a_bug():

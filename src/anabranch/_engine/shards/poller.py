@@ -16,6 +16,7 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.topology import is_open
+from anabranch._model.leases import LeaseKey
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import (
@@ -58,7 +59,7 @@ class Poller:
         self._on_unreadable = on_unreadable
         self._waiting: deque[Session] = deque()
         self._sessions: dict[Session, ReadHealth] = {}
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[LeaseKey, int] = {}
         self.paused = False
         self._health = ReadHealth()
         """Of all shards together: whether this worker can read anything."""
@@ -100,7 +101,7 @@ class Poller:
             session.in_read, session.read_below_bytes = False, most_bytes  # settling pokes it again
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
-                self._budget.wait(self._on_room)
+                self._budget.wait(READ_RESERVE_BYTES, self._on_room)
             self._waiting.append(session)
             session.no_room_since_ms = self._outside.clock.now_ms()
         else:
@@ -109,10 +110,14 @@ class Poller:
                 self._budget.release(READ_RESERVE_BYTES)  # others may share the budget
 
     def _on_room(self) -> None:
-        while self._waiting and self._budget.has_room(READ_RESERVE_BYTES):
-            self._due(self._waiting.popleft())
+        """One more read, of the first that is still to be read: then it is the turn of who shares the budget."""
+        while self._waiting:
+            session = self._waiting.popleft()
+            self._due(session)
+            if session.in_read:
+                break
         if self._waiting:
-            self._budget.wait(self._on_room)
+            self._budget.wait(READ_RESERVE_BYTES, self._on_room)
 
     async def _read(self, session: Session) -> None:
         started_at_ms = self._outside.clock.now_ms()
@@ -196,7 +201,7 @@ class Poller:
         self._health.succeeded()
         if session in self._sessions:
             self._sessions[session].succeeded()
-        self._restarts.pop(session.shard_id, None)
+        self._restarts.pop(session.key, None)
         if response.next_shard_iterator is None:
             session.children = response.child_shards
             session.move("end")
@@ -223,7 +228,7 @@ class Poller:
             )
 
     def _on_surprise(self, session: Session, error: Exception) -> None:
-        restart = self._restarts[session.shard_id] = self._restarts.get(session.shard_id, 0) + 1
+        restart = self._restarts[session.key] = self._restarts.get(session.key, 0) + 1
         if restart > RESTARTS_MAX:
             raise error
         session.iterator = None

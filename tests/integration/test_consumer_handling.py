@@ -187,6 +187,27 @@ def test_a_payload_that_does_not_decode_is_a_failure_of_its_record():
     run(main)
 
 
+@pytest.mark.parametrize("way", ["run", "run_batches"])
+def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_worker(way, tmp_path):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+
+            async def handle(_):
+                raise OSError("no such file: caf\udce9.csv")  # as os.fsdecode gives names that are not UTF-8
+
+            consumer = world.consumer(
+                app="billing", leases=f"sqlite:{tmp_path}/leases.db", until="tip", on_failure=Retry(attempts=1)
+            )
+            assert (await getattr(consumer, way)(handle, handle_signals=False)).clean
+            async with anabranch.Application("billing", leases=f"sqlite:{tmp_path}/leases.db") as application:
+                (shard,) = (await application.status()).shards
+            assert shard.state == "stopped"
+            assert "OSError: no such file: caf\\udce9.csv" in shard.stopped.reason
+
+    run(main)
+
+
 def test_a_time_out_cancels_the_call_and_counts_as_a_failed_attempt():
     async def main():
         async with stream_world(1) as world:

@@ -12,6 +12,7 @@ from typing import Any
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.handling.batch_feed import BatchFeed, batch_lane
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, take_back_cancellation
+from anabranch._engine.handling.error_text import error_text
 from anabranch._engine.handling.handling import Handling
 from anabranch._engine.handling.time_limit import TimeLimit
 from anabranch._engine.leases.member import Member
@@ -143,7 +144,7 @@ class BatchRunners:
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
         if self._finishes_at_end and session.phase == "ended" and lane.is_last:
             pause_ms = None  # only this batch keeps the shard's children waiting (rule M4)
-        reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+        reason = error_text(failure)
         self._outside.emit(
             HandlerFailed(
                 stream=session.stream.name,

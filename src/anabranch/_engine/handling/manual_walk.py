@@ -11,6 +11,7 @@ from typing import Any
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.handling.error_text import error_text
 from anabranch._engine.handling.handling import Decode
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.stacks import task_stack
@@ -75,7 +76,7 @@ class ManualWalk:
             except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
                 _lane(session).retry_at(entry, self._outside.clock.now_ms())
                 _lane(session).stop()
-                self._on_failed(session, entry.record, f"its payload does not decode: {type(error).__name__}: {error}")
+                self._on_failed(session, entry.record, f"its payload does not decode: {error_text(error)}")
                 continue
             self._in_hand[_name(entry.record)] = (session, entry)
             return decoded

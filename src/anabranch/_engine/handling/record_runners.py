@@ -20,6 +20,7 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.handling.begun_calls import FINISHED, failed, going_on
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, refuse_unfinished, take_back_cancellation
+from anabranch._engine.handling.error_text import error_text
 from anabranch._engine.handling.handling import Handling
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.time_limit import TimeLimit
@@ -283,7 +284,7 @@ class RecordRunners:
         record, now_ms = entry.record, self._outside.clock.now_ms()
         entry.attempts += 1
         pause_ms = retry_in_ms(self._policy, entry.attempts, self._outside.entropy)
-        reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+        reason = error_text(failure)
         self._outside.emit(
             HandlerFailed(
                 stream=session.stream.name,

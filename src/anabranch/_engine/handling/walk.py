@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch._engine.handling.batch_feed import BatchFeed
+from anabranch._engine.handling.error_text import error_text
 from anabranch._engine.handling.handling import Decode
 from anabranch._engine.session import Session
 from anabranch.records import Batch, Record
@@ -109,7 +110,7 @@ class Walk:
         except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
             self.settle()
             self._drop()
-            self._on_failed(session, record, f"its payload does not decode: {type(error).__name__}: {error}")
+            self._on_failed(session, record, f"its payload does not decode: {error_text(error)}")
             return None
 
     def _decoded_all(self, session: Session, records: list[Record[bytes]]) -> list[Record[Any]] | None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import sys
 import threading
+import time
 from dataclasses import replace
 
 import msgspec
@@ -21,6 +23,17 @@ KEYS = [f"user-{i}" for i in range(8)]
 class Order(msgspec.Struct):
     item: str
     count: int
+
+
+def exit_or_return_a_lock(record):
+    if record.data == b"0":
+        sys.exit("enough")
+    return threading.Lock()
+
+
+def wait_for_file(record):
+    while not os.path.exists(record.data):  # noqa: PTH110 -- runs in a process of its own
+        time.sleep(0.01)
 
 
 async def _rows(store):
@@ -253,6 +266,41 @@ def test_processes_handle_records_outside_of_this_one(tmp_path):
             consumer = world.consumer(app="billing", leases="memory://", until="tip")
             assert (await consumer.run(process_id_of, processes=1)).clean
             assert int(target.read_text()) != os.getpid()
+
+    run(main)
+
+
+def test_what_a_handler_returns_or_exits_with_does_not_leave_its_process():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a", "b"])
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", order="key", until="tip", on_event=happened.append,
+                on_failure=Retry(attempts=1),
+            )  # fmt: skip
+            assert (await consumer.run(exit_or_return_a_lock, processes=1)).clean
+            (failed,) = [event for event in happened if isinstance(event, events.HandlerFailed)]
+            assert (failed.partition_key, failed.error) == ("a", "RuntimeError: the handler raised SystemExit(enough)")
+
+    run(main)
+
+
+def test_no_call_waits_for_a_process_while_its_time_runs(tmp_path):
+    async def main():
+        async with stream_world(1) as world:
+            target = tmp_path / "go"
+            for key in KEYS:
+                world.call("PutRecord", PartitionKey=key, Data=os.fsencode(target))
+            consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip")
+            running = asyncio.create_task(consumer.run(wait_for_file, processes=2, handle_signals=False))
+            await until(lambda: consumer._consuming and consumer._consuming.worker.has_joined, "the start")
+            sink = consumer._consuming.worker._sink
+            await until(lambda: len(sink.running()) == 2, "two calls")
+            await asyncio.sleep(0.2)
+            assert len(sink.running()) == 2  # of eight that may start
+            target.touch()
+            assert (await running).clean
 
     run(main)
 

@@ -103,7 +103,7 @@ class Consuming:
                 replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
             )
             self._interrupt = runners.interrupt
-            return RecordSink(runners, handling.order, limits, handling.concurrency)
+            return RecordSink(runners, handling.order, limits, call.at_once_max)
 
         return make
 

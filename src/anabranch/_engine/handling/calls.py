@@ -62,6 +62,8 @@ class HandlerCall:
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a call that runs can be made to end; one in a thread cannot."""
+        self.at_once_max = min(threads, processes or threads)
+        """Calls that can run at a time: one more would use up its time-out by waiting for a process."""
         self._processes = ProcessSlots(processes) if processes else None
         self._threads = None
         if not self.is_cancellable:
@@ -177,10 +179,13 @@ def _call_if(may_start: Callable[[], bool], handler: Callable[..., Any], argumen
     return _call(handler, arguments)
 
 
-def _call_before(fenced_at_ms: int | None, handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call_before(fenced_at_ms: int | None, handler: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
         raise NotStarted
-    return _call(handler, arguments)
+    try:
+        refuse_unfinished(_call(handler, arguments))  # the result itself may not get out of the process
+    except (SystemExit, KeyboardInterrupt) as error:  # sent on as they are, they would end the worker
+        raise RuntimeError(f"the handler raised {type(error).__name__}({error})") from error
 
 
 def _call(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

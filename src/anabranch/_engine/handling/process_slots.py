@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any
@@ -41,7 +42,8 @@ class _Slot:
     async def _started(self) -> ProcessPoolExecutor:
         """Giving up a call does not give up the start of its process: the next call finds it started."""
         if self._executor is None:
-            self._executor = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, mp_context=context, initializer=_belong_to_parent)
             self._start = asyncio.get_running_loop().run_in_executor(self._executor, os.getpid)
         if self._start is not None:
             self._process_id = await asyncio.shield(self._start)
@@ -78,3 +80,19 @@ class ProcessSlots:
     def close(self) -> None:
         for slot in self._slots:
             slot.kill()
+
+
+def _belong_to_parent() -> None:
+    """In a new process. Signals that are sent to a whole group of processes are for its parent to obey, which lets this
+    one finish its call; and with its parent it ends, also by `kill -9`: nobody would ever end it after that.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs that a handler starts would inherit
+    threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

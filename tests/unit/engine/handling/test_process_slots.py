@@ -3,6 +3,9 @@
 import asyncio
 import functools
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -56,3 +59,39 @@ def test_a_call_that_is_given_up_before_it_started_leaves_the_process_to_the_nex
         await until(lambda: is_gone(first), "the end of the process")
 
     run(main, 50)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_reaches_the_whole_group_is_left_to_the_parent(number):
+    async def main():
+        slots = ProcessSlots(1)
+        process_id = await slots.run(os.getpid)
+        os.kill(process_id, number)
+        await slots.run(functools.partial(time.sleep, 0.1))
+        assert await slots.run(os.getpid) == process_id
+        slots.close()
+
+    run(main, 50)
+
+
+PARENT = """
+import asyncio, functools, os, time
+from anabranch._engine.handling.process_slots import ProcessSlots
+
+async def main():
+    slots = ProcessSlots(1)
+    print(await slots.run(os.getpid), flush=True)
+    await slots.run(functools.partial(time.sleep, 600))
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_parent_that_is_killed_leaves_no_process_behind(tmp_path):
+    program = tmp_path / "parent.py"
+    program.write_text(PARENT)
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE) as parent:
+        process_id = int(parent.stdout.readline())
+        parent.kill()
+    run(lambda: until(lambda: is_gone(process_id), "the end of the process"))

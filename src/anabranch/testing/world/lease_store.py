@@ -42,7 +42,7 @@ class ForgetfulRows(MemoryLeaseStore):
     ) -> None:
         super().__init__()
         self.storage = 0
-        self.is_emptied = False
+        self.emptied_count = 0
         self._journal = journal
         self._now_ms = now_ms
         self._incarnation_of = incarnation_of
@@ -105,7 +105,7 @@ class ForgetfulRows(MemoryLeaseStore):
         """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
         self._app, self._members, self._streams, self._leases, self._controls = None, {}, {}, {}, {}
         self._past.clear()
-        self.is_emptied = True
+        self.emptied_count += 1
         self.storage += moves
         self._journal.store_emptied(processes)
 
@@ -126,7 +126,7 @@ class SimulatedLeaseStore(LeaseStore):
     async def _ask(
         self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main", makes: str | None = None
     ) -> Any:
-        storage, was_emptied = self._connections[connection], self._rows.is_emptied
+        storage, emptied_count = self._connections[connection], self._rows.emptied_count
 
         def request() -> Any:
             if self._rows.storage != storage:
@@ -134,7 +134,8 @@ class SimulatedLeaseStore(LeaseStore):
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
             answer = _at_once(call())
-            if makes is not None and answer is not None and was_emptied:  # else it was on its way when it happened
+            was_under_way = emptied_count != self._rows.emptied_count  # that is nobody's fault
+            if makes is not None and answer is not None and emptied_count and not was_under_way:
                 self._rows.made(self._process.name, makes)
             return answer
 

@@ -154,7 +154,7 @@ class Fleet:
     @property
     def _has_untold_change(self) -> bool:
         """After the store was emptied nobody knows that the stream is another one."""
-        return self.stream.has_untold_change and not (self.stream.is_there and self.rows.is_emptied)
+        return self.stream.has_untold_change and not (self.stream.is_there and self.rows.emptied_count > 0)
 
     async def _settle(self) -> None:
         """Until all is handled, or it has taken too long."""

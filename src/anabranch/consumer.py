@@ -116,6 +116,8 @@ class Consumer(Generic[T]):
         self._account: AwsAccount | None = None
         self._client: KinesisClient | None = None
         self._consuming: Consuming | None = None
+        self._stop_asked = False
+        """Since the last `run` began: one that is still opening its connections has nothing to stop yet."""
 
     # opening and closing
 
@@ -264,6 +266,8 @@ class Consumer(Generic[T]):
     ) -> StopReport:
         """Handles records until stopped: async handlers on the loop, plain functions in threads or `processes`."""
         if handler is None and self._handler is None and self._batch_handler is not None:
+            if processes:
+                raise UsageError("processes= runs a handler of records; this consumer has one of batches")
             return await self.run_batches(handle_signals=handle_signals)
         handler = handler or self._handler
         if handler is None:
@@ -292,8 +296,11 @@ class Consumer(Generic[T]):
     async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool) -> StopReport:
         self._refuse_by_hand()
         opened_here = self._outside is None
+        self._stop_asked = False
         outside = await self._open()
         try:
+            if self._stop_asked:
+                return StopReport()
             consuming = self._begin(outside)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
             with stop_on_signals(consuming.worker, deadline_ms) if handle_signals else nullcontext():
@@ -343,6 +350,7 @@ class Consumer(Generic[T]):
         In a handler it returns at once, since it would wait for that handler; `run` returns the report. In the body of
         a loop it acknowledges what is in hand, unless an error is being handled there; after the loop it does not.
         """
+        self._stop_asked = True
         if self._consuming is None:
             return StopReport()
         return await self._consuming.stop(deadline)

@@ -94,6 +94,24 @@ def test_leases_of_a_stream_that_is_not_read_any_more_are_left_alone():
     run(main, 20)
 
 
+def test_a_stop_is_kept_by_a_run_that_is_only_being_opened():
+    async def main():
+        async with stream_world(1) as world:
+            consumer = world.consumer(app="billing", leases="memory://")
+            for _ in range(2):  # also where a run came before it
+                running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+                await asyncio.sleep(0)
+                assert (await consumer.stop()).clean
+                assert (await running).clean
+            assert consumer._consuming is None
+            running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+            await until(lambda: consumer._consuming is not None, "the next run, which nobody stopped")
+            await consumer.stop()
+            await running
+
+    run(main, 10)
+
+
 def test_a_second_stop_may_shorten_the_deadline_of_the_first():
     async def main():
         async with stream_world(1) as world:

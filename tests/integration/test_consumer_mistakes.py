@@ -180,6 +180,13 @@ def test_the_embedded_store_is_refused_inside_a_container_platform(monkeypatch, 
         _consume(Consumer("orders", app="billing", aws=Aws(region="us-east-1", credentials=Credentials())))
 
 
+def test_a_handler_of_batches_is_refused_for_processes():
+    consumer = Consumer("orders")
+    consumer.batch_handler()(len)
+    with pytest.raises(errors.UsageError, match="one of batches"):
+        consumer.run_sync(processes=2)
+
+
 def test_an_asynchronous_handler_is_refused_for_processes():
     async def handle(record):
         pass
@@ -194,6 +201,11 @@ def test_an_asynchronous_handler_is_refused_for_processes():
 
 async def _asynchronous(given):
     return given
+
+
+class _AsynchronousObject:
+    async def __call__(self, event):
+        pass
 
 
 async def _yield_asynchronously(record):
@@ -289,6 +301,8 @@ def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
         ({"settings": {"budget": 5}}, "ConsumerSettings"),
         ({"on_failure": 3}, "Retry"),
         ({"on_event": _asynchronous}, "plain function"),
+        ({"on_event": _AsynchronousObject()}, "plain function"),
+        ({"on_event": "print"}, "plain function"),
         ({"decode": _asynchronous}, "plain function"),
     ],
 )

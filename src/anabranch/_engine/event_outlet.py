@@ -14,8 +14,8 @@ _log = logging.getLogger("anabranch")
 
 
 def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
-    if inspect.iscoroutinefunction(on_event):
-        raise ConfigurationError(f"on_event={on_event!r}: it takes a plain function of an event")
+    if on_event is not None:
+        _check(on_event)
 
     def emit(event: Event) -> None:
         _log.log(event.level, "%s", event)
@@ -26,3 +26,9 @@ def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], N
                 _log.exception("on_event failed for: %s", event)
 
     return emit
+
+
+def _check(hook: object) -> None:
+    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- an object may have one of its own
+    if not callable(hook) or any(map(inspect.iscoroutinefunction, called)):
+        raise ConfigurationError(f"on_event={hook!r}: it takes a plain function of an event")

@@ -102,17 +102,27 @@ class Beginning:
         return row if await self.lease_rows(row) else None
 
     async def _complete(self, stream: StreamName, row: StreamRow) -> StreamRow | None:
-        """Root leases in the order of creation, then the mark. None: it was not taken, so somebody else has done it, or
-        the row is not what it was.
+        """Root leases in the order of creation, then the mark. None: somebody else has done it, or the row is not what
+        it was.
         """
-        create_lease = partial(self._outside.store.create_lease, app_id=self._app.app_id)
         listing = await self._whole_listing(stream, row)
         while True:
             missing, marked = await self._insist(partial(self._look_and_mark, row, listing), calls=2)
             if not missing:
                 return marked
             for lease in missing:
-                self._ours(await self._insist(partial(create_lease, lease)))
+                if not await self._insist(partial(self._is_open, row)):
+                    return None
+                self._ours(
+                    await self._insist(partial(self._outside.store.create_lease, lease, app_id=self._app.app_id))
+                )
+
+    async def _is_open(self, row: StreamRow) -> bool:
+        """Whether nobody has set the mark yet. Where one has, while this worker stood still, what it misses may have
+        been handled and cleaned up since, and would begin anew.
+        """
+        streams = await self._outside.store.read_streams()
+        return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
 
     async def _look_and_mark(
         self, row: StreamRow, listing: list[Shard]

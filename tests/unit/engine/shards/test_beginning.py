@@ -146,6 +146,23 @@ def test_what_another_has_completed_in_the_same_moment_is_taken_as_it_is():
     run(main)
 
 
+def test_no_lease_is_made_of_what_was_missing_before_another_completed_the_beginning():
+    """Its shard may have been read, trimmed and cleaned up while this worker stood still."""
+
+    async def main():
+        store = StoreWithAMishap()
+
+        def complete():
+            ((key, row),) = store._streams.items()
+            store._streams[key] = replace(row, bootstrapped=True, version=row.version + 1)
+
+        store.happens("read_streams", 2, complete)
+        assert (await begin(store)).bootstrapped
+        assert store.shards == NAMES[:1]
+
+    run(main)
+
+
 class StoreWhoseAnswerIsLost(MemoryLeaseStore):
     answers_lost = 1
 

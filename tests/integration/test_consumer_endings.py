@@ -258,6 +258,22 @@ def test_an_idle_timeout_does_not_end_a_consumer_whose_handler_still_runs():
     run(main, 15)
 
 
+@pytest.mark.parametrize("hindrance", ["throttle", "fail", "delay"])
+def test_an_idle_timeout_does_not_end_a_consumer_that_could_not_read_yet(hindrance):
+    async def main():
+        async with stream_world(2) as world:
+            world.put(str(number) for number in range(10))
+            faults = world.kinesis.faults.on("GetRecords")
+            fault = faults.delay(1.5) if hindrance == "delay" else getattr(faults, hindrance)()
+            fault.at_most(2 if hindrance == "delay" else 8)  # of two shards
+            seen = []
+            consumer = world.consumer(app="billing", leases="memory://", idle_timeout=0.5)
+            assert (await consumer.run(seen.append)).clean
+            assert len(seen) == 10
+
+    run(main)
+
+
 def test_an_idle_timeout_does_not_end_a_loop_whose_body_takes_longer():
     async def main():
         async with stream_world(1) as world:

@@ -69,10 +69,13 @@ class EndWatch:
             self._scheduler.call_at(now_ms + LOOK_EVERY_MS, self._look)
 
     def _is_idle(self, now_ms: int) -> bool:
-        """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken."""
+        """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken or read. Who could
+        not read yet does not know that.
+        """
         finished_count = sum(session.lane.finished_count for session in self._sessions.values())
         moved, self._finished_count = finished_count != self._finished_count, finished_count
-        if moved or self._is_busy() or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+        behind = any(session.behind_ms != 0 for session in self._sessions.values() if session.phase == "reading")
+        if moved or behind or self._is_busy() or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
             self._active_at_ms = now_ms
         timeout_ms = self._ends.idle_timeout_ms
         return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms

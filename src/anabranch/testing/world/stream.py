@@ -130,7 +130,9 @@ class SimulatedStream:
     def _note_written(self, answer: dict[str, Any], sub_sequence_number: int, partition_key: str) -> None:
         position = Position(int(answer["SequenceNumber"]), sub_sequence_number)
         record = Written(place(answer["ShardId"], self.incarnation), position, partition_key)
-        self._kept.setdefault(record.shard_id, []).append((self.now_ms(), record))
+        # A shard that has just opened may give it a time to come: what arrives in it comes after all in its parents.
+        arrival_ms = self.state.account.streams[STREAM].shards[answer["ShardId"]].log.records[-1].arrival_ms
+        self._kept.setdefault(record.shard_id, []).append((arrival_ms, record))
         self._journal.written(record)
 
     def shard_for(self, partition_key: str) -> str:

@@ -140,8 +140,6 @@ class Journal:
         """Records that are not to be waited for, whether they were finished or not."""
         self.has_forgotten_a_birth = False
         """The store has once forgotten that the application, or its stream, was begun."""
-        self.leased: dict[str, None] = {}
-        """Every shard that ever had a lease row."""
         self._orphans: dict[str, None] = {}
         self._failures: list[Violation] = []
         self._latest: dict[str, tuple[str, int]] = {}
@@ -194,7 +192,6 @@ class Journal:
             checker.vanished(record)
 
     def created(self, commit: Commit) -> None:
-        self.leased[commit.shard_id] = None
         if not self.is_closed:
             for checker in self.checkers:
                 checker.created(commit)

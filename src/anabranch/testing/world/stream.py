@@ -17,7 +17,7 @@ from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
-from anabranch.testing.checkers import Journal, ShardOpened, Written, place
+from anabranch.testing.checkers import Checker, Commit, Journal, ShardOpened, Written, place
 
 __all__ = ["STREAM", "SimulatedStream"]
 
@@ -25,6 +25,19 @@ STREAM = "orders"
 _WALL_MS = 1_700_000_000_000
 _RETENTION_MS = 24 * 3_600_000
 _AGGREGATE_BYTES_MAX = 1 << 20
+
+
+class _Leases(Checker):
+    """Checks nothing, but sees which shards somebody could have read: they had a lease while they were there."""
+
+    def __init__(self, stream: "SimulatedStream") -> None:
+        super().__init__()
+        self._stream = stream
+        self.readable: dict[str, None] = {}
+
+    def created(self, commit: Commit) -> None:
+        if commit.shard_id in self._stream.present():
+            self.readable[commit.shard_id] = None
 
 
 class SimulatedStream:
@@ -48,6 +61,8 @@ class SimulatedStream:
         """What was written to each shard and not excused since, with the time of its arrival."""
         self._first_count = 0
         self._ahead_ms = 0
+        self._leases = _Leases(self)
+        journal.checkers.append(self._leases)
 
     @property
     def has_untold_change(self) -> bool:
@@ -145,15 +160,19 @@ class SimulatedStream:
         """The service's clock goes on by so much that only what came in the last seconds is kept."""
         self._ahead_ms += _RETENTION_MS - int(kept_seconds * 1000)
 
+    def present(self) -> set[str]:
+        """The shards that have not been trimmed."""
+        return {place(shard["ShardId"], self.incarnation) for shard in self._list()} if self.is_there else set()
+
     def excuse(self, shard_id: str, since_seconds: float | None) -> None:
         """A consumer has said that records of this shard were lost: those that have fallen off need not be handled.
         With it go the shards after it that are gone altogether, and in those before it what came since the time that
-        was named; but only where nobody has ever seen them: one that had a lease must be told of by itself.
+        was named; but only where nobody could read them: one that had a lease while it was there tells by itself.
         """
         if not self.is_there:
             return
-        there = {place(shard["ShardId"], self.incarnation) for shard in self._list()}
-        unseen = {name for name in self._parents if name not in there and name not in self._journal.leased}
+        there = self.present()
+        unseen = {name for name in self._parents if name not in there and name not in self._leases.readable}
         gone = {place(shard_id, self.incarnation)}
         for name, parents in self._parents.items():  # in the order of their creation
             if name in unseen and any(parent in gone for parent in parents):

@@ -103,7 +103,8 @@ class Consuming:
                 replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
             )
             self._interrupt = runners.interrupt
-            return RecordSink(runners, handling.order, limits, call.at_once_max)
+            at_once = min(handling.concurrency, call.at_once_max or handling.concurrency)
+            return RecordSink(runners, handling.order, limits, at_once)
 
         return make
 

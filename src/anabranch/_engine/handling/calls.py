@@ -62,8 +62,8 @@ class HandlerCall:
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a call that runs can be made to end; one in a thread cannot."""
-        self.at_once_max = min(threads, processes or threads)
-        """Calls that can run at a time: one more would use up its time-out by waiting for a process."""
+        self.at_once_max = processes or None
+        """Calls that can run at a time, if not any number: one more would use up its time-out waiting for a process."""
         self._processes = ProcessSlots(processes) if processes else None
         self._threads = None
         if not self.is_cancellable:

@@ -96,7 +96,7 @@ class Quarantine:
 
     def note(self, session: Session) -> None:
         """A call ended, or records came. After a record of one that is alone, the next waits for its commit."""
-        if self._suspects:
+        if self._suspects or self._alone is not None:  # one that was lost while it was alone is no suspect any more
             if session is self._alone and _is_ahead(session):
                 session.waits_its_turn = True
             self._alarm.ring()

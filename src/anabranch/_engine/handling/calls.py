@@ -13,9 +13,10 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
-from anabranch._engine.handling.process_slots import ProcessSlots
+from anabranch._engine.handling.process_slots import Limit, ProcessSlots
 from anabranch._engine.handling.stacks import coroutine_stack, thread_stack
 from anabranch._engine.system_clock import SystemClock
 from anabranch.errors import ConfigurationError
@@ -64,7 +65,9 @@ class HandlerCall:
         """Whether a call that runs can be made to end; one in a thread cannot."""
         self.at_once_max = processes or None
         """Calls that can run at a time, if not any number: one more would use up its time-out waiting for a process."""
-        self._processes = ProcessSlots(processes) if processes else None
+        self._processes = ProcessSlots(processes, handler) if processes else None
+        self.times_itself = bool(processes)
+        """Whether a call sees to its time limit itself: in a process it begins where that is ready for it."""
         self._threads = None
         if not self.is_cancellable:
             self._threads = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
@@ -72,11 +75,13 @@ class HandlerCall:
         """Which thread works for which task."""
         self._closed = False
 
-    async def __call__(self, item: Any, context: Context | None, may_start: Callable[[], bool]) -> Any:
+    async def __call__(
+        self, item: Any, context: Context | None, may_start: Callable[[], bool], limit: Limit = nullcontext
+    ) -> Any:
         arguments = (item, context) if self._passes_context else (item,)
         if self._processes is not None:
             fenced_at_ms = None if context is None else context.fenced_at_ms
-            return await self._processes.run(functools.partial(_call_before, fenced_at_ms, self._handler, arguments))
+            return await self._processes.run(functools.partial(_call_before, fenced_at_ms, arguments), limit)
         if self._threads is None:
             result = await self._handler(*arguments)
             if result is not None:
@@ -179,7 +184,7 @@ def _call_if(may_start: Callable[[], bool], handler: Callable[..., Any], argumen
     return _call(handler, arguments)
 
 
-def _call_before(fenced_at_ms: int | None, handler: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _call_before(fenced_at_ms: int | None, arguments: tuple[Any, ...], handler: Callable[..., Any]) -> None:
     if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
         raise NotStarted
     try:

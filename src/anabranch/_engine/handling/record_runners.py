@@ -229,14 +229,14 @@ class RecordRunners:
             await self._outside.before_call()
         decoded = record if self._decode is None else self._decode(record)
         context = self._context(session, failed_attempts) if self._call.wants_context else None
-        return await self._call(decoded, context, self._member.may_start)
+        return await self._call(decoded, context, self._member.may_start, self._limit.of_call)
 
     async def _handle(self, runner: _Runner, session: Session, picked: Entry | _BegunCall) -> None:
         entry, rest = (picked, None) if isinstance(picked, Entry) else picked
         runner.session, runner.record = session, entry.record
         failure: BaseException | None = None
         try:
-            if self._policy.timeout is None:
+            if self._policy.timeout is None or self._call.times_itself:
                 result = await (rest or self._begin(session, entry))
             else:
                 async with self._limit.of_call():

@@ -19,7 +19,6 @@ def fleets(draw, *, limits=True, cooling=True):
             draw(st.none() | st.sampled_from(MEMBERS)),
             draw(st.sampled_from([1, 1, 1, 0])),
             draw(st.sampled_from([True, True, False])) if cooling else True,
-            draw(st.none() | st.sampled_from(MEMBERS)),
         )
         for number in range(draw(st.integers(0, 12)))
     ]
@@ -128,9 +127,9 @@ def test_only_members_with_a_seat_get_something_new(fleet):
 def test_children_stay_with_their_parents_holder_while_that_is_fair():
     keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
     seats = [Seat("a"), Seat("b")]
-    split = [Claim(keys[0], "a"), Claim(keys[1], prefers="b"), Claim(keys[2], "a"), Claim(keys[3], prefers="b")]
-    assert balance(seats, split) == {keys[0]: "a", keys[1]: "b", keys[2]: "a", keys[3]: "b"}
-    unfair = [Claim(key, prefers="b") for key in keys]
+    adopted = [Claim(keys[0], "a"), Claim(keys[1], "b"), Claim(keys[2], "b")]
+    assert balance(seats, adopted) == {keys[0]: "a", keys[1]: "b", keys[2]: "b"}
+    unfair = [Claim(key, "b") for key in keys]
     assert sorted(balance(seats, unfair).values()) == ["a", "a", "b", "b"]
 
 

@@ -129,13 +129,13 @@ class Session:
             return self.is_at_tip
         return self.is_at_tip and self.read_at_seconds >= until_seconds
 
-    def state(self) -> ShardState:
+    def state(self, reason: str | None) -> ShardState:
         watermark = self.row.checkpoint.watermark
         return ShardState(
             stream=self.stream.name,
             shard_id=self.shard_id,
             phase=self.phase,
-            reason=self.reason,
+            reason=reason,
             checkpoint=None if watermark is None else str(watermark),
             millis_behind_latest=self.behind_ms,
             unfinished_count=self.lane.unfinished_count,

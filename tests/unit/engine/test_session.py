@@ -77,7 +77,7 @@ def test_a_shard_that_stands_still_holds_no_bytes_and_can_still_be_committed(ord
     committed, finished_count = lane.checkpoint(), lane.finished_count
     session.move(move)
     session.empty()
-    assert session.budget.used_bytes == session.state().held_bytes == 0
+    assert session.budget.used_bytes == session.state(None).held_bytes == 0
     assert (lane.checkpoint(), lane.finished_count) == (committed, finished_count)
     assert (lane.unfinished_count, lane.running_count, lane.first_unfinished) == (0, 0, None)
     assert (lane.next(9999, ended=True) if order == "batch" else lane.next(9999)) is None

@@ -24,7 +24,7 @@ import msgspec
 
 from anabranch._core.reading.pages import Page
 from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
 from anabranch.records import Record
 
 __all__ = ["Entry", "Tracker", "adopt", "discards", "key_digest"]
@@ -215,7 +215,7 @@ class Tracker:
         if self._failed_stretch is not None:
             opened[self._failed_stretch.digest] = self._failed_stretch
         if len(opened) > OPEN_KEYS_MAX:
-            opened, frontier = {}, None  # a row must stay small: after a crash more is repeated, nothing is skipped
+            opened, frontier = _lowest(opened, frontier)
         passed = self._entered if first is None else first.before
         return Checkpoint(
             watermark=base.watermark if passed is None else passed.position,
@@ -244,6 +244,17 @@ class Tracker:
             else:
                 just_above = Position(here.sequence_number, here.sub_sequence_number + 1)
                 opened[entry.digest] = OpenKey(entry.digest, just_above)
+
+
+def _lowest(opened: dict[bytes, OpenKey], frontier: Position | None) -> tuple[dict[bytes, OpenKey], Position | None]:
+    """A row must stay small. Where too much is open, the frontier goes back before the first that is not named: what is
+    finished beyond it is handled again by the next owner, and nothing is skipped.
+    """
+    by_place = sorted(opened.values(), key=lambda entry: entry.first_open)
+    number, sub = by_place[OPEN_KEYS_MAX].first_open
+    before = Position(number - 1) if sub == BEFORE_FIRST_SUB else Position(number, sub - 1)
+    kept = {entry.digest: entry for entry in by_place[:OPEN_KEYS_MAX]}
+    return kept, None if frontier is None else min(frontier, before)
 
 
 def adopt(checkpoint: Checkpoint, order: OrderMode) -> Checkpoint:

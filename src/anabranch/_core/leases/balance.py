@@ -6,6 +6,7 @@ Every member computes it from the same rows and acts on its own part only, so no
 - minimal: a lease leaves a live member only if that member holds more than its share;
 - deterministic: the order of its inputs does not matter.
 
+Children need no rule of their own: who finishes their last parent takes them at once (rule S4), and what is fair stays.
 Leases without weight (paused, stopped) need an owner, but count for nothing and are never moved for fairness. Leases
 that cannot run yet are not given to it at all.
 """
@@ -36,8 +37,6 @@ class Claim(msgspec.Struct, frozen=True):
     """1 while its shard moves, 0 while it stands still on purpose."""
     movable: bool = True
     """False for a while after a move, so that two views that differ cannot throw a lease to and fro."""
-    prefers: str | None = None
-    """The member that held its parent."""
 
 
 def balance(seats: Iterable[Seat], claims: Iterable[Claim]) -> dict[LeaseKey, str]:
@@ -101,15 +100,8 @@ def _keep(mine: list[Claim], share: int) -> tuple[list[Claim], list[Claim]]:
 
 
 def _seat(loose: list[Claim], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
-    """Hands out what has no holder: children to their parent's holder while it has room, the rest by who has most."""
-    unplaced: list[Claim] = []
+    """Hands out what has no holder, each to the member that has most room."""
     for claim in loose:
-        if claim.prefers in room and room[claim.prefers] >= max(1, claim.weight):
-            desired[claim.key] = claim.prefers
-            room[claim.prefers] -= claim.weight
-        else:
-            unplaced.append(claim)
-    for claim in unplaced:
         member_id = min(room, key=lambda name: (-room[name], name), default=None)
         if member_id is not None and room[member_id] >= claim.weight:
             desired[claim.key] = member_id

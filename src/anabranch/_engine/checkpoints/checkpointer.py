@@ -51,9 +51,12 @@ class Checkpointer:
         self._dirty.pop(session, None)
 
     async def run(self) -> None:
+        clock = self._outside.clock
         while True:
-            await self._alarm.wait(self._outside.clock.now_ms() + self._interval_ms)
-            await self.commit_all()
+            await self._alarm.wait(clock.now_ms() + self._interval_ms)
+            if not await self.commit_all():
+                # A store that refuses at once would be asked again for every record that is finished.
+                await clock.sleep_until_ms(clock.now_ms() + self._interval_ms)
 
     async def commit_all(self) -> bool:
         """Everything that is finished and not committed; True if all of it is now."""

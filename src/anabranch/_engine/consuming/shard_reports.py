@@ -13,6 +13,7 @@ import msgspec
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, ShardStatus
 from anabranch.events import Event, StandstillBegan
+from anabranch.reports import ShardState
 
 __all__ = ["ShardReports"]
 
@@ -44,7 +45,6 @@ class ShardReports:
         self,
         sessions: Iterable[Session],
         now_ms: int,
-        *,
         hindrance: str | None = None,
         overdue: Mapping[Session, str] = MappingProxyType({}),
     ) -> tuple[ShardStatus, ...]:
@@ -59,6 +59,21 @@ class ShardReports:
         ]
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
         return tuple(found[:SHARDS_MAX])
+
+    def states(
+        self, sessions: Iterable[Session], now_ms: int, hindrance: str | None, overdue: Mapping[Session, str]
+    ) -> tuple[ShardState, ...]:
+        """For who asks this process between two reports: nothing is measured, and nothing told to anybody else."""
+        return tuple(
+            session.state(overdue.get(session) or _reason(self._last_seen(session, now_ms), now_ms, hindrance))
+            for session in sessions
+        )
+
+    def _last_seen(self, session: Session, now_ms: int) -> _Motion:
+        motion = self._motions.get(session.key)
+        if motion is None or motion.session is not session or motion.finished_count != session.lane.finished_count:
+            return _Motion(session, now_ms, moved_at_ms=now_ms)
+        return motion
 
     def _measure(self, session: Session, now_ms: int) -> _Motion:
         motion = self._motions.get(session.key)

@@ -5,7 +5,7 @@ wires the parts together and owns the sessions; the parts decide and do.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from anabranch._core.checkpoints.tracker import discards
@@ -32,7 +32,7 @@ from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
 from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.poller import Poller
-from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey, ShardStatus
+from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
 from anabranch.budget import Budget
 from anabranch.events import (
     ConsumerStarted,
@@ -166,7 +166,7 @@ class Worker:
             on_dropped=self._on_dropped,
             on_drain=self._on_drain,
             is_healthy=lambda: self._poller.healthy,
-            status=self._shard_status,
+            status=lambda: self._reports.report(self.sessions.values(), *self._standing()),
         )
         self.leases.book.read_streams(self._lineage.stream_keys)
         self._lineage.attach(self.leases, on_left=self._on_stream_left)
@@ -272,8 +272,7 @@ class Worker:
             session.reason = row.stopped.reason
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
             return
-        position = row.checkpoint.watermark or row.start.type
-        self._tell(ShardStarted, session, position=str(position))
+        self._tell(ShardStarted, session, position=str(row.checkpoint.watermark or row.start.type))
         self._poller.add(session)
         self._sink.shelf.offer(session)
 
@@ -361,18 +360,18 @@ class Worker:
             member_id=self.member.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.member.may_start()),
             paused=self._paused,
-            shards=tuple(session.state() for session in self.sessions.values()),
+            shards=self._reports.states(self.sessions.values(), *self._standing()),
             budget_used_bytes=self.budget.used_bytes,
             budget_limit_bytes=self.budget.limit_bytes,
         )
 
-    def _shard_status(self) -> tuple[ShardStatus, ...]:
-        """What every heartbeat says of the shards."""
+    def _standing(self) -> tuple[int, str | None, Mapping[Session, str]]:
+        """Now, what keeps all shards from moving, and those that calls hold up which ignore their time-out."""
         now_ms = self._outside.clock.now_ms()
-        overdue = self._sink.overdue(now_ms)
+        if not self.has_joined:
+            return now_ms, None, {}
         paused = "its worker was told to pause, by Consumer.pause()" if self._paused else None
-        hindrance = self.leases.hindrance or paused
-        return self._reports.report(self.sessions.values(), now_ms, hindrance=hindrance, overdue=overdue)
+        return now_ms, self.leases.hindrance or paused, self._sink.overdue(now_ms)
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""
@@ -389,11 +388,10 @@ class Worker:
 
     def resume(self) -> None:
         self._paused = False
-        if not self.has_joined or self.is_stopping:
-            return
-        self._poller.paused = False
-        for session in self.sessions.values():
-            self._poller.poke(session)
+        if self.has_joined and not self.is_stopping:
+            self._poller.paused = False
+            for session in self.sessions.values():
+                self._poller.poke(session)
 
     def _tell(self, kind: type, session: Session, **details: object) -> None:
         self._outside.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))

@@ -31,7 +31,7 @@ class HeartThread:
         self._stall_limit_ms = stall_limit_ms
         self._emit = emit
         self._ticked_at_ms = clock.now_ms()
-        self._watched_thread = threading.get_ident()
+        self._watched = threading.current_thread()
         self._heartbeat: Heartbeat | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,7 +46,7 @@ class HeartThread:
     @property
     def is_stalled(self) -> bool:
         """The main loop has stood still for too long, or its thread is gone: nothing is renewed any more."""
-        return self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
+        return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
 
     def start(self, heartbeat: Heartbeat, guard: ZombieGuard | None = None) -> None:
         self._heartbeat = heartbeat
@@ -118,5 +118,5 @@ class HeartThread:
         return late_ms > LOOK_EVERY_MS and (time.process_time_ns() - used_ns) // 1_000_000 < late_ms // 2
 
     def _stack(self) -> str:
-        frame = sys._current_frames().get(self._watched_thread)  # noqa: SLF001 -- the documented way to another thread
+        frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 -- the documented way to another thread
         return "(the thread of the event loop is gone)" if frame is None else "".join(traceback.format_stack(frame))

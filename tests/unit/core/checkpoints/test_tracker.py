@@ -302,7 +302,7 @@ def test_stretches_and_single_records_are_not_mixed():
         tracker.finish_through(make_record(1), 1)
 
 
-def test_a_row_that_would_grow_too_large_says_only_where_everything_is_finished():
+def test_a_row_that_would_grow_too_large_names_the_lowest_open_records_and_counts_nothing_beyond_them():
     tracker = Tracker(FRESH, "none")
     entries = enter(tracker, *((number, "a") for number in range(1, tracker_module.OPEN_KEYS_MAX + 4)))
     tracker.finish(entries[0])
@@ -310,6 +310,10 @@ def test_a_row_that_would_grow_too_large_says_only_where_everything_is_finished(
     opened = entries[1:-1]
     assert len(opened) == tracker_module.OPEN_KEYS_MAX + 1
     checkpoint = tracker.checkpoint(opened)
-    assert checkpoint == Checkpoint(watermark=Position(1), order="none")
+    assert checkpoint.watermark == Position(1)
+    assert [entry.first_open for entry in sorted(checkpoint.open_keys, key=lambda entry: entry.first_open)] == [
+        entry.record.position for entry in opened[:-1]
+    ]
+    assert opened[-2].record.position <= checkpoint.frontier < opened[-1].record.position
     tracker.finish(opened.pop())
     assert len(tracker.checkpoint(opened).open_keys) == tracker_module.OPEN_KEYS_MAX

@@ -81,6 +81,23 @@ def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
     run(main, 5)
 
 
+def test_a_store_that_refuses_at_once_is_asked_once_an_interval_however_much_is_finished():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        session, clock = make_session(), checkpointer._outside.clock
+        session.lane.one_at_a_time = True  # every finished record asks for a commit
+        running = asyncio.create_task(checkpointer.run())
+        for second in range(1, 4):
+            for _ in range(20):
+                checkpointer.note(session)
+                await asyncio.sleep(0)
+            assert len(leases.written) == second
+            clock.advance(1_000)
+        running.cancel()
+
+    run(main)
+
+
 def test_a_stopped_shard_writes_nothing_more():
     async def main():
         stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)

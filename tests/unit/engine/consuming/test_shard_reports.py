@@ -130,3 +130,20 @@ def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
     assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
     session.no_room_since_ms = None
     assert reports.report([session], 15_001)[0].reason is None
+
+
+def test_who_asks_between_two_reports_is_told_the_reason_and_nobody_else_is():
+    told = []
+    reports, session, other = ShardReports(told.append), make_session(), make_session(1)
+    read(session, *map(plain, range(10)))
+    running = session.lane.next(0)
+    reports.report([session, other], 0)
+    (paused, held_up) = reports.states(
+        [other, session], 1_000, "it is paused", {session: "a call ignores its time-out"}
+    )
+    assert (paused.reason, held_up.reason) == ("it is paused", "a call ignores its time-out")
+    (waiting,) = reports.states([session], 12_000, None, {})
+    assert "has not been finished for 12 s" in waiting.reason
+    session.lane.finish(running)
+    assert reports.states([session, make_session(2)], 12_000, None, {})[0].reason is None
+    assert told == []

@@ -1,6 +1,7 @@
 """The watch over the main loop: what it says of one that is blocked, and that it says nothing of one that is not."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -93,3 +94,12 @@ def test_a_heart_that_cannot_start_keeps_nobody_waiting(monkeypatch):
     thread.start(None)
     thread._thread.join()
     assert "too many open files" in str(thread.failure)
+
+
+def test_nothing_is_renewed_for_a_thread_that_is_gone():
+    made = []
+    owner = threading.Thread(target=lambda: made.append(HeartThread(SystemClock(), 3_600_000, lambda event: None)))
+    owner.start()
+    owner.join()
+    assert made[0].is_stalled
+    assert "is gone" in made[0]._stack()

@@ -31,6 +31,7 @@ from anabranch._model.leases import MemberRow
 __all__ = ["Admission", "Review", "differing_members", "differs", "fingerprint", "namesakes", "precedes"]
 
 
+_STREAMS: Final = "streams "
 _ORDER: Final = "; order "
 
 
@@ -82,16 +83,16 @@ class Admission:
 
 def fingerprint(streams: Iterable[str], order: str) -> str:
     """The settings that a fleet must share, for people to read, too."""
-    return f"streams {','.join(sorted(streams))}{_ORDER}{order}"
+    return f"{_STREAMS}{','.join(sorted(streams))}{_ORDER}{order}"
 
 
 def differs(me: MemberRow, row: MemberRow, *, any_order: bool = False) -> bool:
     """A newer protocol knows how to live with an older one, not the other way round."""
     if _major(row.protocol) > _major(me.protocol):
         return True
-    if any_order:
-        return _streams(row.fingerprint) != _streams(me.fingerprint)
-    return row.fingerprint != me.fingerprint
+    streams, _, order = me.fingerprint.partition(_ORDER)
+    others, _, other_order = row.fingerprint.partition(_ORDER)
+    return not _are_same(streams, others) or (order != other_order and not any_order)
 
 
 def namesakes(worker_id: str, rows: Iterable[MemberRow]) -> list[MemberRow]:
@@ -123,5 +124,18 @@ def _major(protocol: str) -> int:
     return int(protocol.partition(".")[0])
 
 
-def _streams(of: str) -> str:
-    return of.partition(_ORDER)[0]
+def _are_same(streams: str, others: str) -> bool:
+    """One may name a stream that the other gives by its ARN; only two ARNs tell streams of one name apart."""
+    mine, theirs = (sorted(each.removeprefix(_STREAMS).split(","), key=_name) for each in (streams, others))
+    return len(mine) == len(theirs) and all(
+        one == other or (_name(one) == _name(other) and not (_is_arn(one) and _is_arn(other)))
+        for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+def _name(stream: str) -> str:
+    return stream.rpartition("/")[2]
+
+
+def _is_arn(stream: str) -> bool:
+    return stream.startswith("arn:")

@@ -117,6 +117,17 @@ def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newe
     assert differing_members(me, stopwatches, 1_000, any_order=True) == []
 
 
+def test_a_stream_may_be_named_by_one_and_given_as_an_arn_by_another():
+    arn, elsewhere = (f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in (111122223333, 444455556666))
+    by_name = replace(ME, fingerprint=fingerprint(["audit", "orders"], "key"))
+    by_arn = replace(ME, fingerprint=fingerprint(["audit", arn], "key"))
+    assert not differs(by_name, by_arn)
+    assert not differs(by_arn, by_name)
+    assert differs(by_arn, replace(ME, fingerprint=fingerprint(["audit", elsewhere], "key")))
+    assert differs(by_name, replace(ME, fingerprint=fingerprint([arn], "key")))
+    assert differs(by_name, replace(ME, fingerprint=fingerprint([arn, "payments"], "key")))
+
+
 def test_namesakes_are_live_members_of_the_same_worker_id():
     mine, over = replace(ME, member_id="me#0"), replace(ME, member_id="me#-1", state="left")
     assert namesakes("me", [mine, over, replace(OTHER, worker_id="other")]) == [mine]

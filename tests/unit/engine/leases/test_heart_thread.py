@@ -65,7 +65,7 @@ def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_g
         block_until(lambda: any(isinstance(one, event) for one in said))
         thread.stop()
         assert thread.is_stalled == (event is LoopStalled)
-        assert "block_until" in said[-1].stack
+        assert __file__ in said[-1].stack, "on a busy machine it may stand before or after block_until"
         assert str(said[-1].blocked_ms) in str(said[-1])
 
     run(main)

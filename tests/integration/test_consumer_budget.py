@@ -80,3 +80,65 @@ def test_a_consumer_of_many_shards_does_not_keep_another_that_shares_its_budget_
                 filling.cancel()
 
     run(main)
+
+
+PATIENT = {"max_records": 100_000, "max_bytes": 100 * MIB, "max_wait": 3600.0}
+
+
+@pytest.mark.parametrize("way", ["handler", "loop"])
+def test_a_batch_that_its_shard_has_no_room_for_is_handed_out_as_it_is(way):
+    async def main():
+        async with stream_world(1) as world:
+            sizes = []
+            async with world.consumer(
+                app="billing", leases="memory://", settings=replace(QUICK, budget=28 * MIB)
+            ) as consumer:
+                for _ in range(3):
+                    world.call("PutRecord", PartitionKey="a", Data=HALF_MIB)
+
+                async def handle(batch):
+                    sizes.append(len(batch))
+
+                async def loop():
+                    async for batch in consumer.batches(**PATIENT):
+                        await handle(batch)
+
+                consuming = consumer.run_batches(handle, **PATIENT, handle_signals=False)
+                if way == "loop":
+                    consuming.close()
+                    consuming = loop()
+                running = asyncio.create_task(consuming)
+                await until(lambda: sum(sizes) == 3, "the three records", 10)
+                await consumer.stop()
+                await running
+
+    run(main)
+
+
+def test_a_batch_that_the_budget_has_no_room_for_is_handed_out_as_it_is():
+    async def main():
+        async with stream_world(2) as world:
+            hash_keys = [shard["HashKeyRange"]["StartingHashKey"] for shard in world.open_shards()]
+            keys, let_go = [], asyncio.Event()
+
+            async def handle(batch):
+                keys.append(batch.records[0].partition_key)
+                await let_go.wait()
+
+            consumer = world.consumer(app="billing", leases="memory://", settings=replace(QUICK, budget=28 * MIB))
+            running = asyncio.create_task(consumer.run_batches(handle, **PATIENT, handle_signals=False))
+            world.call("PutRecord", PartitionKey="small", ExplicitHashKey=hash_keys[0], Data=b"1")
+            await until(
+                lambda: consumer._consuming and any(shard.unfinished_count for shard in consumer.status().shards),
+                "a batch that waits for more",
+            )
+            assert keys == []
+            entry = {"PartitionKey": "large", "ExplicitHashKey": hash_keys[1], "Data": bytes(MIB - 5)}
+            world.call("PutRecords", Records=[entry] * 5)
+            await until(lambda: len(keys) == 2, "both batches", 10)
+            assert sorted(keys) == ["large", "small"]
+            let_go.set()
+            await consumer.stop()
+            await running
+
+    run(main)

@@ -24,10 +24,12 @@ from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisReco
 from anabranch.budget import Budget
 from anabranch.reports import ShardState
 
-__all__ = ["Session"]
+__all__ = ["WANT_OF_ROOM_MS", "Session"]
 
 WHOLE_RECORD = 1 << 62
 """A sub-sequence number above any: the position after everything in a record."""
+WANT_OF_ROOM_MS = 1_000
+"""What the byte budget may be without room before that counts: reads that are under way need much, and give it back."""
 
 
 class Session:
@@ -216,6 +218,11 @@ class Session:
     def busy_bytes(self) -> int:
         """What it holds, but for what waits behind unfinished records of its keys: that has a limit of its own."""
         return self._held_bytes - self.lane.held_back_bytes
+
+    def has_no_room(self, now_ms: int) -> bool:
+        """It is not read until something is finished, of its own or of others: what waits for more waits in vain."""
+        since_ms = self.no_room_since_ms
+        return self.read_below_bytes > 0 or (since_ms is not None and now_ms >= since_ms + WANT_OF_ROOM_MS)
 
     def settle(self) -> None:
         """Gives the bytes of finished records back to the budget."""

@@ -1,8 +1,8 @@
 """Batches of one shard's records, one after another, in stream order.
 
-A batch is handed out when it is full (by count or bytes), when its first record has waited long enough, or when the
-shard has no more; the next one only after this one is finished. This is also how records are iterated over: a batch is
-then a stretch that is walked record by record.
+A batch is handed out when it is full (by count or bytes), when its first record has waited long enough, when the shard
+has no more, or when there is no room to read more; the next one only after this one is finished. This is also how
+records are iterated over: a batch is then a stretch that is walked record by record.
 """
 
 from collections import deque
@@ -50,13 +50,15 @@ class BatchLane:
         self.attempts = 0
         """Failed attempts at the batch that is out, those of earlier owners included."""
 
-    def next(self, now_ms: int, *, ended: bool) -> list[Record[bytes]] | None:
-        """The next batch, if one is due; `ended` says that the shard has no more than what was read."""
+    def next(self, now_ms: int, *, ended: bool, no_room: bool = False) -> list[Record[bytes]] | None:
+        """The next batch, if one is due; `ended` says that the shard has no more than what was read, `no_room` that no
+        more is read until some of it is finished.
+        """
         if self._stopped or self._out is not None:
             return None
         full = self._fill(now_ms)
         waited = self._filling and now_ms - self._filling_since_ms >= self._limits.max_wait_ms
-        if not (full or waited or (ended and self._filling)):
+        if not (full or waited or ((ended or no_room) and self._filling)):
             return None
         self._out, self._filling = self._filling, []
         self._filling_bytes = self._finished_here = 0

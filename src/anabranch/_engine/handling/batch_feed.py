@@ -55,7 +55,8 @@ class BatchFeed:
         if not session.may_start:
             return None
         lane = batch_lane(session)
-        batch = lane.next(self._outside.clock.now_ms(), ended=session.phase == "ended")
+        now_ms = self._outside.clock.now_ms()
+        batch = lane.next(now_ms, ended=session.phase == "ended", no_room=session.has_no_room(now_ms))
         if batch is None:
             session.settle()
             if (deadline_ms := lane.next_deadline_ms) is not None:

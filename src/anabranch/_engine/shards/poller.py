@@ -13,7 +13,7 @@ from anabranch._core.reading.health import ReadHealth
 from anabranch._engine.host import begin
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
-from anabranch._engine.session import Session
+from anabranch._engine.session import WANT_OF_ROOM_MS, Session
 from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.topology import is_open
 from anabranch._model.leases import LeaseKey
@@ -99,15 +99,21 @@ class Poller:
             session.in_read = False
         elif session.busy_bytes >= (most_bytes := self._most_busy_bytes()):
             session.in_read, session.read_below_bytes = False, most_bytes  # settling pokes it again
+            self._on_records(session)  # no more come for now: a batch that is not full need not wait for them
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
                 self._budget.wait(READ_RESERVE_BYTES, self._on_room)
             self._waiting.append(session)
-            session.no_room_since_ms = self._outside.clock.now_ms()
+            session.no_room_since_ms = now_ms = self._outside.clock.now_ms()
+            self._scheduler.call_at(now_ms + WANT_OF_ROOM_MS, lambda: self._look_for_room(session))
         else:
             session.no_room_since_ms = None
             if not begin(self._group, self._read(session), f"read {session.shard_id}"):
                 self._budget.release(READ_RESERVE_BYTES)  # others may share the budget
+
+    def _look_for_room(self, session: Session) -> None:
+        if session.phase == "reading" and session.has_no_room(self._outside.clock.now_ms()):
+            self._on_records(session)
 
     def _on_room(self) -> None:
         """One more read, of the first that is still to be read: then it is the turn of who shares the budget."""

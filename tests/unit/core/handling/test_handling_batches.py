@@ -83,9 +83,16 @@ def test_the_last_batch_of_a_shard_waits_for_nothing():
     assert numbers(lane.next(0, ended=True)) == [1, 2, 3]
 
 
+def test_a_batch_waits_for_nothing_where_there_is_no_room_for_more():
+    lane, _ = make_lane(*some(3))
+    assert lane.next(0, ended=False, no_room=False) is None
+    assert numbers(lane.next(0, ended=False, no_room=True)) == [1, 2, 3]
+
+
 def test_an_empty_shard_has_no_batch():
     lane, _ = make_lane()
     assert lane.next(0, ended=True) is None
+    assert lane.next(0, ended=False, no_room=True) is None
     assert lane.first_unfinished is None
     assert lane.running_count == 0
 

@@ -200,6 +200,28 @@ def test_a_payload_that_does_not_decode_is_a_failure_of_its_record():
     run(main)
 
 
+def test_the_record_of_a_batch_that_does_not_decode_is_named():
+    async def main():
+        async with stream_world(1) as world:
+            places = [
+                world.call("PutRecord", PartitionKey=key, Data=data)["SequenceNumber"]
+                for key, data in {"a": b"1", "b": b"2", "c": b"oops", "d": b"4"}.items()
+            ]
+            happened, handled = [], []
+            consumer = world.consumer(
+                app="billing", leases="memory://", decode=int, until="tip", on_event=happened.append,
+                on_failure=Retry(attempts=2, backoff=0.01),
+            )  # fmt: skip
+            await consumer.run_batches(handled.append, max_wait=0.1)
+            assert handled == []
+            found = [event for event in happened if isinstance(event, (events.HandlerFailed, events.ShardStopped))]
+            assert len(found) == 3
+            assert {(event.position, event.partition_key) for event in found} == {(places[2], "c")}
+            assert found[-1].reason.startswith("its payload failed to decode 2 times, the last time with DecodeError: ")
+
+    run(main)
+
+
 @pytest.mark.parametrize("way", ["run", "run_batches"])
 def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_worker(way, tmp_path):
     async def main():

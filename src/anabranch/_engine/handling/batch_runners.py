@@ -1,7 +1,8 @@
 """Runs a handler batch by batch: one batch of a shard at a time, several shards at once.
 
 A batch whose handler fails is tried again whole, by the policy; after the last attempt its shard stops loudly at the
-batch's first record. A batch whose lease is lost is cancelled, and nothing of it counts.
+batch's first record, or at the one that does not decode. A batch whose lease is lost is cancelled, and nothing
+of it counts.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.handling.batch_feed import BatchFeed, batch_lane
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, take_back_cancellation
 from anabranch._engine.handling.error_text import error_text
-from anabranch._engine.handling.handling import Handling
+from anabranch._engine.handling.handling import Handling, UndecodableError
 from anabranch._engine.handling.time_limit import TimeLimit
 from anabranch._engine.leases.member import Member
 from anabranch._engine.outside import Outside
@@ -139,7 +140,10 @@ class BatchRunners:
             return None
         if isinstance(failure, NotStarted):
             return NOT_STARTED_PAUSE_MS  # fenced, or to be handed over: until that is over, or the lease is lost
-        lane, first = batch_lane(session), records[0]
+        lane, record = batch_lane(session), records[0]
+        failed = f"the handler of a batch of {len(records)} records from it on failed"
+        if isinstance(failure, UndecodableError):
+            record, failure, failed = failure.record, failure.cause, "its payload failed to decode"
         lane.fail()
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
         if self._finishes_at_end and session.phase == "ended" and lane.is_last:
@@ -149,8 +153,8 @@ class BatchRunners:
             HandlerFailed(
                 stream=session.stream.name,
                 shard_id=session.shard_id,
-                position=str(first.position),
-                partition_key=first.partition_key,
+                position=str(record.position),
+                partition_key=record.partition_key,
                 attempt=lane.attempts,
                 error=reason,
                 retry_in_ms=pause_ms,
@@ -158,12 +162,7 @@ class BatchRunners:
         )
         if pause_ms is None:
             lane.stop()
-            self._on_failed(
-                session,
-                first,
-                f"the handler of a batch of {len(records)} records from it on failed {lane.attempts} times, "
-                f"the last time with {reason}",
-            )
+            self._on_failed(session, record, f"{failed} {lane.attempts} times, the last time with {reason}")
         return pause_ms
 
     def _context(self, session: Session) -> Context:

@@ -13,9 +13,18 @@ from anabranch._model.leases import OrderMode
 from anabranch.policies import Retry
 from anabranch.records import Record
 
-__all__ = ["Decode", "Handling"]
+__all__ = ["Decode", "Handling", "UndecodableError"]
 
 Decode: TypeAlias = Callable[[Record[bytes]], Record[Any]] | None
+
+
+class UndecodableError(Exception):
+    """One record of several does not decode; what the decoder raised is its cause."""
+
+    def __init__(self, record: Record[bytes], cause: Exception) -> None:
+        super().__init__(f"record {record.position} does not decode")
+        self.record = record
+        self.cause = cause
 
 
 class Handling:
@@ -31,4 +40,13 @@ class Handling:
 
     def decode_all(self, records: list[Record[bytes]]) -> list[Record[Any]]:
         """A list of its own: what becomes of it in the handler's hands changes nothing here."""
-        return records.copy() if self.decode is None else list(map(self.decode, records))
+        decode = self.decode
+        if decode is None:
+            return records.copy()
+        decoded: list[Record[Any]] = []
+        for record in records:
+            try:
+                decoded.append(decode(record))
+            except Exception as error:
+                raise UndecodableError(record, error) from error
+        return decoded

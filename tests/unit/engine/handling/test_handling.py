@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._engine.handling.handling import Handling
+from anabranch._engine.handling.handling import Handling, UndecodableError
 from anabranch.policies import Retry
 from shard_records import make_record
 
@@ -25,6 +25,9 @@ def test_without_a_decoder_records_are_handed_on_as_they_are_in_a_list_of_its_ow
     assert len(records) == 1
 
 
-def test_what_a_decoder_raises_is_left_as_it_is():
-    with pytest.raises(UnicodeDecodeError):
-        handling(bytes.decode).decode_all([make_record(1, data=b"\xff")])
+def test_of_several_records_the_one_that_does_not_decode_is_named():
+    records = [make_record(number, data=data) for number, data in enumerate([b"1", b"2", b"\xff", b"\xfe"])]
+    with pytest.raises(UndecodableError, match="record 2 does not decode") as raised:
+        handling(bytes.decode).decode_all(records)
+    assert raised.value.record is records[2]
+    assert isinstance(raised.value.cause, UnicodeDecodeError)

@@ -63,7 +63,9 @@ class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler may want to know beside the record; passed to handlers that take a second parameter."""
+    """What a handler may want to know beside the record: passed to every handler whose second parameter can be given by
+    place, with a default or without. Keyword-only parameters and `*args` do not ask for it.
+    """
 
     attempt: int
     """1 for the first call with this record, more for a retry."""

@@ -151,6 +151,9 @@ async def take_back_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[
 
 
 def _takes_context(handler: Callable[..., Any]) -> bool:
+    """Whether a second argument has a place: whoever gives it a default has named it all the same, to be called without
+    one by others.
+    """
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
@@ -163,7 +166,7 @@ def _takes_context(handler: Callable[..., Any]) -> bool:
         raise ConfigurationError(
             f"a handler takes a record, and a Context if it wants one; this one needs {len(required)} parameters"
         )
-    return len(required) == 2
+    return len(positional) >= 2
 
 
 def refuse_unfinished(result: Any) -> None:

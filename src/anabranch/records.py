@@ -74,7 +74,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     late write of an owner that lost its lease."""
     millis_behind_latest: int | None = None
     """How far the last read of the shard was behind its tip."""
-    deadline_seconds: float | None = None
+    deadline: float | None = None
     """Seconds that the call may take, where the policy sets a time-out."""
     fenced_at_ms: int | None = None
     """When the lease may lapse, on the machine's boot-time clock; later heartbeats move it on."""

@@ -250,7 +250,7 @@ def test_a_time_out_cancels_the_call_and_counts_as_a_failed_attempt():
             attempts = []
 
             async def handle(record, context):
-                attempts.append(context.attempt)
+                attempts.append((context.attempt, context.deadline))
                 if context.attempt == 1:
                     await asyncio.sleep(60)
 
@@ -258,7 +258,7 @@ def test_a_time_out_cancels_the_call_and_counts_as_a_failed_attempt():
                 app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=2, backoff=0, timeout=0.1)
             )
             await consumer.run(handle)
-            assert attempts == [1, 2]
+            assert attempts == [(1, 0.1), (2, 0.1)]
 
     run(main)
 

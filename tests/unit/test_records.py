@@ -25,7 +25,7 @@ def test_a_batch_is_iterated_over_and_measured():
 
 
 def test_a_context_needs_only_the_attempt_and_the_token():
-    assert Context(attempt=1, fence_token=9).deadline_seconds is None
+    assert Context(attempt=1, fence_token=9).deadline is None
 
 
 def put_result(**changes):

@@ -318,7 +318,7 @@ class RecordRunners:
             attempt=failed_attempts + 1,
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
-            deadline_seconds=self._policy.timeout,
+            deadline=self._policy.timeout,
             fenced_at_ms=self._member.pulse.fence.valid_until_ms,
         )
 

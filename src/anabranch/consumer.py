@@ -28,6 +28,7 @@ from anabranch._engine.consuming.signals import stop_on_signals
 from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.event_outlet import event_outlet
 from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.handling.iteration import Iteration
 from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._engine.system_clock import SystemClock
@@ -55,6 +56,7 @@ else:
 
     T = TypeVar("T")
 Handler = Callable[..., Any]
+Item = TypeVar("Item")
 
 
 EPHEMERAL = "(ephemeral)"
@@ -116,8 +118,10 @@ class Consumer(Generic[T]):
         self._account: AwsAccount | None = None
         self._client: KinesisClient | None = None
         self._consuming: Consuming | None = None
-        self._stop_asked = False
-        """Since the last `run` began: one that is still opening its connections has nothing to stop yet."""
+        self._stop_count = 0
+        """Stops that found nothing running: they are kept for what is about to begin."""
+        self._heeded_count = 0
+        """How many of them there were when something last ended by one."""
 
     # opening and closing
 
@@ -211,11 +215,24 @@ class Consumer(Generic[T]):
             raise UsageError("this consumer is running already: one iterator or one run at a time")
         self._consuming = consuming
 
+    def _stops_before(self) -> int:
+        """Those that are not meant for what is about to begin: if something has run here before, they may all have been
+        meant for that; if not, only those that something has ended by.
+        """
+        return self._heeded_count if self._consuming is None else self._stop_count
+
+    def _is_stopped(self, stops_before: int) -> bool:
+        if self._stop_count == stops_before:
+            return False
+        self._heeded_count = self._stop_count
+        return True
+
     # the caller's own loop
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """One record after another; each is acknowledged when the next is asked for, or by `ack` if that is set."""
-        return self._begin(self._opened()).records(by_hand=self._by_hand)
+        consuming = self._begin(self._opened())
+        return self._stoppable(consuming, consuming.records(by_hand=self._by_hand))
 
     def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
@@ -223,7 +240,14 @@ class Consumer(Generic[T]):
         """Batch after batch, each of one shard; acknowledged when the next is asked for."""
         self._refuse_by_hand()
         limits = batch_limits(max_records, max_bytes, max_wait)
-        return self._begin(self._opened()).batches(limits)
+        consuming = self._begin(self._opened())
+        return self._stoppable(consuming, consuming.batches(limits))
+
+    def _stoppable(self, consuming: Consuming, iteration: Iteration[Item]) -> Iteration[Item]:
+        """Until its first step there is nothing to stop but the iteration itself."""
+        stops_before = self._stops_before()
+        iteration.is_called_off = lambda: self._consuming is not consuming and self._is_stopped(stops_before)
+        return iteration
 
     def _opened(self) -> Outside:
         if self._outside is None:
@@ -296,10 +320,10 @@ class Consumer(Generic[T]):
     async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool) -> StopReport:
         self._refuse_by_hand()
         opened_here = self._outside is None
-        self._stop_asked = False
+        stops_before = self._stops_before()
         outside = await self._open()
         try:
-            if self._stop_asked:
+            if self._is_stopped(stops_before):
                 return StopReport()
             consuming = self._begin(outside)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
@@ -349,11 +373,12 @@ class Consumer(Generic[T]):
 
         In a handler it returns at once, since it would wait for that handler; `run` returns the report. In the body of
         a loop it acknowledges what is in hand, unless an error is being handled there; after the loop it does not.
+        Before the first run or loop of this consumer it is kept for that one, which then ends before it begins.
         """
-        self._stop_asked = True
-        if self._consuming is None:
-            return StopReport()
-        return await self._consuming.stop(deadline)
+        consuming = self._consuming
+        if consuming is None or not consuming.is_running:
+            self._stop_count += 1
+        return StopReport() if consuming is None else await consuming.stop(deadline)
 
     def _running(self) -> Consuming:
         if self._consuming is None or not self._consuming.is_running:

@@ -112,6 +112,48 @@ def test_a_stop_is_kept_by_a_run_that_is_only_being_opened():
     run(main, 10)
 
 
+@pytest.mark.parametrize("way", ["records", "batches", "run"])
+def test_a_stop_is_kept_by_what_begins_after_it_if_nothing_did_before(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            async with world.consumer(app="billing", leases="memory://", until="tip") as consumer:
+                for count in (0, 1):
+                    if count == 0:
+                        assert (await consumer.stop()).clean
+                    seen = []
+                    if way == "run":
+                        await consumer.run(seen.append, handle_signals=False)
+                    else:
+                        seen += [
+                            item async for item in (consumer if way == "records" else consumer.batches(max_wait=0.1))
+                        ]
+                    assert len(seen) == count  # the stop is used up by the first
+                await consumer.stop()  # what it was meant for has ended
+                world.put("a")
+                await consumer.run(seen.append, handle_signals=False)
+                assert len(seen) >= 2
+
+    run(main, 20)
+
+
+def test_a_stop_is_kept_by_an_iterator_that_has_not_taken_its_first_step():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            async with world.consumer(app="billing", leases="memory://", until="tip") as consumer:
+                assert len([record async for record in consumer]) == 1
+                batches = consumer.batches()
+                await consumer.stop()
+                later = consumer.batches(max_wait=0.1)
+                assert [batch async for batch in batches] == []
+                assert [batch async for batch in batches] == []
+                world.put("a")
+                assert [len(batch) async for batch in later] == [1]
+
+    run(main, 20)
+
+
 def test_a_second_stop_may_shorten_the_deadline_of_the_first():
     async def main():
         async with stream_world(1) as world:

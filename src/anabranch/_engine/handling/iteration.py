@@ -16,7 +16,7 @@ Begin = Callable[[], Awaitable[Callable[[], T | None]]]
 
 
 class Iteration(AsyncIterator[T], Generic[T]):
-    __slots__ = ("__weakref__", "_begin", "_is_over", "_next", "closed")
+    __slots__ = ("__weakref__", "_begin", "_is_over", "_next", "closed", "is_called_off")
 
     def __init__(self, begin: Begin[T], is_over: Callable[[], Awaitable[bool]]) -> None:
         self._begin: Begin[T] | None = begin
@@ -24,6 +24,8 @@ class Iteration(AsyncIterator[T], Generic[T]):
         self._next: Callable[[], T | None] = _nothing
         """The next one, or None if there is none at this moment."""
         self.closed = False
+        self.is_called_off: Callable[[], bool] = lambda: False
+        """Asked before it begins: whether it has been stopped already."""
 
     async def __anext__(self) -> T:
         while (found := self._next()) is None:
@@ -37,6 +39,9 @@ class Iteration(AsyncIterator[T], Generic[T]):
             return True
         if self._begin is None:
             return await self._is_over()
+        if self.is_called_off():
+            self.closed = True
+            return True
         self._next = await self._begin()
         self._begin = None
         return False

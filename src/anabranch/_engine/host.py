@@ -1,7 +1,8 @@
 """The one background task of a consumer or producer: started by whoever first needs it, awaited by whoever closes it.
 
 Everything else runs in task groups inside it, so that nothing binds to the caller's task: an object may be opened in
-one task and closed in another. This is the only place that makes a task outside a group, and it never lets go of it.
+one task and closed in another. Only here and for runners of a handler (RunnerTasks) is a task made outside a group, and
+this one is never let go of.
 """
 
 import asyncio

@@ -84,7 +84,7 @@ class Consuming:
 
     def handle_records(self, call: HandlerCall) -> SinkMaker:
         self._call = call
-        self.worker.on_leaving = call.give_up
+        self.worker.on_leaving = self._give_up
 
         def make(worker: Worker) -> RecordSink:
             handling = self._handling
@@ -110,7 +110,7 @@ class Consuming:
 
     def handle_batches(self, call: HandlerCall, limits: BatchLimits) -> SinkMaker:
         self._call = call
-        self.worker.on_leaving = call.give_up
+        self.worker.on_leaving = self._give_up
 
         def make(worker: Worker) -> BatchSink:
             handling = self._handling
@@ -269,6 +269,13 @@ class Consuming:
             self._call.give_up()
         await self._host.cancel()
         self.close()
+
+    def _give_up(self) -> None:
+        """What runs is not waited for any more: in a thread it runs on, beside whoever takes its shard (rule L11)."""
+        assert self._call is not None
+        if not self._call.is_cancellable:
+            self.worker.fence_watch.tell()
+        self._call.give_up()
 
     def close(self) -> None:
         if self._call is not None:

@@ -35,8 +35,12 @@ class FenceWatch:
     def _on_grace_over(self) -> None:
         """What still runs now may run beside the next owner's calls (rule L11)."""
         if not self._member.may_start():
-            for zombie in self.zombies():
-                self._outside.emit(zombie)
+            self.tell()
+
+    def tell(self) -> None:
+        """Names all calls that run now."""
+        for zombie in self.zombies():
+            self._outside.emit(zombie)
 
     def zombies(self) -> list[ZombieCall]:
         """All calls that run now, as what they would be if their lease had lapsed."""

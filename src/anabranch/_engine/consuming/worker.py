@@ -23,6 +23,7 @@ from anabranch._engine.consuming.fence_watch import FenceWatch
 from anabranch._engine.consuming.shard_reports import ShardReports
 from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.handling.begun_calls import failed
+from anabranch._engine.handling.runner_tasks import RunnerTasks
 from anabranch._engine.handling.sinks import Sink
 from anabranch._engine.host import begin
 from anabranch._engine.leases.lease_loop import LeaseLoop
@@ -63,7 +64,7 @@ class Worker:
         self._outside = outside
         self._plan = plan
         self.budget = budget
-        self.scheduler = Scheduler(outside.clock, self._on_timer_error)
+        self.scheduler = Scheduler(outside.clock, self._on_stray_error)
         self.sessions: dict[LeaseKey, Session] = {}
         self._reports = ShardReports(outside.emit)
         self._sink: Sink
@@ -77,10 +78,10 @@ class Worker:
         self._partings: Partings
         self._quarantine: Quarantine
         self._end_watch: EndWatch
-        self._fence_watch: FenceWatch
+        self.fence_watch: FenceWatch
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[Any] | None = None
-        self._runners: list[asyncio.Task[None]] = []
+        self._runners = RunnerTasks(outside.clock, self._on_stray_error)
         self._stop = Alarm(outside.clock)
         self._stop_deadline_ms: int | None = None
         self.is_stopping = False
@@ -111,14 +112,13 @@ class Worker:
                 self._end(session)  # however it ended: a budget that is shared gets its bytes back
 
     async def _run(self, make_sink: SinkMaker) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with self._runners, asyncio.TaskGroup() as group:
             self._group = group
             try:
                 await self._live(group, make_sink)
             finally:
                 self.scheduler.close()  # a group that is going down takes no task any more
-                for runner in self._runners:
-                    runner.cancel()  # a handler may have caught the group's word; from now on it is known to be that
+                self._runners.tell_to_end()
                 if self.has_joined:
                     self._poller.paused = True
 
@@ -127,9 +127,9 @@ class Worker:
         stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
         self.member = Member(outside, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
         self._sink = make_sink(self)
-        self._fence_watch = FenceWatch(outside, self.scheduler, self.member, self._sink)
+        self.fence_watch = FenceWatch(outside, self.scheduler, self.member, self._sink)
         if plan.settings.leases.on_zombie == "exit":
-            self.member.zombies = self._fence_watch.zombies
+            self.member.zombies = self.fence_watch.zombies
         self._drain = Drain(outside.clock, self._sink.running)
         self._lineage = Lineage(outside, plan.streams, plan.start, plan.settings, plan.timing)
         self.app = await open_application(outside, plan)
@@ -137,15 +137,12 @@ class Worker:
         await self._lineage.prepare(self.app)
         await self.member.join()
         self._wire(group)
-        self._runners = [
-            group.create_task(self._sink.run_one(), name=f"runner {i}") for i in range(self._sink.runner_count)
-        ]
+        self._runners.start(self._sink, on_deaf=self.fence_watch.tell)
         tasks = [
             group.create_task(self.leases.run(), name="leases"),
             group.create_task(self._checkpointer.run(), name="checkpoints"),
             group.create_task(self._lineage.run(), name="lineage"),
             group.create_task(self._quarantine.run(), name="quarantine"),
-            *self._runners,
         ]
         outside.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
         self._end_watch.start()
@@ -200,9 +197,9 @@ class Worker:
     def _spawn(self, work: Work, name: str) -> None:
         begin(self._group, work, name)
 
-    def _on_timer_error(self, error: Exception) -> None:
+    def _on_stray_error(self, error: BaseException) -> None:
         """What no task awaits ends the worker all the same (P7)."""
-        self._spawn(failed(error), "a callback of the timetable")
+        self._spawn(failed(error), "what nobody awaits")
 
     def stop(self, deadline_ms: int) -> None:
         """Ends the worker in order; `report` says how it went."""
@@ -224,12 +221,14 @@ class Worker:
         self._sink.shelf.wake_all()
         left = await self._drain.wait(sessions, deadline_ms)
         self.on_leaving()
+        self._runners.tell_to_end()
         for task in tasks:
             task.cancel()
         self._sink.before_commit()
         for session in sessions:
             self._checkpointer.note(session)
         committed = await self._drain.last_word(self._checkpointer.commit_all, deadline_ms)
+        await self._runners.end()  # before others may take the shards: a call that ends when it is told to has its time
         released = await self._drain.last_word(self.member.leave, deadline_ms)
         for session in sessions:
             self._end(session)
@@ -317,7 +316,7 @@ class Worker:
         pulse = self.member.pulse
         if pulse.fence.ending is not None or (pulse.row is not None and pulse.row.wanted):
             self.leases.hasten()
-        self._fence_watch.note()
+        self.fence_watch.note()
 
     # records come and are finished
 

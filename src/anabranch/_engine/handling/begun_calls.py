@@ -21,6 +21,9 @@ def going_on(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[Any, 
     while True:
         try:
             yield waits_for
+        except GeneratorExit:
+            steps.close()  # which may have been done already, where nobody holds the task any more
+            raise
         except BaseException as error:  # noqa: BLE001 -- whatever it is, it is meant for the call
             try:
                 waits_for = steps.throw(error)  # it may take no notice, and wait again

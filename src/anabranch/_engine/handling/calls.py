@@ -12,10 +12,10 @@ import inspect
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+from anabranch._engine.handling.handler_threads import HandlerThreads
 from anabranch._engine.handling.process_slots import Limit, ProcessSlots
 from anabranch._engine.handling.stacks import coroutine_stack, thread_stack
 from anabranch._engine.system_clock import SystemClock
@@ -68,9 +68,7 @@ class HandlerCall:
         self._processes = ProcessSlots(processes, handler) if processes else None
         self.times_itself = bool(processes)
         """Whether a call sees to its time limit itself: in a process it begins where that is ready for it."""
-        self._threads = None
-        if not self.is_cancellable:
-            self._threads = ThreadPoolExecutor(threads, thread_name_prefix="anabranch-handler")
+        self._threads = None if self.is_cancellable else HandlerThreads(threads)
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
         """Which thread works for which task."""
         self._closed = False
@@ -87,16 +85,18 @@ class HandlerCall:
             if result is not None:
                 refuse_unfinished(result)
             return result
-        return await self._call_in_thread(functools.partial(_call_if, may_start, self._handler, arguments))
+        return await self._call_in_thread(
+            self._threads, functools.partial(_call_if, may_start, self._handler, arguments)
+        )
 
-    async def _call_in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _call_in_thread(self, threads: HandlerThreads, call: Callable[[], Any]) -> Any:
         task, thread_ids = asyncio.current_task(), self._thread_ids
 
         def call_here() -> Any:
             thread_ids[task] = threading.get_ident()
             return call()
 
-        pending = asyncio.get_running_loop().run_in_executor(self._threads, call_here)
+        pending = threads.begin(call_here)
         try:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -133,7 +133,7 @@ class HandlerCall:
         if self._processes is not None:
             self._processes.close()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
 
 async def take_back_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], bool]) -> None:

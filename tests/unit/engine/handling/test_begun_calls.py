@@ -95,3 +95,24 @@ def test_a_cancelled_call_is_cancelled():
 def test_a_call_that_has_failed_raises_its_error_where_it_is_awaited():
     with pytest.raises(ValueError, match="wrong"):
         asyncio.run(failed(ValueError("wrong")))
+
+
+def test_a_call_that_nobody_awaits_any_more_is_closed_once():
+    ended = []
+
+    async def call():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("closed")
+
+    async def main():
+        coroutine = call()
+        steps, waits_for = begin(coroutine)
+        rest = going_on(steps, waits_for)
+        rest.send(None)
+        coroutine.close()  # as the garbage collector may do first
+        rest.close()
+        assert ended == ["closed"]
+
+    asyncio.run(main())

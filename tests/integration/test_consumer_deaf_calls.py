@@ -1,0 +1,181 @@
+"""Calls that do not end when they are told to: they are named, and neither a stop nor the process waits for them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+
+from anabranch import events
+from anabranch._engine.consuming import consuming
+from anabranch.errors import ConsumerFailedError
+
+from stream_world import run, stream_world, until
+
+WAYS = pytest.mark.parametrize("way", ["run", "run_batches"])
+
+
+class Deaf:
+    """A handler whose calls take no notice of anything, until they are let go."""
+
+    def __init__(self):
+        self.started = self.ended = 0
+        self.let_go = threading.Event()
+
+    async def in_the_loop(self, item):
+        self.started += 1
+        while not self.let_go.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        self.ended += 1
+
+    def in_a_thread(self, item):
+        self.started += 1
+        self.let_go.wait(20)
+        self.ended += 1
+
+
+def _run(consumer, way):
+    return consumer.run if way == "run" else partial(consumer.run_batches, max_records=1)
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
+def test_a_stop_waits_no_longer_for_a_call_that_does_not_end_and_names_it(way, kind):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            handler, happened = Deaf(), []
+            consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
+            running = asyncio.create_task(_run(consumer, way)(getattr(handler, kind), handle_signals=False))
+            await until(lambda: handler.started == 1, "the call")
+            try:
+                async with asyncio.timeout(2.5):
+                    report = await consumer.stop(deadline=0.1)
+                    assert await running == report
+                assert handler.ended == 0
+                assert len(report.leftovers) == 1
+                assert report.committed
+                assert report.released
+                (told,) = [event for event in happened if isinstance(event, events.ZombieCall)]
+                assert kind in told.stack
+                assert not any("runner" in task.get_name() for task in asyncio.all_tasks())
+            finally:
+                handler.let_go.set()
+            await until(lambda: handler.ended == 1, "the end of the call")
+            assert handler.started == 1
+
+    run(main, 10)
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
+def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way, kind):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            handler, happened = Deaf(), []
+            consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
+            running = asyncio.create_task(_run(consumer, way)(getattr(handler, kind), handle_signals=False))
+            await until(lambda: handler.started == 1, "the call")
+            consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+            try:
+                with pytest.raises(ConsumerFailedError, match="KeyError"):
+                    async with asyncio.timeout(2.5):
+                        await running
+                assert any(isinstance(event, events.ZombieCall) for event in happened)
+            finally:
+                handler.let_go.set()
+            await until(lambda: handler.ended == 1, "the end of the call")
+
+    run(main, 10)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_that_is_cancelled_ends_whatever_its_calls_do(times, monkeypatch):
+    monkeypatch.setattr(consuming, "BREAK_OFF_MS", 100)
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            handler = Deaf()
+            consumer = world.consumer(app="billing", leases="memory://")
+            running = asyncio.create_task(consumer.run(handler.in_the_loop, handle_signals=False))
+            await until(lambda: handler.started == 1, "the call")
+            for _ in range(times):
+                running.cancel()
+                await asyncio.sleep(0)
+            try:
+                await asyncio.wait([running], timeout=2.5)
+                assert running.cancelled()
+            finally:
+                handler.let_go.set()
+            await until(lambda: handler.ended == 1, "the end of the call")
+
+    run(main, 10)
+
+
+def test_leaving_the_block_of_a_consumer_waits_no_longer_for_a_call_that_does_not_end():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            handler = Deaf()
+            consumer = world.consumer(app="billing", leases="memory://")
+            async with consumer:
+                running = asyncio.create_task(consumer.run(handler.in_the_loop, handle_signals=False))
+                await until(lambda: handler.started == 1, "the call")
+                consumer._consuming.worker.stop(0)
+            try:
+                async with asyncio.timeout(1):
+                    assert len((await running).leftovers) == 1
+            finally:
+                handler.let_go.set()
+
+    run(main, 10)
+
+
+PROGRAM = """
+import asyncio, dataclasses, os, signal, sys, time
+from stream_world import QUICK, stream_world
+
+def tell():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+async def in_the_loop(record):
+    tell()
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+def in_a_thread(record):
+    tell()
+    time.sleep(3600)
+
+async def main():
+    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, drain_deadline=0.2))
+    async with stream_world(1) as world:
+        world.put(["a"])
+        consumer = world.consumer(app="billing", leases="memory://", settings=settings)
+        report = await consumer.run(globals()[sys.argv[1]])
+        print("left", len(report.leftovers))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
+def test_a_signal_ends_a_process_whose_call_never_ends(kind):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind], env=environment, capture_output=True, text=True, timeout=10, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "left 1\n"), ended.stderr
+    assert "outlived its lease" in ended.stderr.splitlines()[0]
+    assert not any(word in ended.stderr for word in ("Traceback", "ignored", "destroyed"))

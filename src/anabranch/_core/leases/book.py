@@ -186,6 +186,12 @@ class Book:
         self.lease_version += 1
         self.changed = True
 
+    def lose_all(self) -> None:
+        """This member has ended. A gift without an answer may have come too late, so it is none."""
+        for holding in self.held.values():
+            holding.parting_row = None
+        self.held.clear()
+
     def acknowledge(self, row: LeaseRow) -> None:
         """The store took this member's write of a held lease."""
         self.leases[row.key] = row

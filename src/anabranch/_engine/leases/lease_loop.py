@@ -371,7 +371,7 @@ class LeaseLoop:
 
     async def _start_anew(self, reason: str) -> None:
         self._outside.emit(MemberEnded(member_id=self.book.member_id, reason=reason))
-        self.book.held.clear()
+        self.book.lose_all()
         self.synchronise()
         await self._member.join()
         self.book.become(self._member.member_id)

@@ -12,7 +12,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, Beat, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import MemberDiffers, StandstillBegan, StoreReset
 from anabranch.stores.memory import MemoryLeaseStore
@@ -33,7 +33,7 @@ class StoreThatKnowsTheDead(MemoryLeaseStore):
 
 
 @asynccontextmanager
-async def lease_loop(store, held, happened=None, clock=None, shards_max=None):
+async def lease_loop(store, held, happened=None, clock=None, shards_max=None, dropped=None):
     """A member that has joined, while no time passes, and its loop."""
     emit = [].append if happened is None else happened.append
     clock = clock or ManualClock()
@@ -47,7 +47,7 @@ async def lease_loop(store, held, happened=None, clock=None, shards_max=None):
             member,
             APP,
             on_held=held.append,
-            on_dropped=lambda key, reason: None,
+            on_dropped=lambda key, reason: None if dropped is None else dropped.append(reason),
             on_drain=lambda request: None,
             is_healthy=lambda: True,
             status=tuple,
@@ -181,6 +181,30 @@ def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_anew_leaves_the
             assert await commit == "lost"
             assert loop.book.held[KEY] is held[1]
             assert not loop.book.rolled_back
+
+    run(main)
+
+
+class StoreThatTakesNoGift(MemoryLeaseStore):
+    async def write_lease(self, row, *, member_id, expected_version):
+        raise LeaseStoreError("away")
+
+
+def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
+    async def main():
+        store, held, dropped = StoreThatTakesNoGift(), [], []
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY), app_id="1")
+        async with lease_loop(store, held, dropped=dropped) as loop:
+            loop.observe_lease(LeaseRow(key=KEY))
+            await loop.take(Take(KEY, None, 0))
+            loop.book.drain(HandOffRequest(KEY, "b#1"))
+            gift = loop.book.part(KEY)
+            assert await loop.write(Write(gift, held[0].row.version)) == "unknown"
+            await store.seal_member(loop.book.member_id, 0)
+            loop._member.end("sealed")
+            await loop.round()
+        assert dropped == ["no longer ours"]
 
     run(main)
 

@@ -42,14 +42,8 @@ class HandlerThreads:
         self._queue.put(_Job(self, loop, outcome, contextvars.copy_context(), call))
         return outcome
 
-    def settle(self, outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    def settled(self) -> None:
         self._unsettled_count -= 1
-        if outcome.done():
-            return
-        if error is None:
-            outcome.set_result(result)
-        else:
-            outcome.set_exception(error)
 
     def close(self) -> None:
         """Calls that still wait for a thread are not made; those that run are not waited for."""
@@ -83,14 +77,28 @@ class _Job:
         self._call = call
 
     def run(self) -> None:
-        result, error = None, None
+        """In the thread."""
         try:
             result = self._context.run(self._call)
-        except BaseException as raised:  # noqa: BLE001 -- whatever it is, it is meant for who awaits the call
-            error = raised
+        except BaseException as error:  # noqa: BLE001 -- whatever it is, it is raised where the call is awaited
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._pass_on(self.outcome.set_exception, error)
+
+    def set_result(self, result: Any) -> None:
+        self._pass_on(self.outcome.set_result, result)
+
+    def _pass_on(self, settle: Callable[[Any], None], outcome: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._threads.settle, self.outcome, result, error)
-        error = None  # its traceback holds this frame, and would hold itself
+            self._loop.call_soon_threadsafe(self._settle, settle, outcome)
+
+    def _settle(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        self._threads.settled()
+        if not self.outcome.done():
+            settle(outcome)
 
 
 def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:

@@ -146,9 +146,9 @@ def test_a_stop_is_kept_by_an_iterator_that_has_not_taken_its_first_step():
                 batches = consumer.batches()
                 await consumer.stop()
                 later = consumer.batches(max_wait=0.1)
-                assert [batch async for batch in batches] == []
-                assert [batch async for batch in batches] == []
                 world.put("a")
+                assert [batch async for batch in batches] == []
+                assert [batch async for batch in batches] == []
                 assert [len(batch) async for batch in later] == [1]
 
     run(main, 20)

@@ -307,7 +307,7 @@ def test_an_idle_timeout_does_not_end_a_consumer_that_could_not_read_yet(hindran
             world.put(str(number) for number in range(10))
             faults = world.kinesis.faults.on("GetRecords")
             fault = faults.delay(1.5) if hindrance == "delay" else getattr(faults, hindrance)()
-            fault.at_most(2 if hindrance == "delay" else 8)  # of two shards
+            fault.at_most(2 if hindrance == "delay" else 6)  # of two shards
             seen = []
             consumer = world.consumer(app="billing", leases="memory://", idle_timeout=0.5)
             assert (await consumer.run(seen.append)).clean

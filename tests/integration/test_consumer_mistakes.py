@@ -10,6 +10,7 @@ import pytest
 
 import anabranch
 from anabranch import Aws, Consumer, Retry, errors, events
+from anabranch._engine.shards import kinesis_calls
 
 from stream_world import QUICK, Credentials, run, stream_world, until
 
@@ -82,7 +83,8 @@ def test_a_region_of_the_environment_counts_for_streams_given_by_name(monkeypatc
         (["orders", FAR_AWAY], None),  # nothing else names a region: the stream beside the ARN is where that one is
     ],
 )
-def test_streams_of_one_region_are_looked_for_there(streams, region):
+def test_streams_of_one_region_are_looked_for_there(streams, region, monkeypatch):
+    monkeypatch.setattr(kinesis_calls, "PATIENCE_MS", 0)
     aws = Aws(region=region, endpoint_url="http://127.0.0.1:9", credentials=Credentials())
     with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
         _consume(Consumer(streams, aws=aws))

@@ -107,6 +107,7 @@ if "anabranch._demo.worker" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 def test_a_record_that_our_side_handles_out_of_order_is_shown_and_is_the_exit_code(tmp_path):
     """A fault is planted in the workers: every fiftieth record is handled two seconds late."""
     (tmp_path / "sitecustomize.py").write_text(LATE)

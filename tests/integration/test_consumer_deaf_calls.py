@@ -15,7 +15,7 @@ from anabranch.errors import ConsumerFailedError
 
 from stream_world import run, stream_world, until
 
-WAYS = pytest.mark.parametrize("way", ["run", "run_batches"])
+WAYS = pytest.mark.parametrize("way", ["run", pytest.param("run_batches", marks=pytest.mark.long)])
 
 
 class Deaf:

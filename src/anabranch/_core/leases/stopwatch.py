@@ -53,7 +53,8 @@ class Stopwatches:
 
     def observe_row(self, row: MemberRow, now_ms: int, *, is_answer: bool = False) -> bool:
         """One member's row, in an answer received now. A row older than one already seen is ignored, unless it answers
-        a write: then it is what stands. (A row that somebody deleted may come back by a late registration.)
+        a write: then it is what stands. A sealed row has its last counter: a live one with a higher counter is not the
+        same row, for somebody has deleted that one, and a late registration made it anew.
         """
         watch = self._watches.get(row.member_id)
         if watch is None:
@@ -66,7 +67,7 @@ class Stopwatches:
             watch.row, watch.since_ms, watch.expiry_ms = row, now_ms, row.expiry_ms
             self.membership_changed_ms = now_ms
             return True
-        is_older = row.state == "live" and (row.counter < seen.counter or seen.state != "live")
+        is_older = row.state == "live" and row.counter < seen.counter + (seen.state != "live")
         if is_older and not is_answer:
             return False
         if row.counter != seen.counter:

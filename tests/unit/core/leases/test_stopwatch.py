@@ -175,3 +175,10 @@ def test_a_member_beats_only_if_its_counter_was_seen_to_move_a_moment_ago():
     assert not watches.is_beating("a#1", 20_000)
     watches.observe([], 20_100)
     assert not watches.is_beating("a#1", 20_100)
+
+
+def test_a_sealed_member_is_believed_to_live_only_by_a_row_that_was_made_anew():
+    stopwatches = watching((0, [SEALED]), (1_000, [A]))
+    assert stopwatches.is_over("a#1", 1_000), "an older row, in a later answer"
+    assert stopwatches.observe([replace(A, counter=2)], 2_000)
+    assert not stopwatches.is_over("a#1", 2_000), "it was deleted, and a late registration made it again"

@@ -136,9 +136,7 @@ class Book:
         for key in gone:
             # Finished by somebody, or deleted. Rows known to be finished stay: an old answer must not revive them.
             if key not in self.held:
-                del self.leases[key]
-                self.moved.pop(key, None)
-                self.asked.pop(key, None)
+                self._leave(key)
                 self.changed = True
 
     def observe_lease(self, row: LeaseRow, now_ms: int) -> None:

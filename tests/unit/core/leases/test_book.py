@@ -207,3 +207,11 @@ def test_a_stopped_shard_is_tried_again_by_who_found_it_so_when_it_came():
     assert known.tries_again(replace(found, version=4))
     assert not known.tries_again(replace(moving, version=4, stopped=stopped)), "it was there when that one stopped"
     assert not known.tries_again(replace(found, stopped=replace(stopped, member_id="me#1"))), "it has tried"
+
+
+def test_of_a_lease_that_is_gone_nothing_is_kept():
+    known = book(replace(MINE, owner="b#1"))
+    known.shunned[P] = known.asked[P] = 300_000
+    known.moved[P] = (0, "b#1")
+    known.observe_leases([], 1_000)
+    assert [known.leases, known.shunned, known.asked, known.moved] == [{}, {}, {}, {}]

@@ -9,14 +9,10 @@ from pathlib import Path
 
 Finding = tuple[int, str]
 
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 NESTING_MAX = 4
-CONSTRUCTOR_PARAMETERS_MAX = 8
 
 NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
-# The public classes that people construct: they gather what others hold apart.
-FACADES = {"Application", "Consumer", "LocalKinesis", "Producer", "SyncProducer"}
 BANNED_CALLS = {
     "asyncio.create_task": "a task group, so that the task has an owner",
     "asyncio.ensure_future": "a task group, so that the task has an owner",
@@ -27,12 +23,6 @@ BANNED_CALLS = {
     "print": "an event, or logging; only the command line prints",
 }
 PASSING_ON = {"failed", "set_exception", "throw"}
-
-
-def long_file(tree: ast.Module, source: str) -> Iterator[Finding]:
-    lines = source.count("\n")
-    if lines > FILE_LINES_MAX:
-        yield 1, f"{lines} lines; a file holds one idea in at most {FILE_LINES_MAX}"
 
 
 def no_opening(tree: ast.Module, source: str) -> Iterator[Finding]:
@@ -63,17 +53,6 @@ def deep_nesting(tree: ast.Module, source: str) -> Iterator[Finding]:
             yield from visit(child, deeper)
 
     yield from visit(tree, 0)
-
-
-def wide_constructor(tree: ast.Module, source: str) -> Iterator[Finding]:
-    for owner in ast.walk(tree):
-        if not isinstance(owner, ast.ClassDef) or owner.name in FACADES:
-            continue
-        for node in owner.body:
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                count = len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs) - 1
-                if count > CONSTRUCTOR_PARAMETERS_MAX:
-                    yield node.lineno, f"{owner.name} takes {count} parameters, at most {CONSTRUCTOR_PARAMETERS_MAX}"
 
 
 def banned_call(tree: ast.Module, source: str) -> Iterator[Finding]:
@@ -133,11 +112,9 @@ def repeated_export(tree: ast.Module, source: str) -> Iterator[Finding]:
 
 
 RULES = (
-    long_file,
     no_opening,
     long_function,
     deep_nesting,
-    wide_constructor,
     banned_call,
     swallowed_cancellation,
     unfinished,

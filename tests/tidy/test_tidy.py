@@ -16,11 +16,9 @@ FOLDERS = {
 }  # fmt: skip
 
 PLANTED = {
-    rules.long_file: "pass\n" * (rules.FILE_LINES_MAX + 1),
     rules.no_opening: "x = 1\n",
     rules.long_function: "def f():\n" + "    pass\n" * (rules.FUNCTION_LINES_MAX + 1),
     rules.deep_nesting: "if a:\n if b:\n  if c:\n   if d:\n    if e:\n     pass\n",
-    rules.wide_constructor: "class C:\n def __init__(self, a, b, c, d, e, *, f, g, h, i): pass\n",
     rules.banned_call: "import asyncio\nasyncio.create_task(f())\n",
     rules.swallowed_cancellation: "try:\n    f()\nexcept BaseException:\n    pass\n",
     rules.unfinished: "# TO" + "DO: later\n",

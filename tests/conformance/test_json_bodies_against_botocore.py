@@ -180,7 +180,7 @@ get_records_answers = filled(
 def test_answers_to_get_records(answer) -> None:
     body = json.dumps(answer).encode()
     theirs = read("GetRecords", body)
-    response = decode_get_records(body, JSON)
+    response = decode_get_records(body)
     assert [
         (r.data, r.sequence_number, r.partition_key, r.arrival_seconds, r.encryption_type) for r in response.records
     ] == [
@@ -218,7 +218,7 @@ shards = filled(
 def test_answers_to_list_shards(answer) -> None:
     body = json.dumps(answer).encode()
     theirs = read("ListShards", body)
-    response = decode_list_shards(body, JSON)
+    response = decode_list_shards(body)
     assert response.next_token == theirs.get("NextToken")
     assert len(response.shards) == len(theirs.get("Shards", []))
     for shard, their in zip(response.shards, theirs.get("Shards", []), strict=True):
@@ -239,14 +239,14 @@ slots = filled(SequenceNumber=decimal, ShardId=some_text) | filled(ErrorCode=som
 def test_answers_to_writes(answer, sequence_number, shard_id) -> None:
     body = json.dumps(answer).encode()
     theirs = read("PutRecords", body)
-    response = decode_put_records(body, JSON)
+    response = decode_put_records(body)
     assert response.failed_record_count == theirs["FailedRecordCount"]
     assert [(e.sequence_number, e.shard_id, e.error_code, e.error_message) for e in response.entries] == [
         tuple(e.get(name) for name in ("SequenceNumber", "ShardId", "ErrorCode", "ErrorMessage"))
         for e in theirs["Records"]
     ]
     body = json.dumps({"SequenceNumber": sequence_number, "ShardId": shard_id}).encode()
-    single = decode_put_record(body, JSON)
+    single = decode_put_record(body)
     assert (
         read("PutRecord", body).items()
         >= {
@@ -255,7 +255,7 @@ def test_answers_to_writes(answer, sequence_number, shard_id) -> None:
         }.items()
     )
     body = json.dumps({"ShardIterator": shard_id}).encode()
-    assert decode_get_shard_iterator(body, JSON) == read("GetShardIterator", body)["ShardIterator"]
+    assert decode_get_shard_iterator(body) == read("GetShardIterator", body)["ShardIterator"]
 
 
 summaries = filled(
@@ -277,7 +277,7 @@ summaries = filled(
 def test_answers_to_describe_stream_summary(answer) -> None:
     body = json.dumps({"StreamDescriptionSummary": answer}).encode()
     their = read("DescribeStreamSummary", body)["StreamDescriptionSummary"]
-    summary = decode_describe_stream_summary(body, JSON)
+    summary = decode_describe_stream_summary(body)
     assert summary.name == their["StreamName"]
     assert summary.arn == their["StreamARN"]
     assert summary.status == their["StreamStatus"]
@@ -306,13 +306,13 @@ def test_answers_about_consumers(answers, stream_arn) -> None:
 
     body = json.dumps({"Consumers": answers, "NextToken": stream_arn}).encode()
     theirs = read("ListStreamConsumers", body)
-    listed = decode_list_stream_consumers(body, JSON)
+    listed = decode_list_stream_consumers(body)
     assert all(map(same, listed.consumers, theirs["Consumers"]))
     assert listed.next_token == theirs["NextToken"]
     body = json.dumps({"Consumer": answers[0]}).encode()
-    assert same(decode_register_stream_consumer(body, JSON), read("RegisterStreamConsumer", body)["Consumer"])
+    assert same(decode_register_stream_consumer(body), read("RegisterStreamConsumer", body)["Consumer"])
     body = json.dumps({"ConsumerDescription": answers[0] | {"StreamARN": stream_arn}}).encode()
-    described = decode_describe_stream_consumer(body, JSON)
+    described = decode_describe_stream_consumer(body)
     their = read("DescribeStreamConsumer", body)["ConsumerDescription"]
     assert same(described, their)
     assert described.stream_arn == their["StreamARN"]

@@ -16,7 +16,6 @@ from anabranch._aws.service import (
     USER_AGENT,
     AwsService,
     ServiceName,
-    content_type,
     make_dialer,
     open_service,
     request_id,
@@ -117,7 +116,7 @@ class KinesisClient:
             "reads",
             "GetShardIterator",
             reads.encode_get_shard_iterator(stream, shard_id, position),
-            lambda response: reads.decode_get_shard_iterator(response.body, content_type(response)),
+            lambda response: reads.decode_get_shard_iterator(response.body),
             repeatable=True,
         )
 
@@ -133,9 +132,7 @@ class KinesisClient:
         )
 
     def _read_records(self, response: Response) -> GetRecordsResponse:
-        return reads.decode_get_records(
-            response.body, content_type(response), server_seconds=self._service.server_seconds(response)
-        )
+        return reads.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
     @asynccontextmanager
     async def subscribe_to_shard(
@@ -183,7 +180,7 @@ class KinesisClient:
             shards.encode_list_shards(
                 stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
             ),
-            lambda response: shards.decode_list_shards(response.body, content_type(response)),
+            lambda response: shards.decode_list_shards(response.body),
             repeatable=True,
         )
 
@@ -193,7 +190,7 @@ class KinesisClient:
             "DescribeStreamSummary",
             stream_summaries.encode_describe_stream_summary(stream),
             lambda response: stream_summaries.decode_describe_stream_summary(
-                response.body, content_type(response), server_seconds=self._service.server_seconds(response)
+                response.body, server_seconds=self._service.server_seconds(response)
             ),
             repeatable=True,
         )
@@ -205,9 +202,7 @@ class KinesisClient:
             "writes",
             "PutRecord",
             writes.encode_put_record(stream, entry),
-            lambda response: writes.decode_put_record(
-                response.body, content_type(response), request_id=request_id(response)
-            ),
+            lambda response: writes.decode_put_record(response.body, request_id=request_id(response)),
             repeatable=False,
         )
 
@@ -216,9 +211,7 @@ class KinesisClient:
             "writes",
             "PutRecords",
             writes.encode_put_records(stream, entries),
-            lambda response: writes.decode_put_records(
-                response.body, content_type(response), request_id=request_id(response)
-            ),
+            lambda response: writes.decode_put_records(response.body, request_id=request_id(response)),
             repeatable=False,
         )
         if len(answer.entries) != len(entries):
@@ -235,7 +228,7 @@ class KinesisClient:
             "others",
             "RegisterStreamConsumer",
             stream_consumers.encode_register_stream_consumer(stream_arn, name),
-            lambda response: stream_consumers.decode_register_stream_consumer(response.body, content_type(response)),
+            lambda response: stream_consumers.decode_register_stream_consumer(response.body),
             repeatable=False,
         )
 
@@ -248,7 +241,7 @@ class KinesisClient:
             stream_consumers.encode_describe_stream_consumer(
                 stream_arn=stream_arn, name=name, consumer_arn=consumer_arn
             ),
-            lambda response: stream_consumers.decode_describe_stream_consumer(response.body, content_type(response)),
+            lambda response: stream_consumers.decode_describe_stream_consumer(response.body),
             repeatable=True,
         )
 
@@ -259,7 +252,7 @@ class KinesisClient:
             "others",
             "ListStreamConsumers",
             stream_consumers.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results),
-            lambda response: stream_consumers.decode_list_stream_consumers(response.body, content_type(response)),
+            lambda response: stream_consumers.decode_list_stream_consumers(response.body),
             repeatable=True,
         )
 

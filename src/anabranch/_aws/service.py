@@ -28,14 +28,12 @@ from anabranch._wire.service_errors import decode_aws_error
 from anabranch._wire.sigv4 import SignedHeaders, Signer, SigningCredentials
 from anabranch.errors import CodecError, ServiceError, TransportError
 
-__all__ = ["AwsService", "ServiceName", "content_type", "date_seconds", "make_dialer", "request_id"]
+__all__ = ["AwsService", "ServiceName", "date_seconds", "make_dialer", "request_id"]
 
 T = TypeVar("T")
 
 USER_AGENT: Final = f"anabranch/{__version__} python/{platform.python_version()}"
 _CLOCK_OFF_MS: Final = 60_000  # signatures are good for five minutes either way
-
-_JSON_BYTES: Final = JSON.encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +182,6 @@ async def make_dialer(address: ServiceAddress, alpn: Sequence[str], timeouts: Cl
     if address.proxy is not None and address.proxy.tls:
         proxy_tls = await asyncio.to_thread(client_tls_context, address.ca_bundle)
     return Dialer(address.endpoint, tls=tls, proxy=address.proxy, proxy_tls=proxy_tls, connect_timeout=timeouts.connect)
-
-
-def content_type(response: Response) -> str | None:
-    value = response.headers.get(b"content-type")
-    if value is None or value == _JSON_BYTES:
-        return JSON
-    return value.decode("latin-1")
 
 
 def request_id(response: Response) -> str | None:

@@ -12,7 +12,7 @@ from pybase64 import b64decode
 
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import AnswerDecoder, Buffer, encode_request, is_cbor, stream_members
+from anabranch._wire.bodies import AnswerDecoder, Buffer, encode_request, stream_members
 from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisRecord, SubscribeToShardEvent
 from anabranch._wire.shards import WireChildShard
 from anabranch.errors import CodecError
@@ -64,16 +64,13 @@ class _RecordsDecoder:
         self._small = AnswerDecoder(operation, _Records[KinesisRecord])
         self._large = AnswerDecoder(operation, _Records[_TextRecord])
 
-    def decode(self, body: Buffer, content_type: str | None) -> tuple[_Records[KinesisRecord], tuple[ChildShard, ...]]:
-        if is_cbor(content_type) or not _holds_large_records(body):
-            answer = self._small.decode(body, content_type)
-        else:
-            answer = self._decode_large(body, content_type)
+    def decode(self, body: Buffer) -> tuple[_Records[KinesisRecord], tuple[ChildShard, ...]]:
+        answer = self._decode_large(body) if _holds_large_records(body) else self._small.decode(body)
         children = answer.child_shards
         return answer, tuple(child.value(self._operation) for child in children) if children else ()
 
-    def _decode_large(self, body: Buffer, content_type: str | None) -> _Records[KinesisRecord]:
-        answer = self._large.decode(body, content_type)
+    def _decode_large(self, body: Buffer) -> _Records[KinesisRecord]:
+        answer = self._large.decode(body)
         try:
             records = [
                 KinesisRecord(
@@ -119,8 +116,8 @@ def encode_get_shard_iterator(stream: StreamName, shard_id: str, position: Start
     )
 
 
-def decode_get_shard_iterator(body: Buffer, content_type: str | None) -> str:
-    return _SHARD_ITERATOR.decode(body, content_type).shard_iterator
+def decode_get_shard_iterator(body: Buffer) -> str:
+    return _SHARD_ITERATOR.decode(body).shard_iterator
 
 
 def encode_get_records(stream: StreamName, shard_iterator: str, *, limit: int | None = None) -> list[bytes]:
@@ -128,10 +125,8 @@ def encode_get_records(stream: StreamName, shard_iterator: str, *, limit: int | 
     return encode_request({"StreamARN": stream.arn, "ShardIterator": shard_iterator, "Limit": limit})
 
 
-def decode_get_records(
-    body: Buffer, content_type: str | None, *, server_seconds: float | None = None
-) -> GetRecordsResponse:
-    answer, children = _GET_RECORDS.decode(body, content_type)
+def decode_get_records(body: Buffer, *, server_seconds: float | None = None) -> GetRecordsResponse:
+    answer, children = _GET_RECORDS.decode(body)
     return GetRecordsResponse(
         records=answer.records,
         next_shard_iterator=answer.next_shard_iterator,
@@ -156,8 +151,8 @@ def encode_subscribe_to_shard(consumer_arn: str, shard_id: str, position: Starti
     )
 
 
-def decode_subscribe_to_shard_event(payload: Buffer, content_type: str | None) -> SubscribeToShardEvent:
-    event, children = _EVENT.decode(payload, content_type)
+def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:
+    event, children = _EVENT.decode(payload)
     return SubscribeToShardEvent(
         records=event.records,
         continuation_sequence_number=event.continuation_sequence_number,

@@ -1,6 +1,6 @@
 """What an answer that is an error says: its code and its message, in whatever form they come.
 
-AWS's services answer in JSON or CBOR with `__type` and `message` (`Message` in a SerializationException), the code
+AWS's services answer in JSON with `__type` and `message` (`Message` in a SerializationException), the code
 sometimes behind a namespace (`com.amazonaws.kinesis.v20131202#Code`) or in a header before a colon; what stands in
 front of them answers in XML or HTML, or with nothing. The body is judged by its first byte, not by its content type,
 which errors are known to get wrong. Nothing here raises: an answer that cannot be read is still an answer.
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from anabranch._wire import cbor
 from anabranch._wire.bodies import Buffer
 
 __all__ = ["AwsError", "decode_aws_error"]
@@ -34,14 +33,13 @@ class AwsError(msgspec.Struct, frozen=True):
 
 def decode_aws_error(body: Buffer, error_type: str | None = None) -> AwsError:
     """`error_type` is the header x-amzn-ErrorType; a code in the body goes before it."""
-    raw = bytes(body[:_BODY_BYTES_MAX])
-    text = raw.lstrip()
+    text = bytes(body[:_BODY_BYTES_MAX]).lstrip()
     code: Any = None
     message: Any = ""
     if text.startswith(b"<"):
         code, message = _from_markup(text.decode("utf-8", "replace"))
-    elif raw:
-        members = _members(text if text.startswith(b"{") else raw)
+    elif text:
+        members = _members(text)
         code = members.get("__type") or members.get("code")
         message = members.get("message") or members.get("Message")
     return AwsError(
@@ -51,7 +49,7 @@ def decode_aws_error(body: Buffer, error_type: str | None = None) -> AwsError:
 
 def _members(body: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(body) if body.startswith(b"{") else cbor.decode(body)
+        value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -102,6 +102,6 @@ def encode_list_shards(
     return encode_request(members)
 
 
-def decode_list_shards(body: Buffer, content_type: str | None) -> ListShardsResponse:
-    answer = _LIST_SHARDS.decode(body, content_type)
+def decode_list_shards(body: Buffer) -> ListShardsResponse:
+    answer = _LIST_SHARDS.decode(body)
     return ListShardsResponse(tuple(shard.value() for shard in answer.shards), answer.next_token)

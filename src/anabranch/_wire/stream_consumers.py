@@ -57,8 +57,8 @@ def encode_register_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
     return encode_request({"StreamARN": stream_arn, "ConsumerName": name})
 
 
-def decode_register_stream_consumer(body: Buffer, content_type: str | None) -> ConsumerDescription:
-    return _REGISTERED.decode(body, content_type).consumer.value()
+def decode_register_stream_consumer(body: Buffer) -> ConsumerDescription:
+    return _REGISTERED.decode(body).consumer.value()
 
 
 def encode_describe_stream_consumer(
@@ -68,8 +68,8 @@ def encode_describe_stream_consumer(
     return encode_request({"StreamARN": stream_arn, "ConsumerName": name, "ConsumerARN": consumer_arn})
 
 
-def decode_describe_stream_consumer(body: Buffer, content_type: str | None) -> ConsumerDescription:
-    return _DESCRIBED.decode(body, content_type).consumer_description.value()
+def decode_describe_stream_consumer(body: Buffer) -> ConsumerDescription:
+    return _DESCRIBED.decode(body).consumer_description.value()
 
 
 def encode_list_stream_consumers(
@@ -78,8 +78,8 @@ def encode_list_stream_consumers(
     return encode_request({"StreamARN": stream_arn, "NextToken": next_token, "MaxResults": max_results})
 
 
-def decode_list_stream_consumers(body: Buffer, content_type: str | None) -> ListStreamConsumersResponse:
-    answer = _LISTED.decode(body, content_type)
+def decode_list_stream_consumers(body: Buffer) -> ListStreamConsumersResponse:
+    answer = _LISTED.decode(body)
     return ListStreamConsumersResponse(tuple(consumer.value() for consumer in answer.consumers), answer.next_token)
 
 

@@ -40,10 +40,8 @@ def encode_describe_stream_summary(stream: StreamName) -> list[bytes]:
     return encode_request(stream_members(stream))
 
 
-def decode_describe_stream_summary(
-    body: Buffer, content_type: str | None, *, server_seconds: float | None = None
-) -> StreamSummary:
-    summary = _DESCRIBE.decode(body, content_type).stream_description_summary
+def decode_describe_stream_summary(body: Buffer, *, server_seconds: float | None = None) -> StreamSummary:
+    summary = _DESCRIBE.decode(body).stream_description_summary
     mode = summary.stream_mode_details
     record_kib_max = summary.max_record_size_in_kib
     return StreamSummary(

@@ -21,7 +21,7 @@ def decode_subscription_message(message: Message) -> SubscribeToShardEvent | Aws
     if kind == "event":
         if headers.get(":event-type") != "SubscribeToShardEvent":
             return None
-        return decode_subscribe_to_shard_event(message.payload, _text(headers.get(":content-type")))
+        return decode_subscribe_to_shard_event(message.payload)
     if kind == "exception":
         return decode_aws_error(message.payload, _text(headers.get(":exception-type")))
     if kind == "error":

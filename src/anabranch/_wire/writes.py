@@ -104,14 +104,14 @@ def _keys(entry: PutRecordsEntry) -> bytes:
         raise CodecError(f"a partition key that is not Unicode cannot be sent: {error}") from None
 
 
-def decode_put_record(body: Buffer, content_type: str | None, *, request_id: str | None = None) -> PutRecordResponse:
-    answer = _PUT_RECORD.decode(body, content_type)
+def decode_put_record(body: Buffer, *, request_id: str | None = None) -> PutRecordResponse:
+    answer = _PUT_RECORD.decode(body)
     return PutRecordResponse(answer.shard_id, answer.sequence_number, request_id)
 
 
-def decode_put_records(body: Buffer, content_type: str | None, *, request_id: str | None = None) -> PutRecordsResponse:
+def decode_put_records(body: Buffer, *, request_id: str | None = None) -> PutRecordsResponse:
     """Entries stand in the order of the request's. Whether there are as many is for the caller, who knows."""
-    answer = _PUT_RECORDS.decode(body, content_type)
+    answer = _PUT_RECORDS.decode(body)
     failed_record_count = answer.failed_record_count
     if failed_record_count is None:
         failed_record_count = sum(entry.error_code is not None for entry in answer.records)

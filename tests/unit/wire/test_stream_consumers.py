@@ -1,6 +1,5 @@
 import json
 
-from anabranch._wire.bodies import JSON
 from anabranch._wire.messages import ConsumerDescription, ListStreamConsumersResponse
 from anabranch._wire.stream_consumers import (
     decode_describe_stream_consumer,
@@ -34,11 +33,11 @@ def test_requests_name_what_they_are_about() -> None:
 
 
 def test_a_consumer_is_the_same_value_in_every_answer() -> None:
-    assert decode_register_stream_consumer(json.dumps({"Consumer": CONSUMER}).encode(), JSON) == VALUE
+    assert decode_register_stream_consumer(json.dumps({"Consumer": CONSUMER}).encode()) == VALUE
     described = json.dumps({"ConsumerDescription": CONSUMER | {"StreamARN": "arn:s"}}).encode()
-    assert decode_describe_stream_consumer(described, JSON) == ConsumerDescription(
+    assert decode_describe_stream_consumer(described) == ConsumerDescription(
         "billing", "arn:c", "CREATING", 1.5e9, "arn:s"
     )
     listed = json.dumps({"Consumers": [CONSUMER], "NextToken": "T"}).encode()
-    assert decode_list_stream_consumers(listed, JSON) == ListStreamConsumersResponse((VALUE,), "T")
-    assert decode_list_stream_consumers(b"{}", JSON) == ListStreamConsumersResponse(())
+    assert decode_list_stream_consumers(listed) == ListStreamConsumersResponse((VALUE,), "T")
+    assert decode_list_stream_consumers(b"{}") == ListStreamConsumersResponse(())

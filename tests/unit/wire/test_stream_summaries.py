@@ -1,7 +1,6 @@
 import json
 
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import JSON
 from anabranch._wire.messages import StreamSummary
 from anabranch._wire.stream_summaries import decode_describe_stream_summary, encode_describe_stream_summary
 
@@ -22,7 +21,7 @@ def test_a_stream_is_asked_for_by_its_name() -> None:
 
 def test_an_old_or_small_service_may_say_only_what_is_required() -> None:
     body = json.dumps({"StreamDescriptionSummary": REQUIRED}).encode()
-    assert decode_describe_stream_summary(body, JSON, server_seconds=1.0) == StreamSummary(
+    assert decode_describe_stream_summary(body, server_seconds=1.0) == StreamSummary(
         name="orders",
         arn="arn:x",
         status="ACTIVE",
@@ -40,7 +39,7 @@ def test_everything_that_is_said_is_kept() -> None:
         "MaxRecordSizeInKiB": 10240,
         "RecordDistributionStrategy": "AUTO",
     }
-    decoded = decode_describe_stream_summary(json.dumps({"StreamDescriptionSummary": summary}).encode(), JSON)
+    decoded = decode_describe_stream_summary(json.dumps({"StreamDescriptionSummary": summary}).encode())
     assert decoded.stream_mode == "ON_DEMAND"
     assert decoded.consumer_count == 3
     assert decoded.record_bytes_max == 10 << 20

@@ -6,7 +6,6 @@ from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.shard_filters import AT_LATEST, ShardFilter
 from anabranch._model.shards import Shard
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import JSON
 from anabranch._wire.messages import ListShardsResponse
 from anabranch._wire.shards import decode_list_shards, encode_list_shards
 from anabranch.errors import CodecError
@@ -50,7 +49,7 @@ def test_shards_are_listed_as_values() -> None:
         "SequenceNumberRange": {"StartingSequenceNumber": "5"},
     }
     body = json.dumps({"Shards": [SHARD, root], "NextToken": "T"}).encode()
-    assert decode_list_shards(body, JSON) == ListShardsResponse(
+    assert decode_list_shards(body) == ListShardsResponse(
         (
             Shard(
                 shard_id="shardId-000000000003",
@@ -68,7 +67,7 @@ def test_shards_are_listed_as_values() -> None:
         ),
         "T",
     )
-    assert decode_list_shards(b"{}", JSON) == ListShardsResponse(())
+    assert decode_list_shards(b"{}") == ListShardsResponse(())
 
 
 @pytest.mark.parametrize(
@@ -82,4 +81,4 @@ def test_shards_are_listed_as_values() -> None:
 )
 def test_a_shard_that_cannot_be_is_refused_by_name(change: dict[str, object]) -> None:
     with pytest.raises(CodecError, match="shardId-000000000003 that cannot be"):
-        decode_list_shards(json.dumps({"Shards": [SHARD | change]}).encode(), JSON)
+        decode_list_shards(json.dumps({"Shards": [SHARD | change]}).encode())

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from anabranch._cli.actions import Actions, perform
-from anabranch._cli.aws_options import add_json_option
-from anabranch._cli.fleet_options import add_application_argument, add_leases_option
 from anabranch._cli.fleet_tables import fleet_lines, headline
-from anabranch._cli.moments import lag, timestamp
+from anabranch._cli.options import (
+    Actions,
+    add_application_argument,
+    add_json_option,
+    add_leases_option,
+    lag,
+    perform,
+    timestamp,
+)
 from anabranch._cli.output import confirm, counted, make_console, print_json, print_table, say, styled
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Final, NoReturn, Protocol, cast
 
-from anabranch._cli.moments import join_spans
-from anabranch._cli.outcomes import FAILED, INTERRUPTED, UNUSABLE
+from anabranch._cli.options import join_spans
+from anabranch._cli.output import FAILED, INTERRUPTED, UNUSABLE
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
 

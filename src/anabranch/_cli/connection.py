@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from anabranch._cli.aws_options import aws_from
-from anabranch._cli.outcomes import CommandFailed
+from anabranch._cli.options import aws_from
+from anabranch._cli.output import CommandFailed
 from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.shards import Shard
 from anabranch._model.streams import StreamName

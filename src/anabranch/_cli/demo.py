@@ -8,10 +8,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from anabranch._cli.aws_options import add_json_option
-from anabranch._cli.number_arguments import bounded_integer, bounded_number
-from anabranch._cli.outcomes import DONE, FAILED
-from anabranch._cli.output import print_json
+from anabranch._cli.options import add_json_option, bounded_integer, bounded_number
+from anabranch._cli.output import DONE, FAILED, print_json
 
 __all__ = ["add_arguments", "run"]
 

@@ -1,20 +1,299 @@
-"""`anabranch doctor`: is everything there that a consumer or a producer needs? Each line with what to do."""
+"""`anabranch doctor`: checks credentials, permissions, clock, limits, a stream and a lease store.
+
+Each check reports what it found and what to do about it. Doctor changes nothing: reads are small, and a write is only a
+dry run, sent to a service that has just shown that it supports dry runs. A check whose precondition failed is skipped.
+"""
 
 import argparse
 import asyncio
-from typing import TYPE_CHECKING, Final
+import os
+import platform
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from anabranch._cli.aws_options import add_aws_options, add_json_option, aws_from, stream_argument
-from anabranch._cli.fleet_options import add_leases_option
-from anabranch._cli.outcomes import DONE, FAILED
-from anabranch._cli.output import make_console, print_json, styled
+import msgspec
+
+from anabranch._cli.options import add_aws_options, add_json_option, add_leases_option, aws_from, stream_argument
+from anabranch._cli.output import DONE, FAILED, counted, make_console, print_json, styled
+from anabranch._model.start_positions import StartingPosition
+from anabranch._model.streams import StreamName
+from anabranch._version import __version__
+from anabranch.config import Aws
+from anabranch.errors import AccessDeniedError, AnabranchError, InvalidRequestError, StreamNotFoundError
+from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anabranch._cli.checkup import Checkup, Finding
+    from anabranch._aws.account import AwsAccount
+    from anabranch._aws.endpoints import ServiceAddress
+    from anabranch._aws.kinesis_client import KinesisClient
+    from anabranch._wire.messages import StreamSummary
 
-__all__ = ["add_arguments", "run"]
+
+_CLOCK_OFF_MS: Final = 5_000
+_CLOCK_REFUSED_MS: Final = 300_000  # AWS takes signatures that are five minutes off, and no more
+_NEARLY_FULL: Final = 0.9
+_ANSWER_SLOW_MS: Final = 1_000
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report, and one object of its JSON."""
+
+    check: str
+    state: Literal["ok", "warn", "fail", "skip"]
+    finding: str
+    advice: str | None = None
+
+
+class Checkup:
+    def __init__(self, aws: Aws, *, stream: StreamName | None, app: str | None, leases: str | None) -> None:
+        self._aws = aws
+        self._stream = stream
+        self._app = app
+        self._leases = leases
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        """As they come, in the order in which one builds on the other."""
+        from anabranch._aws.account import AwsAccount
+
+        yield _versions()
+        account = AwsAccount(self._aws)
+        try:
+            async for finding in self._account_findings(account):
+                yield finding
+        finally:
+            account.close()
+        yield await self._store()
+
+    async def _account_findings(self, account: "AwsAccount") -> AsyncIterator[Finding]:
+        region = None if self._stream is None else self._stream.region
+        try:
+            address = await account.address("kinesis", region=region)
+        except AnabranchError as error:
+            yield Finding("region", "fail", _one_line(error), "give --region, or set AWS_REGION")
+            return
+        yield Finding("region", "ok", address.region)
+        credentials = await self._credentials()
+        yield credentials
+        answers = await _endpoint(address)
+        for finding in answers:
+            yield finding
+        if credentials.state == "fail" or answers[0].state == "fail":
+            yield Finding("permissions", "skip", "needs credentials and an endpoint that answers")
+            return
+        async for finding in self._service_findings(account, region):
+            yield finding
+
+    async def _credentials(self) -> Finding:
+        from anabranch._aws.credentials import frozen_credentials
+        from anabranch._aws.sessions import botocore_session
+
+        def find() -> tuple[str, str]:
+            found = botocore_session(self._aws).get_credentials()
+            return frozen_credentials(found).access_key_id, str(getattr(found, "method", "unknown"))
+
+        try:
+            access_key_id, method = await asyncio.to_thread(find)
+        except AnabranchError as error:
+            return Finding("credentials", "fail", _one_line(error), "aws configure, aws sso login, or --profile NAME")
+        return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, found by {method}")
+
+    async def _service_findings(self, account: "AwsAccount", region: str | None) -> AsyncIterator[Finding]:
+        from anabranch._aws.botocore_calls import BotocoreCalls
+        from anabranch._aws.control import KinesisControl
+        from anabranch._aws.kinesis_client import open_kinesis
+
+        control = KinesisControl(account, region=region)
+        calls = BotocoreCalls(account, "kinesis", region=region)
+        try:
+            async with await open_kinesis(account, region=region) as client:
+                yield await _limits(control)
+                if self._stream is None:
+                    yield Finding("permissions", "skip", "depend on the stream", "name one: anabranch doctor STREAM")
+                    return
+                examined = _StreamExamination(self._stream, client, calls)
+                async for finding in examined.findings():
+                    yield finding
+        finally:
+            control.close()
+            calls.close()
+
+    async def _store(self) -> Finding:
+        from anabranch.stores.urls import default_store, open_store
+
+        if self._leases is None and self._app is None:
+            return Finding("store", "skip", "depends on the application", "give --leases URL, or --app NAME")
+        app = self._app or "doctor"
+        try:
+            store = default_store(app, os.environ) if self._leases is None else open_store(self._leases, app)
+            try:
+                row = await store.read_app()
+                members = [] if row is None else await store.read_members()
+            finally:
+                await store.close()
+        except AnabranchError as error:
+            return Finding("store", "fail", _one_line(error), "give the URL that the consumer has in leases=")
+        if self._app is None:
+            return Finding("store", "ok", "answers")
+        if row is None:
+            return Finding("store", "ok", f"answers; application {app!r} has not run with it yet")
+        return Finding("store", "ok", f"answers; application {app!r} is there, with {counted(len(members), 'member')}")
+
+
+class _StreamExamination:
+    """What a consumer and a producer of one stream need."""
+
+    def __init__(self, stream: StreamName, client: "KinesisClient", calls: Any) -> None:
+        self._stream = stream
+        self._client = client
+        self._calls = calls
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        try:
+            summary = await self._client.describe_stream_summary(self._stream)
+        except AnabranchError as error:
+            yield _failure("stream", "DescribeStreamSummary", error)
+            return
+        yield _stream_state(summary)
+        try:
+            shard_id = await self._an_open_shard()
+        except AnabranchError as error:
+            yield _failure("reading", "ListShards", error)
+            return
+        knows_dry_runs, reading = await self._reading(shard_id)
+        yield reading
+        yield (
+            await self._writing()
+            if knows_dry_runs
+            else Finding("writing", "skip", "this service, or this botocore, knows no dry run of PutRecord")
+        )
+        yield await self._fan_out(summary)
+
+    async def _an_open_shard(self) -> str:
+        from anabranch._model.shard_filters import AT_LATEST
+
+        page = await self._client.list_shards(self._stream, shard_filter=AT_LATEST, max_results=1)
+        return page.shards[0].shard_id
+
+    async def _reading(self, shard_id: str) -> tuple[bool, Finding]:
+        """Also whether the service knows dry runs: a server that does not would take one for the real thing."""
+        operation = "GetShardIterator"
+        knows_dry_runs = False
+        try:
+            knows_dry_runs = await self._dry_run(operation, ShardId=shard_id, ShardIteratorType="LATEST")
+            iterator = await self._client.get_shard_iterator(self._stream, shard_id, StartingPosition("LATEST"))
+            operation = "GetRecords"
+            await self._client.get_records(self._stream, iterator, limit=1)
+        except AnabranchError as error:
+            return knows_dry_runs, _failure("reading", operation, error)
+        allowed = "DescribeStreamSummary, ListShards, GetShardIterator and GetRecords are allowed"
+        return knows_dry_runs, Finding("reading", "ok", allowed)
+
+    async def _writing(self) -> Finding:
+        try:
+            await self._dry_run("PutRecord", Data=b"dry run", PartitionKey="doctor")
+        except AnabranchError as error:
+            return _failure("writing", "PutRecord", error)
+        return Finding("writing", "ok", "PutRecord is allowed (a dry run: nothing was written)")
+
+    async def _fan_out(self, summary: "StreamSummary") -> Finding:
+        try:
+            page = await self._client.list_stream_consumers(summary.arn)
+        except AnabranchError as error:
+            return _failure("fan-out", "ListStreamConsumers", error, only_for="consumers with read='fanout'")
+        count = f"{len(page.consumers)} of {CONSUMERS_PER_STREAM_MAX} consumers are registered"
+        if len(page.consumers) >= CONSUMERS_PER_STREAM_MAX:
+            return Finding("fan-out", "warn", count, "deregister one before another application uses read='fanout'")
+        return Finding("fan-out", "ok", count)
+
+    async def _dry_run(self, operation: str, **parameters: Any) -> bool:
+        """True if the service said that it would have done it; False if it knows no dry runs."""
+        from anabranch._wire.bodies import stream_members
+
+        try:
+            await self._calls.call(operation, DryRun=True, **parameters, **stream_members(self._stream))
+        except InvalidRequestError as error:
+            if error.code == "DryRunOperationException":
+                return True
+            if error.code in {"ParamValidation", "ValidationException", "SerializationException"}:
+                return False
+            raise
+        return False
+
+
+def _versions() -> Finding:
+    import botocore
+
+    versions = f"anabranch {__version__}, Python {platform.python_version()}, botocore {botocore.__version__}"
+    return Finding("versions", "ok", versions)
+
+
+async def _endpoint(address: "ServiceAddress") -> list[Finding]:
+    from anabranch._aws.probe import probe
+
+    where = address.endpoint.url if address.proxy is None else f"{address.endpoint.url} through {address.proxy!r}"
+    try:
+        answer = await probe(address)
+    except AnabranchError as error:
+        advice = "anabranch serve starts a local one; AWS's own needs a way to the internet, a proxy or a VPC endpoint"
+        return [Finding("endpoint", "fail", _one_line(error), advice), Finding("clock", "skip", "needs the endpoint")]
+    time = f"{where} answers in {answer.round_trip_ms} ms, connecting included"
+    if answer.round_trip_ms > _ANSWER_SLOW_MS:
+        found = Finding("endpoint", "warn", time, "is this the nearest region, and is the network busy?")
+    else:
+        found = Finding("endpoint", "ok", time)
+    return [found, _clock(answer.clock_ahead_ms)]
+
+
+def _clock(ahead_ms: int | None) -> Finding:
+    if ahead_ms is None:
+        return Finding("clock", "skip", "the endpoint sent no Date")
+    off = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the service's"
+    if abs(ahead_ms) <= _CLOCK_OFF_MS:
+        return Finding("clock", "ok", "agrees with the service's")
+    advice = "set it by NTP (chrony, systemd-timesyncd)"
+    if abs(ahead_ms) < _CLOCK_REFUSED_MS:
+        return Finding("clock", "warn", off, advice)
+    return Finding("clock", "fail", off, f"{advice}: AWS refuses signatures that are five minutes off")
+
+
+async def _limits(control: Any) -> Finding:
+    try:
+        limits = await control.describe_limits()
+    except AnabranchError as error:
+        return _failure("limits", "DescribeLimits", error, only_for="this check")
+    counts = f"{limits.open_shard_count} of {limits.shard_count_max} shards are open in this account and region"
+    if limits.on_demand_stream_count_max is not None:
+        counts += f", {limits.on_demand_stream_count} of {limits.on_demand_stream_count_max} on-demand streams"
+    if limits.open_shard_count >= _NEARLY_FULL * limits.shard_count_max:
+        return Finding("limits", "warn", counts, "ask AWS for more before you split (Service Quotas, Kinesis)")
+    return Finding("limits", "ok", counts)
+
+
+def _stream_state(summary: "StreamSummary") -> Finding:
+    found = f"{summary.name} is {summary.status}, with {counted(summary.open_shard_count, 'open shard')}"
+    if summary.status in {"CREATING", "DELETING"}:
+        return Finding("stream", "warn", found, "it can be used while it is ACTIVE or UPDATING")
+    if summary.record_distribution == "AUTO":
+        return Finding("stream", "warn", found, "it distributes records by itself (AUTO): keys have no order there")
+    return Finding("stream", "ok", found)
+
+
+def _failure(check: str, operation: str, error: AnabranchError, *, only_for: str | None = None) -> Finding:
+    if isinstance(error, AccessDeniedError):
+        advice = f"allow kinesis:{operation} in the policy of this identity"
+        if only_for is not None:
+            return Finding(check, "warn", _one_line(error), f"{advice}; only {only_for} needs it")
+        return Finding(check, "fail", _one_line(error), advice)
+    if isinstance(error, StreamNotFoundError):
+        return Finding(check, "fail", _one_line(error), "anabranch streams ls shows what is there")
+    return Finding(check, "fail", _one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
 
 _EXAMPLES: Final = """\
 examples:
@@ -42,8 +321,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from anabranch._cli.checkup import Checkup
-
     checkup = Checkup(aws_from(arguments), stream=arguments.stream, app=arguments.app, leases=arguments.leases)
     console = None if arguments.json else make_console()
     findings = asyncio.run(_examine(checkup, console))
@@ -52,7 +329,7 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if any(finding.state == "fail" for finding in findings) else DONE
 
 
-async def _examine(checkup: "Checkup", console: "Console | None") -> list["Finding"]:
+async def _examine(checkup: Checkup, console: "Console | None") -> list[Finding]:
     """Lines are shown as they come: some checks take their time."""
     findings: list[Finding] = []
     async for finding in checkup.findings():

@@ -5,11 +5,9 @@ import asyncio
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from anabranch._cli.aws_options import add_json_option, shard_id_argument
 from anabranch._cli.explanation import Explanation, explain_fleet, explain_shard
-from anabranch._cli.fleet_options import add_application_argument
-from anabranch._cli.outcomes import DONE, CommandFailed
-from anabranch._cli.output import make_console, print_json
+from anabranch._cli.options import add_application_argument, add_json_option, shard_id_argument
+from anabranch._cli.output import DONE, CommandFailed, make_console, print_json
 
 if TYPE_CHECKING:
     from anabranch.reports import FleetStatus

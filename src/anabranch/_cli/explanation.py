@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from anabranch._cli.moments import ago, lag, rate, timestamp
+from anabranch._cli.options import ago, lag, rate, timestamp
 from anabranch._cli.output import counted
 from anabranch.reports import FleetMember, FleetShard, FleetStatus
 

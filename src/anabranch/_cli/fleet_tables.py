@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from anabranch._cli.moments import ago, lag, rate
+from anabranch._cli.options import ago, lag, rate
 from anabranch._cli.output import counted, styled
 
 if TYPE_CHECKING:

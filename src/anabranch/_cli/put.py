@@ -1,43 +1,178 @@
-"""`anabranch put`: writes one record, or one for each line of standard input, and says where each of them went.
-
-Lines go out as they come, aggregated, in order for each key. A line that cannot be a record, and a record that was not
-delivered, is named on standard error; the others are written all the same, and the exit code is 1.
-"""
+"""`anabranch put`: writes one record, or one for each line of standard input."""
 
 import argparse
 import asyncio
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from anabranch._cli.aws_options import (
+from anabranch._cli.connection import connect
+from anabranch._cli.options import (
     add_aws_options,
     add_stream_argument,
     aws_from,
+    bounded_number,
     hash_key_argument,
     partition_key_argument,
 )
-from anabranch._cli.connection import connect
-from anabranch._cli.input_lines import input_lines
-from anabranch._cli.number_arguments import bounded_number
-from anabranch._cli.outcomes import DONE, FAILED
-from anabranch._cli.output import say
-from anabranch._cli.put_outcomes import PutOutcomes
+from anabranch._cli.output import DONE, FAILED, counted, say
 from anabranch._model.hash_keys import check_partition_key
+from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
 from anabranch._model.streams import StreamName
-from anabranch.errors import DeliveryFailed
+from anabranch.errors import ConfigurationError, DeliveryFailed
+from anabranch.limits import RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
+    from anabranch._engine.writing.delivery import Delivery
     from anabranch.producer import Producer
+    from anabranch.records import PutResult
 
-__all__ = ["add_arguments", "run"]
+
+_CHUNK_BYTES: Final = 1 << 16
+_CHUNKS_AHEAD_MAX: Final = 4
+
+
+async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
+    """Each line without its end; the last one may lack it."""
+    chunks: asyncio.Queue[bytes] = asyncio.Queue()
+    room = threading.Semaphore(_CHUNKS_AHEAD_MAX)
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_read, args=(descriptor, loop, chunks, room), daemon=True, name="anabranch-input").start()
+    rest = bytearray()
+    while chunk := await chunks.get():
+        room.release()
+        first, *others = chunk.split(b"\n")
+        rest += first
+        if others:
+            yield bytes(rest).removesuffix(b"\r")
+            for line in others[:-1]:
+                yield line.removesuffix(b"\r")
+            rest = bytearray(others[-1])
+        if len(rest) > RECORD_BYTES_MAX:
+            raise ConfigurationError(f"a line of standard input has more than the {RECORD_BYTES_MAX} bytes of a record")
+    if rest:
+        yield bytes(rest)
+
+
+def _read(
+    descriptor: int, loop: asyncio.AbstractEventLoop, chunks: "asyncio.Queue[bytes]", room: threading.Semaphore
+) -> None:
+    """In the thread. An empty chunk is the end."""
+    chunk = b" "
+    while chunk:
+        room.acquire()
+        try:
+            chunk = os.read(descriptor, _CHUNK_BYTES)
+        except OSError:  # a terminal that went away
+            chunk = b""
+        try:
+            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+        except RuntimeError:  # the loop has ended, and nobody reads any more
+            return
+
+
+_OUTSTANDING_MAX: Final = 20_000
+
+
+class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One record, as --json prints it: one object a line."""
+
+    delivered: bool
+    partition_key: str
+    shard_id: str | None
+    sequence_number: str | None
+    sub_sequence_number: int | None
+    maybe_written: bool
+    error: str | None
+
+
+class PutOutcomes:
+    def __init__(self, *, is_quiet: bool, as_json: bool) -> None:
+        self.failed_count = 0
+        self._delivered_count = 0
+        self._shard_ids: set[str] = set()
+        self._is_quiet = is_quiet
+        self._as_json = as_json
+        self._started = time.monotonic()
+        self._waiting: deque[tuple[str, Delivery]] = deque()
+        self._arrived = asyncio.Event()
+
+    async def add(self, source: str, delivery: "Delivery") -> None:
+        self._waiting.append((source, delivery))
+        self._arrived.set()
+        if len(self._waiting) >= _OUTSTANDING_MAX:
+            await self._waiting[0][1]
+            self.show_settled()
+
+    async def follow(self) -> None:
+        """Shows what is settled while the next record is still waited for. Never ends by itself."""
+        while True:
+            await self.settle()
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def settle(self) -> None:
+        while self._waiting:
+            await self._waiting[0][1]
+            self.show_settled()
+
+    def refuse(self, source: str, error: ValueError) -> None:
+        self.failed_count += 1
+        say(f"{source} was not written: {error}")
+
+    def show_settled(self) -> None:
+        for source, result in self._settled():
+            if result.delivered:
+                self._delivered_count += 1
+                self._shard_ids.add(result.shard_id or "")
+            else:
+                self.failed_count += 1
+                maybe = "may have been written, or not" if result.maybe_written else "was not written"
+                say(f"{source}, with key {result.partition_key!r}, {maybe}: {result.error}")
+            if self._as_json:
+                print(msgspec.json.encode(_document(result)).decode())
+            elif result.delivered and not self._is_quiet:
+                print(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
+        sys.stdout.flush()  # who reads this from a pipe reads along
+
+    def summarize(self) -> None:
+        seconds = time.monotonic() - self._started
+        failed = f", {self.failed_count} failed" if self.failed_count else ""
+        written = f"{counted(self._delivered_count, 'record')} written to {counted(len(self._shard_ids), 'shard')}"
+        say(f"{written} in {seconds:.1f} s{failed}")
+
+    def _settled(self) -> Iterator[tuple[str, "PutResult"]]:
+        while self._waiting and self._waiting[0][1].done():
+            source, delivery = self._waiting.popleft()
+            yield source, delivery.result()
+
+
+def _document(result: "PutResult") -> PutDocument:
+    sub = result.sub_sequence_number
+    return PutDocument(
+        delivered=result.delivered,
+        partition_key=result.partition_key,
+        shard_id=result.shard_id,
+        sequence_number=result.sequence_number,
+        sub_sequence_number=None if sub == BEFORE_FIRST_SUB else sub,
+        maybe_written=result.maybe_written,
+        error=result.error,
+    )
+
+
+def _position(result: "PutResult") -> str:
+    sub = result.sub_sequence_number
+    return f"{result.sequence_number}" if sub == BEFORE_FIRST_SUB else f"{result.sequence_number}:{sub}"
+
 
 _EXAMPLES: Final = """\
 examples:

@@ -9,9 +9,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
-from anabranch._cli.number_arguments import positive_integer
-from anabranch._cli.outcomes import DONE, FAILED
-from anabranch._cli.output import counted, say
+from anabranch._cli.options import positive_integer
+from anabranch._cli.output import DONE, FAILED, counted, say
 from anabranch._cli.targets import find_consumer
 from anabranch._cli.worker_processes import run_workers
 from anabranch._engine.lifeline import tie_to

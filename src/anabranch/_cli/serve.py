@@ -1,26 +1,56 @@
-"""`anabranch serve`: the local Kinesis as a process, alone or around another program.
-
-The ready line on standard output comes when clients can connect, and is the only thing written there; somebody at a
-terminal also gets the lines to paste into other ones. SIGINT and SIGTERM stop it cleanly. With `-- PROGRAM...` the
-program finds endpoint, region and credentials in its environment, gets the signals, and its exit code becomes ours.
-"""
+"""`anabranch serve`: runs a local Kinesis, alone or for the lifetime of one program."""
 
 import argparse
 import asyncio
+import contextlib
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from anabranch._cli.child_program import run_program
-from anabranch._cli.number_arguments import bounded_integer, bounded_number
+from anabranch._cli.options import bounded_integer, bounded_number
 from anabranch._cli.output import say
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
-__all__ = ["TAKES_PROGRAM", "add_arguments", "run"]
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        process = await asyncio.create_subprocess_exec(*program, env=dict(environment), start_new_session=False)
+    except FileNotFoundError:
+        raise ConfigurationError(f"there is no program {program[0]!r}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{program[0]!r} cannot be run: {error.strerror}") from None
+    loop = asyncio.get_running_loop()
+    for number in _FORWARDED:
+        loop.add_signal_handler(number, _forward, process, number)
+    try:
+        code = await process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    return code if code >= 0 else 128 - code  # as a shell reports a program that a signal ended
+
+
+def _forward(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    if number == signal.SIGINT and _in_terminal_foreground():
+        return  # Ctrl-C reaches the whole process group: the program has it already
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _in_terminal_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return False
+
 
 TAKES_PROGRAM: Final = True
 _PORT: Final = 4567

@@ -5,10 +5,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument
 from anabranch._cli.connection import connect
-from anabranch._cli.lineage import LineageRow, lineage, range_bar, share
-from anabranch._cli.output import counted, drawing_of, make_console, print_json, print_table, styled
+from anabranch._cli.options import add_aws_options, add_json_option, add_stream_argument
+from anabranch._cli.output import (
+    LineageRow,
+    counted,
+    drawing_of,
+    lineage,
+    make_console,
+    print_json,
+    print_table,
+    range_bar,
+    share,
+    styled,
+)
 from anabranch._model.shards import Shard
 
 if TYPE_CHECKING:

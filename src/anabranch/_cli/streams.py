@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from anabranch._cli.actions import Actions, perform
-from anabranch._cli.aws_options import add_aws_options, add_json_option, add_stream_argument
 from anabranch._cli.connection import connect
-from anabranch._cli.number_arguments import bounded_integer, positive_integer
+from anabranch._cli.options import (
+    Actions,
+    add_aws_options,
+    add_json_option,
+    add_stream_argument,
+    bounded_integer,
+    perform,
+    positive_integer,
+)
 from anabranch._cli.output import confirm, counted, print_facts, print_json, print_table, say, styled
-from anabranch._cli.progress import progress
-from anabranch._cli.waiting import wait_until_active, wait_until_gone
+from anabranch._cli.progress import progress, wait_until_active, wait_until_gone
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch.errors import ConfigurationError
 from anabranch.limits import MIB, RETENTION_HOURS_MAX, RETENTION_HOURS_MIN

@@ -11,7 +11,7 @@ import traceback
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anabranch._cli.outcomes import CommandFailed
+from anabranch._cli.output import CommandFailed
 from anabranch.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -6,11 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from anabranch._cli.fleet_options import add_application_argument
 from anabranch._cli.fleet_tables import fleet_lines, headline
-from anabranch._cli.number_arguments import bounded_number
-from anabranch._cli.outcomes import DONE
-from anabranch._cli.output import make_console, styled
+from anabranch._cli.options import add_application_argument, bounded_number
+from anabranch._cli.output import DONE, make_console, styled
 
 if TYPE_CHECKING:
     from rich.console import Console

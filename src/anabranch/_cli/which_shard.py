@@ -7,16 +7,15 @@ from typing import Final
 
 import msgspec
 
-from anabranch._cli.aws_options import (
+from anabranch._cli.connection import connect
+from anabranch._cli.options import (
     add_aws_options,
     add_json_option,
     add_stream_argument,
     hash_key_argument,
     partition_key_argument,
 )
-from anabranch._cli.connection import connect
-from anabranch._cli.outcomes import CommandFailed
-from anabranch._cli.output import print_json, print_table, say
+from anabranch._cli.output import CommandFailed, print_json, print_table, say
 from anabranch._model.hash_keys import check_partition_key, md5_hash_key
 from anabranch._model.shard_filters import AT_LATEST
 from anabranch.errors import ConfigurationError

@@ -5,8 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["listen"]
-
 
 @contextlib.contextmanager
 def listen(add_reader: Callable[[int, Callable[[], None]], None], on_key: Callable[[str], None]) -> Iterator[bool]:

@@ -11,9 +11,7 @@ import time
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from anabranch._demo.lifeline import end_with_the_demo
-
-__all__ = ["main"]
+from anabranch._engine.lifeline import tie_to
 
 STDOUT = 1
 LOOK_FOR_SHARDS_EVERY_SECONDS = 10
@@ -50,5 +48,5 @@ def main(stream: str) -> None:
 
 
 if __name__ == "__main__":
-    end_with_the_demo()
+    tie_to(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
     main(sys.argv[1])

@@ -1,22 +1,21 @@
-"""The demo's stage: a local Kinesis, a producer, three workers and the plain loop; and what can be done to them.
-
-It keeps what is measured (records put, handlings, when which shard had which owner) and leaves the judging to `audit`
-and the showing to the views.
-"""
+"""The demo's set-up: a local Kinesis, a producer, three worker processes, a plain loop, and what is done to them."""
 
 import asyncio
+import contextlib
+import os
 import random
 import secrets
+import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from anabranch._demo.audit import Handling
-from anabranch._demo.programs import Program
-from anabranch._demo.story import Action
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.config import Aws
@@ -26,7 +25,80 @@ from anabranch.local.errors import LocalError
 from anabranch.producer import Producer
 from anabranch.stores.sqlite import SqliteLeaseStore
 
-__all__ = ["Happening", "ShardView", "Stage"]
+Action = Literal["split", "kill", "merge", "throttle"]
+
+STORY: Final[tuple[tuple[float, Action], ...]] = (
+    (0.14, "split"),
+    (0.30, "kill"),
+    (0.46, "merge"),
+    (0.58, "throttle"),
+    (0.70, "split"),
+    (0.80, "merge"),
+)
+"""As parts of the time in which records are written."""
+
+KEYS: Final[dict[str, Action]] = {"s": "split", "m": "merge", "k": "kill", "t": "throttle"}
+
+
+class Program:
+    """One child process whose output lines are handlings."""
+
+    def __init__(self, name: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self.ended = asyncio.Event()
+        self.complaints: list[str] = []
+
+    async def run(self, on_handling: Callable[[Handling], None]) -> None:
+        """Until the process has ended, however it ends."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env={**os.environ, **self._environment},
+            stdin=asyncio.subprocess.PIPE,  # the lifeline
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the demo's to handle, and ends its children in order
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen(process.stdout, on_handling))
+                group.create_task(self._keep_complaints(process.stderr))
+            await process.wait()
+        finally:
+            self.kill()
+            await asyncio.shield(process.wait())
+            self.ended.set()
+
+    async def _listen(self, lines: asyncio.StreamReader | None, on_handling: Callable[[Handling], None]) -> None:
+        assert lines is not None
+        async for line in lines:
+            words = line.decode().split()
+            if len(words) == 5:
+                on_handling(Handling(int(words[0]), int(words[1]), *words[2:]))
+
+    async def _keep_complaints(self, lines: asyncio.StreamReader | None) -> None:
+        assert lines is not None
+        async for line in lines:
+            self.complaints = [*self.complaints[-20:], line.decode().rstrip()]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def kill(self) -> None:
+        """As `kill -9` does: no goodbye, no last commit."""
+        self._signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
 
 APP: Final = "demo"
 STREAM: Final = "orders"

@@ -8,12 +8,10 @@ import os
 import sys
 import time
 
-from anabranch._demo.lifeline import end_with_the_demo
+from anabranch._engine.lifeline import tie_to
 from anabranch.config import ConsumerSettings, LeaseSettings, PollingSettings
 from anabranch.consumer import Consumer
 from anabranch.records import Record
-
-__all__ = ["main"]
 
 STDOUT = 1
 
@@ -31,5 +29,5 @@ def main(name: str, stream: str, leases: str) -> None:
 
 
 if __name__ == "__main__":
-    end_with_the_demo()
+    tie_to(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
     main(*sys.argv[1:4])

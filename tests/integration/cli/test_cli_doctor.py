@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._cli.checkup import _clock
+from anabranch._cli.doctor import _clock
 
 
 def states(ended):

@@ -9,7 +9,6 @@ import sys
 from contextlib import contextmanager
 
 import anabranch._cli.put
-import anabranch._cli.put_outcomes
 from anabranch._wire.deaggregate import open_aggregate
 
 
@@ -64,7 +63,7 @@ def test_lines_are_json_with_the_key_in_a_field_and_bad_ones_are_named(server, c
 
 
 def test_many_lines_are_aggregated_and_kept_in_order(server, cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(anabranch._cli.put_outcomes, "_OUTSTANDING_MAX", 100)
+    monkeypatch.setattr(anabranch._cli.put, "_OUTSTANDING_MAX", 100)
     lines = [f"line {number}".encode() for number in range(5000)]
     with standard_input(monkeypatch, b"\n".join(lines) + b"\n", tmp_path):
         ended = cli("put", "returns", "-", "--key", "k", "--quiet")

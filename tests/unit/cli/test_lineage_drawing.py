@@ -1,6 +1,6 @@
 """The drawing of lineage: every shard once, in a tree that may have thousands; bars that meet and are never empty."""
 
-from anabranch._cli.lineage import ASCII, lineage, range_bar, share
+from anabranch._cli.output import ASCII, lineage, range_bar, share
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.shards import Shard
 from anabranch.limits import HASH_KEY_MAX

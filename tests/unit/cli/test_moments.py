@@ -5,7 +5,7 @@ import datetime as dt
 
 import pytest
 
-from anabranch._cli.moments import ago, end_argument, join_spans, lag, rate, start_argument, timestamp
+from anabranch._cli.options import ago, end_argument, join_spans, lag, rate, start_argument, timestamp
 
 
 @pytest.mark.parametrize(

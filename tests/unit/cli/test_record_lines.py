@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from anabranch._cli.record_lines import DEFAULT_FORMAT, format_argument, text_line
+from anabranch._cli.tail import DEFAULT_FORMAT, format_argument, text_line
 from anabranch.records import Record
 
 RECORD = Record(

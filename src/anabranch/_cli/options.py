@@ -1,0 +1,220 @@
+"""Arguments and options that several commands share: AWS options, numbers, times, keys, sub-commands."""
+
+import argparse
+import datetime as dt
+import re
+import time
+from collections.abc import Callable
+from typing import Final, Literal
+
+from anabranch._model.hash_keys import check_partition_key, parse_hash_key
+from anabranch._model.shards import shard_index
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch.config import Aws
+
+_DIGITS_MAX: Final = 18
+
+
+def bounded_number(noun: str, minimum: float, maximum: float) -> Callable[[str], float]:
+    """A parser of texts like `0.5` that says `'x' is not a number of seconds from 1 to 3600` of others."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {minimum:g} to {maximum:g}")
+        return value
+
+    return parse
+
+
+def bounded_integer(noun: str, minimum: int, maximum: int) -> Callable[[str], int]:
+    """The same for digits alone."""
+
+    def parse(text: str) -> int:
+        if not (_is_whole(text) and minimum <= int(text) <= maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {minimum} to {maximum}")
+        return int(text)
+
+    return parse
+
+
+def positive_integer(text: str) -> int:
+    if not (_is_whole(text) and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+
+
+Start = Literal["latest", "trim_horizon"] | dt.datetime
+
+_SPAN = re.compile(r"-?(\d+(?:\.\d+)?)([smhdw])")
+_SPAN_WORD = re.compile(r"-\d+(?:\.\d+)?[smhdw]")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_STARTS: Final[dict[str, Literal["latest", "trim_horizon"]]] = {
+    "latest": "latest",
+    "horizon": "trim_horizon",
+    "trim_horizon": "trim_horizon",
+}
+_ACCEPTED: Final = "-15m (also s, h, d, w) or an ISO time such as 2026-01-31T09:30Z"
+
+
+def join_spans(words: list[str]) -> list[str]:
+    """`--from -15m` becomes `--from=-15m`: argparse would take a span for an option."""
+    joined: list[str] = []
+    for word in words:
+        takes_value = bool(joined) and joined[-1].startswith("--") and len(joined[-1]) > 2 and "=" not in joined[-1]
+        if takes_value and "--" not in joined and _SPAN_WORD.fullmatch(word):
+            joined[-1] = f"{joined[-1]}={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def start_argument(text: str) -> Start:
+    word = text.lower().replace("-", "_")
+    if word in _STARTS:
+        return _STARTS[word]
+    moment = _moment(text, f"horizon, latest, {_ACCEPTED}")
+    if moment.timestamp() > time.time():
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future: leave it out for what comes from now on")
+    return moment
+
+
+def end_argument(text: str) -> dt.datetime:
+    moment = _moment(text, f"now, {_ACCEPTED}")
+    if moment.timestamp() > time.time():
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future: leave it out, and end it by Ctrl-C")
+    return moment
+
+
+def _moment(text: str, accepted: str) -> dt.datetime:
+    now = dt.datetime.now(dt.UTC)
+    if text.lower() == "now":
+        return now
+    try:
+        if span := _SPAN.fullmatch(text):
+            return now - dt.timedelta(seconds=float(span[1]) * _UNITS[span[2]])
+        return dt.datetime.fromisoformat(text).astimezone(dt.UTC)  # without a zone it is the machine's own time
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write {accepted}") from None
+
+
+def timestamp(seconds: float) -> str:
+    """To the millisecond, in UTC."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def lag(millis: int | None) -> str:
+    """How far behind, in a few characters."""
+    return "-" if millis is None else ago(millis / 1000)
+
+
+def rate(records_per_second: float) -> str:
+    return f"{records_per_second:.1f}" if 0 < records_per_second < 10 else f"{records_per_second:.0f}"
+
+
+def ago(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for unit, length in (("min", 60), ("h", 3_600)):
+        if seconds < 60 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} d" if seconds >= 172_800 else f"{seconds / 3_600:.1f} h"
+
+
+_Work = Callable[[argparse.Namespace], int]
+
+
+class Actions:
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._command = parser.prog
+        self._parsers = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+
+    def add(self, name: str, work: _Work, summary: str, *, example: str = "") -> argparse.ArgumentParser:
+        """`example` is what stands behind the action's name there."""
+        action = self._parsers.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  {self._command} {name} {example}".rstrip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        action.set_defaults(work=work)
+        return action
+
+
+def perform(arguments: argparse.Namespace) -> int:
+    """The action that was asked for."""
+    work: _Work = arguments.work
+    return work(arguments)
+
+
+def add_aws_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("AWS options", "what is left out comes from the standard environment and profile")
+    group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
+    group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
+    group.add_argument(
+        "--endpoint-url",
+        metavar="URL",
+        help="another address, such as a local one (AWS_ENDPOINT_URL_KINESIS)",
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_stream_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stream", type=stream_argument, metavar="STREAM", help="name or ARN of a stream")
+
+
+def aws_from(arguments: argparse.Namespace) -> Aws:
+    return Aws(region=arguments.region, profile=arguments.profile, endpoint_url=arguments.endpoint_url)
+
+
+def stream_argument(text: str) -> StreamName:
+    try:
+        return parse_stream(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def shard_id_argument(text: str) -> str:
+    """A shard's id, or only its number."""
+    if text.isascii() and text.isdigit():
+        return f"shardId-{int(text):012d}"
+    try:
+        shard_index(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; its number alone will do") from None
+    return text
+
+
+def hash_key_argument(text: str) -> int:
+    try:
+        return parse_hash_key(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def partition_key_argument(text: str) -> str:
+    try:
+        return check_partition_key(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_application_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("app", metavar="APP", help="name of an application, as in Consumer(..., app=APP)")
+    add_leases_option(parser, "its lease store", default="its file on this machine")
+
+
+def add_leases_option(parser: argparse.ArgumentParser, what: str, *, default: str) -> None:
+    parser.add_argument("--leases", metavar="URL", help=f"{what}, as in Consumer(..., leases=URL) (default: {default})")

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all services check lint types layers docs bench sim matrix lock format clean
+.PHONY: help demo test test-all test-long services check lint types layers docs bench sim matrix lock format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -12,6 +12,8 @@ FAST_TESTS := tests/tidy tests/unit tests/property tests/conformance tests/fuzz 
 SEED ?=
 SECONDS_OF_SIMULATION := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),)
 ONLY ?=
+PROTOCOL ?=
+WORLDS ?=
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 12
@@ -42,11 +44,14 @@ INSTALL = if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/py
 demo: .venv/app.stamp  ## the product on a local Kinesis, no AWS account needed
 	@$(BIN)/anabranch demo
 
-test: .venv/dev.stamp  ## everything that needs PyPI alone (about 4 minutes)
-	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long"
+test: .venv/dev.stamp  ## all tests that need only PyPI packages (about 4 minutes)
+	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak"
 
 test-all: .venv/dev.stamp  ## adds real servers, processes, long simulation, examples
 	@$(BIN)/python tests/run.py tests/property tests/conformance tests/integration tests/chaos tests/simulation -m "long or services"
+
+test-long: .venv/dev.stamp  ## runs of minutes, by hand: all, or ONLY=fleet
+	@$(PYTEST) tests -m soak -q -s $(if $(ONLY),-k "$(ONLY)")
 
 services:  ## the servers that test-all needs, from Debian's packages
 	@.ci/services
@@ -73,8 +78,9 @@ format: .venv/dev.stamp  ## puts the code in shape
 bench: .venv/bench.stamp  ## all benchmarks, or ONLY=codec
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
-sim: .venv/dev.stamp  ## SEED=n replays a world, SECONDS=n tries fresh ones on all cores
-	@$(BIN)/python -m anabranch.testing.sim $(if $(SEED),--seed $(SEED)) $(if $(SECONDS_OF_SIMULATION),--seconds $(SECONDS_OF_SIMULATION))
+sim: .venv/dev.stamp  ## SEED=n replays a world; SECONDS=n or WORLDS=n tries fresh ones; PROTOCOL=1 for leases alone
+	@$(BIN)/python -m anabranch.testing.sim $(if $(PROTOCOL),--protocol) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(WORLDS),--worlds $(WORLDS)) $(if $(SECONDS_OF_SIMULATION),--seconds $(SECONDS_OF_SIMULATION))
 
 matrix: .venv/dev.stamp  ## other Pythons and the oldest dependencies, where they are installed
 	@$(BIN)/python tests/matrix.py

@@ -22,7 +22,7 @@ def test_fleet_of_eight_processes_for_two_minutes_of_kills_stops_splits_and_merg
 @pytest.mark.parametrize("order, aggregate", [("shard", False), ("key", True)])
 def test_restarts_of_one_worker_over_a_million_records(tmp_path, order, aggregate):
     found = asyncio.run(
-        restarts.run_restarts(str(tmp_path), records=1_000_000, order=order, aggregate=aggregate, seed=3, patience=1_500)
+        restarts.run_restarts(str(tmp_path), records=1_000_000, order=order, aggregate=aggregate, seed=3, patience=1500)
     )
     print(restarts.describe(found))
     assert found.report.ok, found.report

@@ -19,7 +19,7 @@ def test_the_sqlite_store_keeps_the_contract(tmp_path):
 
 class UpsertingStore(MemoryLeaseStore):
     async def heartbeat(self, beat):
-        from anabranch.testing.lease_store_contract.arena import member
+        from anabranch.testing.lease_store_contract import member
 
         await self.register_member(member(beat.member_id))
         return await super().heartbeat(beat)

@@ -1,0 +1,682 @@
+"""The contract of lease stores. Run it against your own store in a test:
+
+    def test_my_store_keeps_the_contract():
+        check_lease_store(lambda app: MyStore(url, app))
+
+Each check uses an application of its own and several handles at once. All failures are reported together. The checks
+cover what the safety of a fleet depends on: the condition of each write, races, lost answers and the order of reads.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.leases import (
+    AppRow,
+    Beat,
+    Checkpoint,
+    Conflict,
+    ControlRow,
+    Finish,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    OpenKey,
+    ShardStatus,
+    Stopped,
+    StreamRow,
+)
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
+from anabranch._ports.lease_store import LeaseStore
+from anabranch.limits import HASH_KEY_MAX
+
+MakeStore = Callable[[str], LeaseStore]
+
+APP_ID = "first"
+"""Of the application that `open` makes."""
+STREAM = "123456789012:orders:1700000000"
+
+
+class Arena:
+    """One application of its own for each check. `open` gives a further handle on the same rows, as another process
+    would have; a store that keeps nothing gives the same handle again.
+    """
+
+    def __init__(self, make_store: MakeStore, app: str, *, durable: bool) -> None:
+        self._make_store = make_store
+        self._durable = durable
+        self._stores: list[LeaseStore] = []
+        self.app = app
+
+    def make(self) -> LeaseStore:
+        if not self._stores or self._durable:
+            self._stores.append(self._make_store(self.app))
+        return self._stores[-1]
+
+    async def open(self) -> LeaseStore:
+        store = self.make()
+        await store.open(self.app_row())
+        return store
+
+    def app_row(self, app_id: str = APP_ID) -> AppRow:
+        return AppRow(app=self.app, app_id=app_id, created_wall_ms=1_700_000_000_000)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+        self._stores.clear()
+
+
+def expect(holds: bool, rule: str, found: Any = None) -> None:  # noqa: FBT001 -- reads as an assertion
+    """Not `assert`, which vanishes under -O: a contract that was not checked must not pass."""
+    if not holds:
+        raise AssertionError(rule if found is None else f"{rule}; found {found!r}")
+
+
+def member(member_id: str, **fields: Any) -> MemberRow:
+    return MemberRow(member_id=member_id, worker_id=f"worker of {member_id}", expiry_ms=10_000, **fields)
+
+
+def lease_key(number: int = 0, generation: int = 0) -> LeaseKey:
+    return LeaseKey(STREAM, generation, f"shardId-{number:012d}")
+
+
+def lease(number: int = 0, **fields: Any) -> LeaseRow:
+    return LeaseRow(key=lease_key(number), **fields)
+
+
+def at(sequence_number: int) -> Checkpoint:
+    return Checkpoint(watermark=Position(sequence_number))
+
+
+def _stream(number: int = 0) -> StreamRow:
+    return StreamRow(
+        stream_key=f"{STREAM}{number}",
+        name="orders",
+        arn="arn:aws:kinesis:eu-west-1:123456789012:stream/orders",
+        created_seconds=1_699_999_999.5,
+        origin=at_timestamp(1_700_000_000.123),
+    )
+
+
+async def an_application_is_made_once(arena: Arena) -> None:
+    store = arena.make()
+    expect(await store.read_app() is None, "read_app before the first open finds nothing")
+    first = await store.open(arena.app_row("first"))
+    expect(first == arena.app_row("first"), "open returns the row that it made", first)
+    again = await (await arena.open()).open(arena.app_row("second"))
+    expect(again.app_id == "first", "open keeps the row that stands and returns it", again)
+    expect(await store.read_app() == first, "read_app returns the row that stands")
+
+
+async def the_incarnation_stays_and_is_recorded_under_a_condition(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    incarnation = await store.incarnation()
+    expect(bool(incarnation), "incarnation is not empty")
+    expect(await other.incarnation() == incarnation, "every handle sees the same incarnation")
+    recorded = await store.record_incarnation("", incarnation)
+    expect(recorded is not None and recorded.incarnation == incarnation, "record_incarnation writes", recorded)
+    late = await other.record_incarnation("", "another")
+    expect(late == recorded, "record_incarnation changes nothing where the expected one is not the stored one", late)
+    expect(await other.read_app() == recorded, "the recorded incarnation is read by others")
+
+
+async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
+    store = await arena.open()
+    row = _stream()
+    expect(await store.put_stream(row, app_id=APP_ID) == row, "put_stream returns the new row")
+    other = replace(row, origin=TRIM_HORIZON)
+    expect(
+        await store.put_stream(other, app_id=APP_ID) == row,
+        "put_stream never replaces: one worker's pin is everybody's",
+    )
+    done = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
+    expect(done == replace(row, bootstrapped=True, version=1), "write_stream adds 1 to the version", done)
+    expect(await store.write_stream(row, 0, app_id=APP_ID) is None, "write_stream refuses an old version")
+    expect(await store.write_stream(_stream(7), 0, app_id=APP_ID) is None, "write_stream makes no row")
+    await store.put_stream(_stream(1), app_id=APP_ID)
+    found = [stream.stream_key for stream in await store.read_streams()]
+    expect(found == [f"{STREAM}0", f"{STREAM}1"], "read_streams returns all, in the order of their keys", found)
+
+
+async def nothing_begins_in_another_application_of_the_name(arena: Arena) -> None:
+    store = arena.make()
+    await store.open(arena.app_row("second"))
+    row = _stream()
+    expect(await store.put_stream(row, app_id=APP_ID) is None, "put_stream makes nothing under another id")
+    expect(await store.create_lease(lease(), app_id=APP_ID) is None, "create_lease makes nothing under another id")
+    expect(not await store.read_streams(), "there is no stream")
+    expect(not await store.read_leases(with_finished=True), "there is no lease")
+    await store.put_stream(row, app_id="second")
+    marked = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
+    expect(marked is None, "write_stream writes nothing under another id", marked)
+    expect(list(await store.read_streams()) == [row], "the stream is not marked as begun")
+    await store.create_lease(lease(), app_id="second")
+    found = await store.create_lease(lease(), app_id=APP_ID)
+    expect(found is None, "nor is what stands shown as the caller's own", found)
+    expect(await store.delete_app("second"), "the application is deleted")
+    expect(await store.put_stream(row, app_id="second") is None, "put_stream makes nothing where there is none")
+    expect(await store.create_lease(lease(), app_id="second") is None, "nor does create_lease")
+    await store.open(arena.app_row("third"))
+    rest = [*await store.read_streams(), *await store.read_leases(with_finished=True)]
+    expect(not rest, "and what comes late is not found by the next one", rest)
+
+
+async def a_command_is_answered_once(arena: Arena) -> None:
+    store = await arena.open()
+    late = ControlRow(command_id="a", action="pause", key=lease_key(), requested_wall_ms=2)
+    early = ControlRow(command_id="b", action="seek", arguments={"to": "tip"}, requested_by="me", requested_wall_ms=1)
+    await store.put_control(late)
+    await store.put_control(early)
+    await store.put_control(replace(early, action="skip"))
+    found = list(await store.read_controls())
+    expect(found == [early, late], "commands are put once and read in the order of their requests", found)
+    applied = replace(early, state="applied", result="done")
+    expect(await store.write_control(applied), "a pending command is answered")
+    expect(not await store.write_control(replace(early, state="refused")), "an answered command stays as it is")
+    expect(not await store.write_control(replace(early, command_id="none")), "an unknown command is not made")
+    expect(list(await store.read_controls()) == [applied, late], "the answer is kept")
+
+
+async def an_application_is_deleted_whole_and_never_while_a_member_lives(arena: Arena) -> None:
+    store = await arena.open()
+    await store.put_stream(_stream(), app_id=APP_ID)
+    await store.create_lease(lease(), app_id=APP_ID)
+    await store.put_control(ControlRow(command_id="a", action="pause"))
+    await store.register_member(member("a"))
+    expect(not await store.delete_app("first"), "delete_app refuses while a member is live")
+    await store.leave("a")
+    expect(not await store.delete_app("second"), "delete_app refuses under another id")
+    expect(len(await store.read_members()) == 1, "a refused delete_app removes nothing")
+    expect(await store.delete_app("first"), "delete_app removes an application whose members have all left")
+    expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
+    expect(await store.read_app() is None, "the application's row is gone")
+    await store.open(arena.app_row("second"))
+    rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
+    rest.append(await store.read_leases(with_finished=True))
+    expect(not any(rest), "nothing of it is left for a new application of the name", rest)
+
+
+_APPLICATION_CHECKS = (
+    an_application_is_made_once,
+    an_application_is_deleted_whole_and_never_while_a_member_lives,
+    the_incarnation_stays_and_is_recorded_under_a_condition,
+    a_stream_is_put_once_and_written_by_version,
+    nothing_begins_in_another_application_of_the_name,
+    a_command_is_answered_once,
+)
+
+
+async def a_member_is_registered_once(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    row = MemberRow(
+        member_id="a",
+        worker_id="host 1",
+        counter=1,
+        expiry_ms=5_000,
+        protocol="1.2",
+        fingerprint="order=key",
+        generation=2,
+        shards_max=3,
+        load=4,
+        lease_version=5,
+        reads_healthy=False,
+        draining=True,
+        wanted=(HandOffRequest(lease_key(1), "b"),),
+        status=(ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001")),
+        joined_wall_ms=6,
+    )
+    new = await store.register_member(row)
+    expect(new == row, "register_member keeps and returns the whole row", new)
+    again = await other.register_member(replace(row, expiry_ms=1))
+    expect(again == row, "register_member never replaces a row", again)
+    await other.register_member(member("A"))
+    found = [one.member_id for one in await store.read_members()]
+    expect(found == ["A", "a"], "read_members returns all, in the order of their ids", found)
+
+
+async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Arena) -> None:
+    store = await arena.open()
+    expect(await store.heartbeat(Beat(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None")
+    expect(not await store.read_members(), "a heartbeat is never an upsert")
+    await store.register_member(member("a"))
+    status = (ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001"))
+    beat = Beat(member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
+    row = await store.heartbeat(beat)
+    expected = member("a", counter=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
+    expect(row == expected, "a heartbeat writes its attempt as the counter, and all that it carries", row)
+    late = await store.heartbeat(Beat(member_id="a", attempt=2))
+    expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
+    same = await store.heartbeat(replace(beat, load=9))
+    expect(same == expected, "a heartbeat that arrives twice is one", same)
+
+
+async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) -> None:
+    store = await arena.open()
+    expect(await store.seal_member("a", 0) is None, "sealing nobody finds None")
+    await store.register_member(member("a"))
+    await store.heartbeat(Beat(member_id="a", attempt=4))
+    row = await store.seal_member("a", 3)
+    expect(row is not None and row.state == "live", "a counter that moved saves its member", row)
+    row = await store.seal_member("a", 4)
+    expect(row is not None and row.state == "sealed", "the observed counter seals", row)
+    beaten = await store.heartbeat(Beat(member_id="a", attempt=5))
+    expect(beaten == row, "a heartbeat after the seal changes nothing, and tells", beaten)
+    left = await store.leave("a")
+    expect(left == row, "a sealed member does not leave: sealed is final", left)
+
+
+async def leaving_is_one_write_and_final(arena: Arena) -> None:
+    store = await arena.open()
+    expect(await store.leave("a") is None, "nobody leaves: None")
+    await store.register_member(member("a"))
+    row = await store.leave("a")
+    expect(row is not None and row.state == "left", "leave makes a live row left", row)
+    expect(await store.heartbeat(Beat(member_id="a", attempt=9)) == row, "a member that left does not come back")
+    expect(await store.seal_member("a", 0) == row, "left is not sealed afterwards")
+
+
+async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena) -> None:
+    store = await arena.open()
+    first, second = HandOffRequest(lease_key(1), "b"), HandOffRequest(lease_key(2), "b")
+    expect(await store.request_hand_off("a", first) is None, "a request to nobody finds None")
+    await store.register_member(member("a"))
+    await store.request_hand_off("a", first)
+    await store.request_hand_off("a", second)
+    row = await store.request_hand_off("a", first)
+    expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
+    row = await store.heartbeat(Beat(member_id="a", attempt=1, answered=(first,)))
+    expect(row is not None and row.wanted == (second,), "what was answered goes, what was not stays", row)
+    await store.leave("a")
+    row = await store.request_hand_off("a", first)
+    expect(row is not None and row.wanted == (second,), "a member that left is asked for nothing", row)
+
+
+async def a_member_is_deleted_only_when_it_is_over_and_named_nowhere(arena: Arena) -> None:
+    store = await arena.open()
+    await store.register_member(member("a"))
+    expect(not await store.delete_member("a"), "a live member is not deleted")
+    expect(not await store.delete_member("b"), "nobody is not deleted")
+    await store.create_lease(lease(owner="a"), app_id=APP_ID)
+    await store.leave("a")
+    expect(not await store.delete_member("a"), "a member that a lease names is not deleted")
+    await store.register_member(member("c"))
+    await store.seal_member("c", 0)
+    expect(await store.delete_member("c"), "a sealed member that no lease names is deleted")
+    found = [row.member_id for row in await store.read_members()]
+    expect(found == ["a"], "only the deleted row is gone", found)
+
+
+async def no_member_of_this_process_is_called_dead(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    await store.register_member(member("a"))
+    await other.register_member(member("b"))
+    for handle in (store, other):
+        dead = list(await handle.dead_members())
+        expect(dead == [], "dead_members names only members whose process is gone", dead)
+
+
+_MEMBERS_CHECKS = (
+    a_member_is_registered_once,
+    a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none,
+    a_seal_holds_only_for_the_observed_counter_and_is_final,
+    leaving_is_one_write_and_final,
+    a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat,
+    a_member_is_deleted_only_when_it_is_over_and_named_nowhere,
+    no_member_of_this_process_is_called_dead,
+)
+
+
+_LARGE = 10**128 + 7  # a sequence number may have 129 digits
+
+
+async def a_row_is_kept_whole(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    full = LeaseRow(
+        key=LeaseKey("123456789012:clicks:1", 3, "shardId-000000000009"),
+        start=at_timestamp(1_700_000_000.25),
+        waits_for=("shardId-000000000001", "shardId-000000000002"),
+        hash_key_range=HashKeyRange(1, HASH_KEY_MAX),
+        owner="nobody we know / ünïcode",
+        version=4,
+        epoch=5,
+        checkpoint=Checkpoint(
+            watermark=Position(_LARGE, 3),
+            frontier=Position(_LARGE + 1),
+            open_keys=(
+                OpenKey(b"\x00\xff345678", Position(_LARGE, 4), 2, "dead_lettering"),
+                OpenKey(b"abcdefgh", Position(_LARGE + 1)),
+            ),
+            seek_epoch=6,
+            order="key",
+            seen_through_seconds=1_700_000_001.5,
+        ),
+        finish=Finish("trimmed", ("shardId-000000000010",)),
+        stopped=Stopped("the handler failed", Position(_LARGE), "user-1", "m", 7),
+        paused=True,
+        takes_without_progress=8,
+        records_handled=9,
+        checkpointed_at_wall_ms=10,
+    )
+    plain = lease(start=after_sequence_number(_LARGE), stopped=Stopped("", None, None, "", 0))
+    for row in (full, plain, lease(1)):
+        await store.create_lease(row, app_id=APP_ID)
+        found = await other.read_lease(row.key)
+        expect(found == row, f"a row is read as it was written: {row!r}", found)
+
+
+async def a_lease_is_created_once(arena: Arena) -> None:
+    store = await arena.open()
+    row = lease(start=TRIM_HORIZON)
+    expect(await store.create_lease(row, app_id=APP_ID) == row, "create_lease returns the new row")
+    again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"), app_id=APP_ID)
+    expect(again == row, "create_lease never replaces a row, and returns the one that stands", again)
+    expect(await store.read_lease(lease_key(1)) is None, "a row that is not there is None")
+
+
+async def rows_are_read_in_order_and_finished_ones_only_when_asked_for(arena: Arena) -> None:
+    store = await arena.open()
+    keys = [LeaseKey("b:s:1", 0, "x"), LeaseKey("a:s:1", 10, "x"), LeaseKey("a:s:1", 9, "y"), LeaseKey("a:s:1", 9, "x")]
+    for key in keys:
+        await store.create_lease(LeaseRow(key=key), app_id=APP_ID)
+    done = LeaseRow(key=LeaseKey("a:s:1", 9, "w"), finish=Finish("end", ("x", "y")))
+    await store.create_lease(done, app_id=APP_ID)
+    found = [row.key for row in await store.read_leases()]
+    expect(found == sorted(keys), "unfinished rows, ordered by stream, generation number and shard", found)
+    found = [row.key for row in await store.read_leases(with_finished=True)]
+    expect(found == sorted([*keys, done.key]), "with_finished adds the finished ones, in the same order", found)
+    expect(await store.read_lease(done.key) == done, "read_lease finds a finished row too")
+
+
+async def _take(store: LeaseStore, number: int, member_id: str, owner: str | None, version: int) -> LeaseRow | Conflict:
+    return await store.take_lease(lease_key(number), member_id, expected_owner=owner, expected_version=version)
+
+
+async def a_lease_is_taken_from_nobody_or_from_the_dead(arena: Arena) -> None:
+    store = await arena.open()
+    await store.register_member(member("a"))
+    await store.create_lease(lease(), app_id=APP_ID)
+    taken = await _take(store, 0, "a", None, 0)
+    expected = lease(owner="a", version=1, epoch=1, takes_without_progress=1)
+    expect(taken == expected, "a take sets owner and adds 1 to version, epoch, takes_without_progress", taken)
+    expect(await _take(store, 0, "b", "a", 1) == Conflict(expected), "nothing is taken from a live member")
+    expect(await _take(store, 0, "b", None, 1) == Conflict(expected), "the owner must be the expected one")
+    await store.seal_member("a", 0)
+    expect(await _take(store, 0, "b", "a", 0) == Conflict(expected), "the version must be the expected one")
+    taken = await _take(store, 0, "b", "a", 1)
+    expect(isinstance(taken, LeaseRow) and taken.owner == "b", "a sealed member's lease is taken", taken)
+    expect(isinstance(taken, LeaseRow) and (taken.version, taken.epoch) == (2, 2), "version and epoch grow", taken)
+    await store.register_member(member("c"))
+    await store.create_lease(lease(1, owner="c"), app_id=APP_ID)
+    await store.leave("c")
+    expect(isinstance(await _take(store, 1, "b", "c", 0), LeaseRow), "the lease of a member that left is taken")
+    expect(await _take(store, 2, "b", None, 0) == Conflict(None), "a take of a row that is not there: Conflict(None)")
+    over = lease(3, finish=Finish("end"))
+    await store.create_lease(over, app_id=APP_ID)
+    expect(await _take(store, 3, "b", None, 0) == Conflict(over), "a finished lease is not taken")
+
+
+async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
+    store = await arena.open()
+    await store.create_lease(lease(epoch=2), app_id=APP_ID)
+    row = await store.take_lease(lease_key(), "a", expected_owner=None, expected_version=0, epoch_floor=7)
+    expect(isinstance(row, LeaseRow) and row.epoch == 8, "a child's epoch starts above its parents'", row)
+    await store.create_lease(lease(1, epoch=9), app_id=APP_ID)
+    row = await store.take_lease(lease_key(1), "a", expected_owner=None, expected_version=0, epoch_floor=7)
+    expect(isinstance(row, LeaseRow) and row.epoch == 10, "a floor never lowers an epoch", row)
+
+
+async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) -> None:
+    store = await arena.open()
+    row = lease(owner="a", version=1)
+    await store.create_lease(row, app_id=APP_ID)
+    written = await store.write_lease(replace(row, checkpoint=at(5)), member_id="a", expected_version=1)
+    expected = replace(row, checkpoint=at(5), version=2)
+    expect(written == expected, "the owner's write is stored with one version more", written)
+    other = await store.write_lease(replace(row, checkpoint=at(9)), member_id="b", expected_version=2)
+    expect(other == Conflict(expected), "another member's write is refused with the row that stands", other)
+    old = await store.write_lease(replace(row, checkpoint=at(4)), member_id="a", expected_version=1)
+    expect(old == Conflict(expected), "an older write does not replace a newer one", old)
+    none = await store.write_lease(lease(7), member_id="a", expected_version=0)
+    expect(none == Conflict(None), "a write makes no row", none)
+    given = await store.write_lease(replace(expected, owner="b"), member_id="a", expected_version=2)
+    expect(isinstance(given, LeaseRow) and given.owner == "b", "a lease is given by its owner's write", given)
+    freed = await store.write_lease(replace(expected, owner=None), member_id="b", expected_version=3)
+    expect(isinstance(freed, LeaseRow) and freed.owner is None, "a lease is released by its owner's write", freed)
+    expect(await store.read_lease(row.key) == freed, "what was acknowledged is what is read")
+
+
+async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
+    store = await arena.open()
+    await store.create_lease(lease(), app_id=APP_ID)
+    await _take(store, 0, "a", None, 0)  # the answer of this one is lost
+    again = await _take(store, 0, "a", None, 0)
+    expect(isinstance(again, Conflict), "the same take twice is a conflict", again)
+    mine = again.row if isinstance(again, Conflict) else None
+    expect(mine is not None and mine.owner == "a" and mine.version == 1, "which shows that the lease is mine", mine)
+    assert mine is not None
+    commit = replace(mine, checkpoint=at(5))
+    await store.write_lease(commit, member_id="a", expected_version=1)  # lost too
+    again = await store.write_lease(commit, member_id="a", expected_version=1)
+    shown = again.row if isinstance(again, Conflict) else None
+    expect(shown == replace(commit, version=2), "the same commit twice is a conflict that shows the commit", shown)
+
+
+async def only_a_finished_row_is_deleted(arena: Arena) -> None:
+    store = await arena.open()
+    row = lease(owner="a")
+    await store.create_lease(row, app_id=APP_ID)
+    expect(not await store.delete_lease(row.key, 0), "an unfinished row is not deleted")
+    done = replace(row, owner=None, finish=Finish("end"))
+    await store.write_lease(done, member_id="a", expected_version=0)
+    expect(not await store.delete_lease(row.key, 0), "a row of another version is not deleted")
+    expect(await store.delete_lease(row.key, 1), "a finished row of the expected version is deleted")
+    expect(await store.read_lease(row.key) is None, "and gone")
+    expect(not await store.delete_lease(row.key, 1), "and not deleted twice")
+
+
+_LEASES_CHECKS = (
+    a_row_is_kept_whole,
+    a_lease_is_created_once,
+    rows_are_read_in_order_and_finished_ones_only_when_asked_for,
+    a_lease_is_taken_from_nobody_or_from_the_dead,
+    the_epoch_of_a_take_passes_its_floor,
+    only_the_owner_writes_a_lease_and_only_over_what_it_saw,
+    a_lost_answer_is_found_out_by_asking_again,
+    only_a_finished_row_is_deleted,
+)
+
+
+_HANDLES = 3
+_RACERS = 8
+_ROUNDS = 5
+
+
+async def one_of_many_takes_holds(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    for number in range(_ROUNDS):
+        key = lease_key(number)
+        await stores[0].create_lease(lease(number), app_id=APP_ID)
+        takes = (
+            stores[racer % _HANDLES].take_lease(key, f"m{racer}", expected_owner=None, expected_version=0)
+            for racer in range(_RACERS)
+        )
+        outcomes = await asyncio.gather(*takes)
+        won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
+        expect(len(won) == 1, "exactly one of the takes holds", outcomes)
+        lost = [outcome.row for outcome in outcomes if isinstance(outcome, Conflict)]
+        expect(all(row == won[0] for row in lost), "every loser is shown the winner's row", lost)
+
+
+async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    row = lease(owner="a")
+    await stores[0].create_lease(row, app_id=APP_ID)
+    for version in range(_ROUNDS):
+        writes = (
+            stores[racer % _HANDLES].write_lease(
+                replace(row, checkpoint=at(version * 100 + racer)), member_id="a", expected_version=version
+            )
+            for racer in range(_RACERS)
+        )
+        outcomes = await asyncio.gather(*writes)
+        won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
+        expect(len(won) == 1 and won[0].version == version + 1, "exactly one write of a version holds", outcomes)
+        expect(await stores[-1].read_lease(row.key) == won[0], "and it is what every handle reads")
+
+
+async def many_who_create_agree_on_one_row(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    leases = await asyncio.gather(
+        *(
+            stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer))), app_id=APP_ID)
+            for racer in range(_RACERS)
+        )
+    )
+    expect(all(row == leases[0] for row in leases), "all who create a lease get the same row", leases)
+    streams = await asyncio.gather(
+        *(
+            stores[racer % _HANDLES].put_stream(
+                StreamRow(
+                    stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=at_timestamp(float(racer))
+                ),
+                app_id=APP_ID,
+            )
+            for racer in range(_RACERS)
+        )
+    )
+    expect(all(row == streams[0] for row in streams), "all first workers agree on one pin", streams)
+
+
+async def nothing_outlives_the_application_that_it_was_made_in(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    for number in range(_ROUNDS):
+        app_id, successor = f"{APP_ID}{number or ''}", f"{APP_ID}{number + 1}"
+        outcomes = await asyncio.gather(
+            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS // 2)),
+            stores[0].delete_app(app_id),
+            stores[1].open(arena.app_row(successor)),
+            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS)),
+        )
+        await stores[0].open(arena.app_row(successor))
+        rest = await stores[-1].read_leases(with_finished=True)
+        expect(not rest, "what was made went with its application, and what came later was not made", (outcomes, rest))
+
+
+async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    for number in range(_ROUNDS):
+        name = f"m{number}"
+        await stores[0].register_member(member(name))
+        sealed, beaten = await asyncio.gather(
+            stores[1].seal_member(name, 0), stores[2].heartbeat(Beat(member_id=name, attempt=1))
+        )
+        final = next(row for row in await stores[0].read_members() if row.member_id == name)
+        allowed = {("sealed", 0), ("live", 1)}
+        expect((final.state, final.counter) in allowed, "either the seal holds or the heartbeat does", final)
+        expect(sealed is not None and sealed.state == final.state, "the sealer is told which", sealed)
+        expect(beaten is not None and beaten.state == final.state, "the member is told which", beaten)
+
+
+async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
+    stores = [await arena.open() for _ in range(_HANDLES)]
+    await stores[0].register_member(member("a"))
+    requests = [HandOffRequest(lease_key(number), "b") for number in range(_ROUNDS)]
+    await asyncio.gather(
+        *(stores[number % _HANDLES].request_hand_off("a", request) for number, request in enumerate(requests)),
+        *(stores[attempt % _HANDLES].heartbeat(Beat(member_id="a", attempt=attempt + 1)) for attempt in range(_ROUNDS)),
+    )
+    (row,) = await stores[0].read_members()
+    expect(sorted(row.wanted, key=lambda one: one.key) == requests, "every request is in the row", row.wanted)
+    expect(row.counter == _ROUNDS, "and the counter is the highest attempt", row.counter)
+
+
+_RACES_CHECKS = (
+    one_of_many_takes_holds,
+    one_of_many_writes_of_a_version_holds,
+    many_who_create_agree_on_one_row,
+    nothing_outlives_the_application_that_it_was_made_in,
+    a_seal_and_a_heartbeat_do_not_both_hold,
+    no_request_is_lost_to_a_heartbeat,
+)
+
+
+async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
+    store = await arena.open()
+    await store.register_member(member("a"))
+    beaten = await store.heartbeat(Beat(member_id="a", attempt=1))
+    await store.put_stream(
+        StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON), app_id=APP_ID
+    )
+    await store.create_lease(lease(owner="a"), app_id=APP_ID)
+    committed = await store.write_lease(replace(lease(owner="a"), checkpoint=at(5)), member_id="a", expected_version=0)
+    await store.put_control(ControlRow(command_id="c", action="pause"))
+    incarnation = await store.incarnation()
+    await arena.close()
+
+    store = await arena.open()
+    expect(await store.read_lease(lease().key) == committed, "the last commit is there")
+    expect(list(await store.read_members()) == [beaten], "the members are there")
+    expect(len(await store.read_streams()) == 1, "the streams are there")
+    expect(len(await store.read_controls()) == 1, "the commands are there")
+    expect(await store.incarnation() == incarnation, "it is the same incarnation")
+
+
+async def applications_do_not_see_each_other(arena: Arena) -> None:
+    store = await arena.open()
+    await store.create_lease(lease(owner="a"), app_id=APP_ID)
+    await store.register_member(member("a"))
+    arena.app += " too"
+    other = await arena.open()
+    await other.create_lease(lease(1), app_id=APP_ID)
+    await other.register_member(member("b"))
+    expect([row.key for row in await other.read_leases()] == [lease(1).key], "leases are the application's own")
+    expect([row.member_id for row in await other.read_members()] == ["b"], "so are members")
+    expect(await other.read_lease(lease().key) is None, "and single rows")
+
+
+_DURABILITY_CHECKS = (what_was_acknowledged_outlives_the_handles, applications_do_not_see_each_other)
+
+
+_CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
+    *_APPLICATION_CHECKS,
+    *_MEMBERS_CHECKS,
+    *_LEASES_CHECKS,
+    *_RACES_CHECKS,
+)
+
+
+def check_lease_store(make_store: MakeStore, *, durable: bool = True) -> None:
+    """Raises an `ExceptionGroup` of `AssertionError`s, one for each rule that does not hold.
+
+    `make_store(app)` returns a new, unopened handle; handles of the same application share its rows. A store that
+    lives in one object only is checked with `durable=False`: then one handle serves for all.
+    """
+    checks = _CHECKS + (_DURABILITY_CHECKS if durable else ())
+    failures = [failure for check in checks if (failure := _failure(check, make_store, durable=durable)) is not None]
+    if failures:
+        raise ExceptionGroup(
+            f"{len(failures)} of {len(checks)} rules of the lease store contract do not hold", failures
+        )
+
+
+def _failure(check: Callable[[Arena], Awaitable[None]], make_store: MakeStore, *, durable: bool) -> Exception | None:
+    async def run() -> None:
+        arena = Arena(make_store, f"contract-{uuid.uuid4().hex}", durable=durable)
+        try:
+            await check(arena)
+        finally:
+            await arena.close()
+
+    try:
+        asyncio.run(run())
+    except Exception as error:  # noqa: BLE001 -- the supervisor of the checks: all failures are reported at once
+        error.add_note(f"in the check {check.__name__.replace('_', ' ')!r}")
+        return error
+    return None

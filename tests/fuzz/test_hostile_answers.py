@@ -13,11 +13,11 @@ from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
-from anabranch._http.client import HttpClient
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.client_streams import StreamClient
-from anabranch._http.dialer import Dialer
-from anabranch._http.endpoint import parse_endpoint
+from anabranch._http.client.dialer import Dialer
+from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.http_client import HttpClient
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._model.streams import parse_stream
 from anabranch._wire.event_stream import encode_message
@@ -45,7 +45,7 @@ async def client_of(conversation, *, http2="auto"):
         source = CredentialSource(lambda anew: Keys())
         http = HttpClient(dialer, purposes={"reads": 4, "writes": 4, "others": 4}, timeouts=TIMEOUTS, limits=LIMITS)
         service = AwsService(KINESIS, ServiceAddress("eu-west-1", endpoint), source, http)
-        streams = StreamClient(dialer, http2=http2, timeouts=TIMEOUTS, limits=LIMITS)
+        streams = StreamPool(dialer, http2=http2, timeouts=TIMEOUTS, limits=LIMITS)
         try:
             async with KinesisClient(service, streams) as client:
                 yield client

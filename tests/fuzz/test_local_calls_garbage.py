@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from anabranch._http.exchange import Request, Response
+from anabranch._http.server.exchange import Request, Response
 from anabranch._wire import cbor
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.calls import LocalState

@@ -9,9 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch._http.endpoint import Endpoint, parse_endpoint
-from anabranch._http.proxies import Proxy, proxy_for
-from anabranch._http.tls import system_has_certificates
+from anabranch._http.client.dialer import system_has_certificates
+from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint, proxy_for
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError
 

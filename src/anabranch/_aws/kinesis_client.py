@@ -21,10 +21,10 @@ from anabranch._aws.service import (
     request_id,
 )
 from anabranch._aws.subscription import read_events
-from anabranch._http.client_connection import Response
-from anabranch._http.client_limits import ClientTimeouts
-from anabranch._http.client_stream import BodyStream
-from anabranch._http.client_streams import StreamClient
+from anabranch._http.client.body_stream import BodyStream
+from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.limits import ClientTimeouts
+from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
@@ -80,7 +80,7 @@ async def open_kinesis(
         timeouts=timeouts,
     )
     alpn = ("http/1.1",) if settings.http2 == "never" else ("h2", "http/1.1")
-    streams = StreamClient(
+    streams = StreamPool(
         await make_dialer(address, alpn, timeouts),
         http2=settings.http2,
         streams_max=settings.subscriptions_max,
@@ -92,7 +92,7 @@ async def open_kinesis(
 class KinesisClient:
     """Fulfils `_ports.kinesis.Kinesis` and `_ports.kinesis_writing.KinesisWriting`, and has the calls of fan-out."""
 
-    def __init__(self, service: AwsService, streams: StreamClient) -> None:
+    def __init__(self, service: AwsService, streams: StreamPool) -> None:
         self._service = service
         self._streams = streams
 
@@ -131,7 +131,7 @@ class KinesisClient:
             repeatable=True,
         )
 
-    def _read_records(self, response: Response) -> GetRecordsResponse:
+    def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
         return reads.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
     @asynccontextmanager
@@ -160,7 +160,7 @@ class KinesisClient:
     async def _try_stream(self, operation: str, body: bytes) -> BodyStream:
         signed = self._service.sign(await self._service.credentials(), operation, [body])
         answer = await self._streams.open((*signed.pairs(), ("user-agent", USER_AGENT)), body)
-        if isinstance(answer, Response):
+        if isinstance(answer, ClientResponse):
             raise self._service.refusal(operation, answer)
         return answer
 

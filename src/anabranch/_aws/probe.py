@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.service import USER_AGENT, date_seconds, make_dialer
-from anabranch._http.client import HttpClient
-from anabranch._http.client_limits import ClientTimeouts
+from anabranch._http.client.http_client import HttpClient
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch._wire.bodies import JSON
 
 __all__ = ["ProbeAnswer", "probe"]

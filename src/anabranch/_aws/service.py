@@ -17,11 +17,10 @@ from typing import Final, TypeVar
 from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.errors import CLOCK_CODES, TOKEN_CODES, service_error
-from anabranch._http.client import HttpClient
-from anabranch._http.client_connection import Response
-from anabranch._http.client_limits import ClientTimeouts
-from anabranch._http.dialer import Dialer
-from anabranch._http.tls import client_tls_context
+from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.dialer import Dialer, client_tls_context
+from anabranch._http.client.http_client import HttpClient
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch._version import __version__
 from anabranch._wire.bodies import JSON
 from anabranch._wire.service_errors import decode_aws_error
@@ -73,13 +72,13 @@ class AwsService:
         purpose: str,
         operation: str,
         pieces: Sequence[bytes],
-        read: Callable[[Response], T],
+        read: Callable[[ClientResponse], T],
         *,
         repeatable: bool,
     ) -> T:
         """`read` turns a successful answer into a value; `repeatable` says that sending it twice does no harm."""
 
-        def accept(response: Response) -> T:
+        def accept(response: ClientResponse) -> T:
             if response.status != 200:
                 raise self.refusal(operation, response)
             try:
@@ -132,7 +131,7 @@ class AwsService:
         """What is added to this machine's clock in signatures: 0 until the service has said that it is off."""
         return self._clock_offset_ms
 
-    def refusal(self, operation: str, response: Response) -> ServiceError:
+    def refusal(self, operation: str, response: ClientResponse) -> ServiceError:
         headers = response.headers
         error_type = headers.get(b"x-amzn-errortype")
         error = decode_aws_error(response.body, error_type.decode("latin-1") if error_type else None)
@@ -148,7 +147,7 @@ class AwsService:
             retry_after_seconds=_retry_after_seconds(headers, server_seconds),
         )
 
-    def server_seconds(self, response: Response) -> float | None:
+    def server_seconds(self, response: ClientResponse) -> float | None:
         """The service's clock, by the Date of its answer; read once a second."""
         value = response.headers.get(b"date")
         if value != self._date[0]:
@@ -184,7 +183,7 @@ async def make_dialer(address: ServiceAddress, alpn: Sequence[str], timeouts: Cl
     return Dialer(address.endpoint, tls=tls, proxy=address.proxy, proxy_tls=proxy_tls, connect_timeout=timeouts.connect)
 
 
-def request_id(response: Response) -> str | None:
+def request_id(response: ClientResponse) -> str | None:
     value = response.headers.get(b"x-amzn-requestid")
     return None if value is None else value.decode("latin-1")
 

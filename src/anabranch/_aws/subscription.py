@@ -7,7 +7,7 @@ exception that the service put into it, or broken. Only the first is an end; the
 from collections.abc import AsyncGenerator
 
 from anabranch._aws.errors import service_error
-from anabranch._http.client_stream import BodyStream
+from anabranch._http.client.body_stream import BodyStream
 from anabranch._wire.event_stream import MessageDecoder
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch._wire.service_errors import AwsError

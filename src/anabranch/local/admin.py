@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from anabranch._http.exchange import Request, Response
+from anabranch._http.server.exchange import Request, Response
 from anabranch._version import __version__
 from anabranch.local.faults import Fault, Faults
 

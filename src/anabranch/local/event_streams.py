@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
-from anabranch._http.exchange import HangUp
+from anabranch._http.server.exchange import HangUp
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.bodies import BodyCodec
 from anabranch.local.faults import CallPlan

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from anabranch._http.exchange import Abandon, Answer, Headers, Request, Response, StreamingResponse
+from anabranch._http.server.exchange import Abandon, Answer, Headers, Request, Response, StreamingResponse
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, Call
 from anabranch.local.calls import LocalState, PutRecordsRequest

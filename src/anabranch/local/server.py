@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from anabranch._http.exchange import Answer, Request
-from anabranch._http.server import HttpServer
+from anabranch._http.server.exchange import Answer, Request
+from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.local.admin import Admin
 from anabranch.local.calls import LocalState

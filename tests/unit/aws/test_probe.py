@@ -8,7 +8,7 @@ import pytest
 
 from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.probe import probe
-from anabranch._http.endpoint import parse_endpoint
+from anabranch._http.client.endpoint import parse_endpoint
 from anabranch.errors import TransportError
 from canned_server import answer, canned_server, read_request
 

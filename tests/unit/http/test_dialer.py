@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from blockbuster import blockbuster_ctx
 
-from anabranch._http.client import HttpClient
-from anabranch._http.client_limits import ClientTimeouts
-from anabranch._http.client_streams import StreamClient
-from anabranch._http.dialer import Dialer
-from anabranch._http.endpoint import Endpoint, parse_endpoint
-from anabranch._http.exchange import Response, StreamingResponse
-from anabranch._http.proxies import Proxy
-from anabranch._http.server import HttpServer
-from anabranch._http.tls import client_tls_context, system_has_certificates
+from anabranch._http.client.dialer import Dialer, client_tls_context, system_has_certificates
+from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint
+from anabranch._http.client.http_client import HttpClient
+from anabranch._http.client.limits import ClientTimeouts
+from anabranch._http.client.stream_pool import StreamPool
+from anabranch._http.server.exchange import Response, StreamingResponse
+from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError, TransportError
 from anabranch.local.certificate import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request
@@ -119,7 +117,7 @@ def test_a_proxy_tunnels_tls_with_its_password_and_http2_inside(certificate):
                 assert await post(client) == (200, b"hello")
             assert len(seen) == 1
             assert seen[0].startswith(b"CONNECT 127.0.0.1:%d HTTP/1.1\r\nhost: 127.0.0.1:" % server.port)
-            streams = StreamClient(Dialer(endpoint, tls=context, proxy=proxy))
+            streams = StreamPool(Dialer(endpoint, tls=context, proxy=proxy))
             stream = await streams.open([("host", "x")], b"stream")
             assert b"".join(await stream.receive()) == b"pushed over 2"
             await streams.close()

@@ -5,10 +5,9 @@ import h2.connection
 import h2.events
 import pytest
 
-from anabranch._http.exchange import Response
-from anabranch._http.http2_server import Http2Connection
-from anabranch._http.server_limits import ServerLimits
-from anabranch._http.service import Service
+from anabranch._http.server.exchange import Response
+from anabranch._http.server.http2_connection import Http2ServerConnection
+from anabranch._http.server.server_state import ServerLimits, ServerState
 
 
 class Transport(asyncio.Transport):
@@ -42,8 +41,8 @@ class Transport(asyncio.Transport):
 @pytest.fixture
 def connected():
     async def make():
-        service = Service(lambda request: Response(200, b"x" * 100), ServerLimits())
-        connection, transport = Http2Connection(service), Transport()
+        service = ServerState(lambda request: Response(200, b"x" * 100), ServerLimits())
+        connection, transport = Http2ServerConnection(service), Transport()
         connection.connection_made(transport)
         return connection, transport
 

@@ -4,10 +4,10 @@ from contextlib import asynccontextmanager
 import pytest
 from blockbuster import blockbuster_ctx
 
-from anabranch._http.client import HttpClient
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.dialer import Dialer
-from anabranch._http.endpoint import parse_endpoint
+from anabranch._http.client.dialer import Dialer
+from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.http_client import HttpClient
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 from canned_server import answer, canned_server, read_request
 

@@ -1,4 +1,4 @@
-from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch._http.client.connection import ReceiveBuffers
 
 
 def test_a_buffer_that_was_given_back_is_lent_again():

@@ -1,31 +1,27 @@
-"""Streamed answers from one endpoint: HTTP/2 where the server speaks it, else one HTTP/1.1 connection for each.
+"""Streamed responses from one endpoint: over HTTP/2 if the server supports it, else one HTTP/1.1 connection each.
 
-Over TLS the handshake decides (ALPN). In clear text nothing can: `http2="always"` begins with HTTP/2 at once, for a
-server that is known to speak it. The first connection decides for all: those that come in the meantime wait for it,
-and share it.
+Over TLS, ALPN decides. Clear text has no negotiation: `http2="always"` starts with HTTP/2 directly, for servers known
+to support it. The first connection decides for all; callers that arrive meanwhile wait for it and share it.
 """
 
 import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
-from anabranch._http.client_connection import ClientConnection, Response
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.client_stream import BodyStream
-from anabranch._http.dialer import Dialer
-from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch._http.client.body_stream import BodyStream
+from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
+from anabranch._http.client.dialer import Dialer
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
-    from anabranch._http.client_http2 import Http2Connection, Http2Stream
-
-__all__ = ["StreamClient"]
+    from anabranch._http.client.http2_connection import Http2BodyStream, Http2ClientConnection
 
 _SWEEP_SECONDS: Final = 1.0
 _REFUSAL_BYTES_MAX: Final = 1 << 20
 
 
-class StreamClient:
+class StreamPool:
     def __init__(
         self,
         dialer: Dialer,
@@ -44,13 +40,13 @@ class StreamClient:
         self._buffers = ReceiveBuffers(0)
         self._dialling = asyncio.Lock()
         self._speaks_http2: bool | None = None
-        self._connections: list[Http2Connection] = []
+        self._connections: list[Http2ClientConnection] = []
         self._opening: dict[ClientConnection, None] = {}
         self._streams: dict[BodyStream, None] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def open(self, headers: Iterable[tuple[str, str]], body: bytes) -> BodyStream | Response:
+    async def open(self, headers: Iterable[tuple[str, str]], body: bytes) -> BodyStream | ClientResponse:
         """The stream once the server has accepted it (status 200), else the whole refusal."""
         if self._closed:
             raise UsageError("this client is closed")
@@ -63,7 +59,7 @@ class StreamClient:
                 answer = await self._open_on(connection, headers, body, deadline)
         except TimeoutError:
             raise TransportError(f"{self._dialer.endpoint.url} accepted no stream in time") from None
-        if not isinstance(answer, Response):
+        if not isinstance(answer, ClientResponse):
             self._streams[answer] = None
             self._watch()
         return answer
@@ -90,7 +86,7 @@ class StreamClient:
             await http2.wait_closed()
         self._connections.clear()
 
-    async def _connection(self, deadline: float) -> "Http2Connection | ClientConnection":
+    async def _connection(self, deadline: float) -> "Http2ClientConnection | ClientConnection":
         if self._speaks_http2 is False:
             return await self._dialer.dial(self._choose, deadline)
         async with self._dialling:
@@ -104,28 +100,28 @@ class StreamClient:
                 self._watch()
             return connection
 
-    def _choose(self, negotiated: str | None) -> "Http2Connection | ClientConnection":
+    def _choose(self, negotiated: str | None) -> "Http2ClientConnection | ClientConnection":
         endpoint = self._dialer.endpoint
         if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
-            from anabranch._http.client_http2 import Http2Connection  # noqa: PLC0415 -- a start needs not wait for h2
+            from anabranch._http.client.http2_connection import Http2ClientConnection  # noqa: PLC0415 -- a start needs not wait for h2
 
-            return Http2Connection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
+            return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
         return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
 
     async def _open_on(
         self,
-        connection: "Http2Connection | ClientConnection",
+        connection: "Http2ClientConnection | ClientConnection",
         headers: Iterable[tuple[str, str]],
         body: bytes,
         deadline: float,
-    ) -> BodyStream | Response:
+    ) -> BodyStream | ClientResponse:
         if isinstance(connection, ClientConnection):
             return await self._open_http1(connection, headers, body, deadline)
         return await self._open_http2(connection, headers, body)
 
     async def _open_http2(
-        self, connection: "Http2Connection", headers: Iterable[tuple[str, str]], body: bytes
-    ) -> "Http2Stream | Response":
+        self, connection: "Http2ClientConnection", headers: Iterable[tuple[str, str]], body: bytes
+    ) -> "Http2BodyStream | ClientResponse":
         stream = await connection.open_stream([*headers, ("content-length", str(len(body)))], body)
         if stream.status == 200:
             return stream
@@ -138,17 +134,17 @@ class StreamClient:
                     raise TransportError(f"{self._dialer.endpoint.url} refused a stream without end")
         finally:
             stream.close()
-        return Response(stream.status, stream.headers, memoryview(refusal))
+        return ClientResponse(stream.status, stream.headers, memoryview(refusal))
 
     async def _open_http1(
         self, connection: ClientConnection, headers: Iterable[tuple[str, str]], body: bytes, deadline: float
-    ) -> BodyStream | Response:
+    ) -> BodyStream | ClientResponse:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
         head = self._dialer.request_start + f"{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
         self._opening[connection] = None
         try:
             answer = await connection.open_stream(head, [body], deadline)
-            if isinstance(answer, Response):
+            if isinstance(answer, ClientResponse):
                 answer.body = memoryview(bytes(answer.body))
                 connection.abort()
         finally:

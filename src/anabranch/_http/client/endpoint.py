@@ -1,7 +1,8 @@
-"""Which proxy stands between us and a host, by the standard variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. Pure.
+"""Where a server is, and which proxy is between us and it. Pure: the environment is an argument.
 
-The lower-case name wins over the upper-case one, as everywhere. NO_PROXY holds names (with their subdomains),
-addresses, networks (10.0.0.0/8) and `*`, each perhaps with a port. The environment is an argument.
+Proxies come from the standard variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. A lower-case variable wins over the
+upper-case one. NO_PROXY holds host names (with their subdomains), addresses, networks (10.0.0.0/8) and `*`, each with
+an optional port.
 """
 
 from base64 import b64encode
@@ -10,10 +11,54 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from urllib.parse import unquote, urlsplit
 
-from anabranch._http.endpoint import Endpoint
 from anabranch.errors import ConfigurationError
 
-__all__ = ["Proxy", "proxy_for"]
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    scheme: str
+    host: str
+    """A name or an address; IPv6 without brackets."""
+    port: int
+
+    @property
+    def tls(self) -> bool:
+        return self.scheme == "https"
+
+    @property
+    def authority(self) -> str:
+        """Host and port as CONNECT wants them: the port always, IPv6 in brackets."""
+        return f"{self._bracketed}:{self.port}"
+
+    @property
+    def host_header(self) -> str:
+        """As the Host header and the signature want it: the port only where it is not the scheme's own."""
+        return self._bracketed if self.port == _DEFAULT_PORTS[self.scheme] else self.authority
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.host_header}"
+
+    @property
+    def _bracketed(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def parse_endpoint(url: str) -> Endpoint:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(
+            f"an endpoint looks like https://kinesis.eu-west-1.amazonaws.com, not {url!r}: {error}"
+        ) from None
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username is not None:
+        raise ValueError(f"an endpoint looks like https://kinesis.eu-west-1.amazonaws.com, not {url!r}")
+    if parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise ValueError(f"an endpoint is a scheme, a host and perhaps a port, with no path behind: not {url!r}")
+    return Endpoint(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme])
 
 
 @dataclass(frozen=True, slots=True)

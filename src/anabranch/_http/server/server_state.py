@@ -1,20 +1,39 @@
-"""What the connections of one server share: the handler, the limits, who is connected, and whether it is stopping.
+"""What the connections of one server share: the handler, the limits, the open connections, and whether it is stopping.
 
-It owns every task that makes an answer, so that stopping can wait for all of them. It knows no HTTP version.
+It owns every task that produces a reply, so that stopping can wait for all of them. It does not depend on the HTTP
+version.
 """
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Protocol
 
-from anabranch._http.exchange import Handler
-from anabranch._http.server_limits import ServerLimits
-
-__all__ = ["Connection", "Service"]
+from anabranch._http.server.exchange import Handler
 
 
-class Connection(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    connections_max: int = 2_000
+    head_bytes_max: int = 64 << 10
+    """Request line and headers together."""
+    body_bytes_max: int = 24 << 20
+    """A PutRecords of 10 MiB is 14 MiB as base64, and a careless encoder escapes some of it."""
+    streams_max: int = 256
+    """Requests at once on one HTTP/2 connection."""
+    head_timeout: float = 10.0
+    """From a request's first byte to its last header; for a new TLS connection, to the end of the handshake."""
+    body_timeout: float = 60.0
+    idle_timeout: float = 300.0
+    """Between requests on a kept connection."""
+    write_timeout: float = 330.0
+    """How long a client may leave an answer unread; above the five minutes of a paused subscription."""
+    check_interval: float = 1.0
+    """How often connections are looked at for these times."""
+
+
+class ServerConnection(Protocol):
     def check(self, now: float, /) -> None:
         """Gives up a client that has been slow for too long."""
 
@@ -24,12 +43,12 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
-class Service:
+class ServerState:
     def __init__(self, handler: Handler, limits: ServerLimits) -> None:
         self.handler = handler
         self.limits = limits
         self.stopping = False
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ServerConnection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -40,14 +59,14 @@ class Service:
         return len(self._connections) >= self.limits.connections_max
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[ServerConnection]:
         return list(self._connections)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ServerConnection) -> None:
         self._connections[connection] = None
         self._none_left.clear()
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ServerConnection) -> None:
         self._connections.pop(connection, None)
         if not self._connections:
             self._none_left.set()

@@ -4,8 +4,8 @@ import socket
 import pytest
 from blockbuster import blockbuster_ctx
 
-from anabranch._http import addresses
-from anabranch._http.addresses import connect_to_host
+from anabranch._http.client import dialer
+from anabranch._http.client.dialer import connect_to_host
 
 
 class Network:
@@ -24,7 +24,7 @@ class Network:
                 self.sockets.append(made)
             return made
 
-        monkeypatch.setattr(addresses.socket, "socket", remembered)
+        monkeypatch.setattr(dialer.socket, "socket", remembered)
 
     def install(self):
         loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ async def is_unreachable():
 
 def connect(monkeypatch, behaviour, *, cancel_after=None):
     network = Network(monkeypatch, behaviour)
-    monkeypatch.setattr(addresses, "_NEXT_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr(dialer, "_NEXT_AFTER_SECONDS", 0.01)
 
     async def main():
         network.install()

@@ -1,7 +1,7 @@
-"""A small HTTP server: HTTP/1.1 and HTTP/2 on one port, in clear text or over TLS. It knows nothing of what it serves.
+"""A small HTTP server: HTTP/1.1 and HTTP/2 on one port, in clear text or over TLS.
 
-One listener, one regular sweep over the connections for those that are too slow, and a stop that lets answers finish.
-Made for the local Kinesis, for health checks and for the dashboard: few dependencies, bounded clients, no routing.
+It has one listener, a periodic check for slow connections, and a graceful stop. It serves the local Kinesis, health
+checks and the dashboard: few dependencies, bounded clients, no routing.
 """
 
 import asyncio
@@ -13,13 +13,10 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from anabranch._http.exchange import Handler
-from anabranch._http.http1_server import Http1Connection
-from anabranch._http.server_limits import ServerLimits
-from anabranch._http.service import Service
+from anabranch._http.server.exchange import Handler
+from anabranch._http.server.http1_connection import Http1ServerConnection
+from anabranch._http.server.server_state import ServerLimits, ServerState
 from anabranch.errors import ConfigurationError, UsageError
-
-__all__ = ["HttpServer"]
 
 _BACKLOG: Final = 1_024
 _TLS_GOODBYE_SECONDS: Final = 0.5  # an idle pool answers no close_notify, and nothing is lost without it
@@ -41,7 +38,7 @@ class HttpServer:
         self._port = port
         self._tls = tls
         self._limits = limits or ServerLimits()
-        self._service: Service | None = None
+        self._state: ServerState | None = None
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -49,13 +46,13 @@ class HttpServer:
         if self._server is not None:
             raise UsageError("this server runs already; make another one for another port")
         loop = asyncio.get_running_loop()
-        service = Service(self._handler, self._limits)
+        state = ServerState(self._handler, self._limits)
         if self._tls is not None:
             self._tls.set_alpn_protocols(["h2", "http/1.1"])
         try:
             self._address = await self._resolve()
             self._server = await loop.create_server(
-                lambda: Http1Connection(service),
+                lambda: Http1ServerConnection(state),
                 self._address,
                 self._port,
                 ssl=self._tls,
@@ -65,7 +62,7 @@ class HttpServer:
             )
         except OSError as error:
             raise ConfigurationError(_explain(error, self._host, self._port)) from error
-        self._service = service
+        self._state = state
         self._sweep = loop.call_later(self._limits.check_interval, self._check_connections)
 
     @property
@@ -85,17 +82,17 @@ class HttpServer:
 
     async def stop(self, *, grace: float = 5.0) -> None:
         """Takes no more clients, lets answers under way finish within `grace` seconds, then cuts the rest."""
-        if self._server is None or self._service is None:
+        if self._server is None or self._state is None:
             return
-        server, service = self._server, self._service
+        server, state = self._server, self._state
         server.close()
         if self._sweep is not None:
             self._sweep.cancel()
-        await service.drain(grace)
+        await state.drain(grace)
         with contextlib.suppress(TimeoutError):  # from Python 3.12 it waits for clients in the middle of a handshake
             async with asyncio.timeout(_TLS_GOODBYE_SECONDS):
                 await server.wait_closed()
-        self._server = self._service = self._sweep = None
+        self._server = self._state = self._sweep = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -115,9 +112,9 @@ class HttpServer:
         return str(found[0][4][0])
 
     def _check_connections(self) -> None:
-        if self._service is not None:
+        if self._state is not None:
             now = time.monotonic()
-            for connection in self._service.connections:
+            for connection in self._state.connections:
                 connection.check(now)
             self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections)
 

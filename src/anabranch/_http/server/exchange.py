@@ -1,9 +1,9 @@
-"""One request on its way to one answer, whichever HTTP version carries it.
+"""One request and its response, independent of the HTTP version.
 
-A handler is given a `Request` and returns an answer, or an awaitable of one: most answers need no task, so none is
-made for them. An answer is a `Response` that is complete, a `StreamingResponse` whose chunks come as they come, or an
-`Abandon`, which is how a server behaves that has gone away. The connection offers a `Sink`; how bytes are framed there
-is not known here. An `Exchange` owns the task that makes its answer, and ends it when the client is gone.
+A handler takes a `Request` and returns a reply or an awaitable of one: most replies need no task, so none is made for
+them. A reply is a complete `Response`, a `StreamingResponse`, or an `Abandon` (the behaviour of a server that went
+away). The connection provides a `ReplySink` and does the framing. An `Exchange` owns the task that produces its reply,
+and cancels it when the client disconnects.
 """
 
 import asyncio
@@ -13,19 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-__all__ = [
-    "Abandon",
-    "Answer",
-    "Exchange",
-    "Handler",
-    "HangUp",
-    "Headers",
-    "Request",
-    "Response",
-    "Sink",
-    "StreamingResponse",
-]
 
 logger = logging.getLogger("anabranch.http")
 
@@ -85,7 +72,7 @@ Answer = Response | StreamingResponse | Abandon
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
 
 
-class Sink(Protocol):
+class AnswerSink(Protocol):
     """Where the bytes of one answer go."""
 
     def send(self, response: Response, /) -> None: ...
@@ -99,7 +86,7 @@ class Exchange:
     """Runs the handler for one request and hands its answer to the sink."""
 
     def __init__(
-        self, handler: Handler, sink: Sink, spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+        self, handler: Handler, sink: AnswerSink, spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     ) -> None:
         self._handler = handler
         self._sink = sink

@@ -1,23 +1,25 @@
-"""Kept HTTP/1.1 connections for one purpose: at most so many at once, the one used last first.
+"""An HTTP client for one endpoint: whole responses over HTTP/1.1 connections, with one connection pool per purpose.
 
-Last in, first out keeps few connections warm and lets the others go idle and be closed. A caller that finds none free
-and no room waits its turn; it dials in its own task, so cancelling it cancels the dialling. Deadlines cost no timer
-for each call: one sweep looks at everything that is under way ten times a second, and stops when nothing is.
+Purposes cannot starve each other: long polls do not delay writes, and neither delays lease updates. A call is sent
+once. It is sent a second time only if a kept connection turned out to be closed before a byte of the response came, and
+only if repeating the call is harmless. Other calls use a connection that the kernel still reports as open.
 
-The pool knows no retry: a connection that failed is discarded, the caller is told.
+The pool hands out the connection that was used last. That keeps a few connections busy; the others become idle and are
+closed. A caller that finds no free connection and no room waits in line. Deadlines need no timer per call: one sweep
+checks everything in progress ten times a second, and stops when there is nothing to check.
 """
 
 import asyncio
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar, cast
 
-from anabranch._http.client_connection import ClientConnection
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.dialer import Dialer
-from anabranch._http.receive_buffers import ReceiveBuffers
+from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
+from anabranch._http.client.dialer import Dialer
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 
-__all__ = ["ConnectionPool"]
+T = TypeVar("T")
 
 _SWEEP_SECONDS: Final = 0.1
 _IDLE_SWEEP_SECONDS: Final = 1.0
@@ -211,3 +213,79 @@ class ConnectionPool:
                 busy = f"all {self._connections_max} connections to {where} were busy until the deadline"
                 waiter.turn.set_exception(TransportError(busy, maybe_sent=False))
         self._waiters = deque(waiter for waiter in self._waiters if not waiter.turn.done())
+
+
+class HttpClient:
+    def __init__(
+        self,
+        dialer: Dialer,
+        *,
+        purposes: Mapping[str, int],
+        timeouts: ClientTimeouts | None = None,
+        limits: ClientLimits | None = None,
+    ) -> None:
+        """`purposes` names the pools, each with the most connections it may have."""
+        limits = limits or ClientLimits()
+        self._loop = asyncio.get_running_loop()
+        self._timeouts = timeouts or ClientTimeouts()
+        self._start = dialer.request_start
+        self._buffers = ReceiveBuffers(limits.kept_buffer_bytes_max)
+        self._pools = {
+            purpose: ConnectionPool(
+                dialer, connections_max=connections_max, limits=limits, timeouts=self._timeouts, buffers=self._buffers
+            )
+            for purpose, connections_max in purposes.items()
+        }
+
+    async def post(
+        self,
+        purpose: str,
+        headers: bytes,
+        pieces: Sequence[bytes],
+        read: Callable[[ClientResponse], T],
+        *,
+        repeatable: bool,
+    ) -> T:
+        """What `read` makes of the answer; it copies what it keeps. `headers` are all lines after the first."""
+        pool = self._pools[purpose]
+        deadline = self._loop.time() + self._timeouts.total
+        head = self._start + headers
+        connection = pool.take()
+        if not repeatable:
+            while connection is not None and connection.has_input():
+                pool.discard(connection)
+                connection = pool.take()
+        if connection is None:
+            connection = await pool.acquire(deadline)
+        try:
+            if len(pieces) == 1:
+                response = cast("ClientResponse", await connection.start(head + pieces[0], deadline))
+            else:
+                response = await connection.exchange(head, pieces, deadline)
+        except TransportError:
+            pool.discard(connection)
+            if not (repeatable and connection.dropped_before_answer):
+                raise
+            pool.drop_idle()
+            connection, response = await self._post_afresh(pool, head, pieces, deadline)
+        except BaseException:
+            pool.discard(connection)
+            raise
+        try:
+            return read(response)
+        finally:
+            pool.release(connection)
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+
+    async def _post_afresh(
+        self, pool: ConnectionPool, head: bytes, pieces: Sequence[bytes], deadline: float
+    ) -> tuple[ClientConnection, ClientResponse]:
+        connection = await pool.acquire(deadline)
+        try:
+            return connection, await connection.exchange(head, pieces, deadline)
+        except BaseException:
+            pool.discard(connection)
+            raise

@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 from blockbuster import blockbuster_ctx
 
-from anabranch._http.client_connection import Response
-from anabranch._http.client_limits import ClientTimeouts
-from anabranch._http.client_streams import StreamClient
-from anabranch._http.dialer import Dialer
-from anabranch._http.endpoint import parse_endpoint
-from anabranch._http.exchange import StreamingResponse
-from anabranch._http.server import HttpServer
-from anabranch._http.tls import client_tls_context
+from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.dialer import Dialer, client_tls_context
+from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.limits import ClientTimeouts
+from anabranch._http.client.stream_pool import StreamPool
+from anabranch._http.server.exchange import StreamingResponse
+from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import TransportError, UsageError
 from anabranch.local.certificate import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request
@@ -47,7 +46,7 @@ async def whole(stream):
 @asynccontextmanager
 async def http1_client(conversation, **options):
     async with canned_server(conversation) as server:
-        client = StreamClient(Dialer(parse_endpoint(server.url)), **options)
+        client = StreamPool(Dialer(parse_endpoint(server.url)), **options)
         try:
             yield server, client
         finally:
@@ -64,7 +63,7 @@ async def served_client(handler, certificate=None, http2="always", **options):
         alpn = ("http/1.1",) if http2 == "never" else ("h2", "http/1.1")
         context = await asyncio.to_thread(client_tls_context, str(certificate[0]), alpn)
     async with HttpServer(handler, tls=tls) as server:
-        client = StreamClient(Dialer(parse_endpoint(server.url), tls=context), http2=http2, **options)
+        client = StreamPool(Dialer(parse_endpoint(server.url), tls=context), http2=http2, **options)
         try:
             yield server, client
         finally:
@@ -146,14 +145,14 @@ def test_a_cancelled_reader_and_a_closed_client_leave_nothing_open(certificate, 
 @VERSIONS
 def test_a_refusal_is_read_whole(certificate, secure, http2, version):
     async def main():
-        from anabranch._http import exchange
+        from anabranch._http.server import exchange
 
         def refuse(request):
             return exchange.Response(400, b"x" * 100_000, [("x-amzn-requestid", "id-1")])
 
         async with served_client(refuse, certificate if secure else None, http2) as (_, client):
             refusal = await client.open(HEADERS, b"body")
-            assert isinstance(refusal, Response)
+            assert isinstance(refusal, ClientResponse)
             assert (refusal.status, len(refusal.body)) == (400, 100_000)
             assert refusal.headers[b"x-amzn-requestid"] == b"id-1"
 
@@ -239,7 +238,7 @@ def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
 @pytest.mark.parametrize("http2", ["always", "auto"])
 def test_a_connection_lost_in_the_middle_breaks_its_streams(http2):
     async def main():
-        from anabranch._http.exchange import HangUp
+        from anabranch._http.server.exchange import HangUp
 
         async def push():
             yield b"half"
@@ -328,7 +327,7 @@ def test_a_certificate_that_nobody_signed_is_refused_with_advice(certificate):
         tls = await asyncio.to_thread(load_certificate, *certificate)
         untrusting = await asyncio.to_thread(client_tls_context)
         async with HttpServer(streaming(b"x"), tls=tls) as server:
-            client = StreamClient(Dialer(parse_endpoint(server.url), tls=untrusting))
+            client = StreamPool(Dialer(parse_endpoint(server.url), tls=untrusting))
             with pytest.raises(TransportError, match=r"not trusted.*AWS_CA_BUNDLE") as failure:
                 await client.open(HEADERS, b"body")
             assert not failure.value.maybe_sent

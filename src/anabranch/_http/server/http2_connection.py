@@ -1,8 +1,8 @@
-"""One HTTP/2 connection of a server: many requests at once, framed and flow-controlled by `h2`.
+"""One HTTP/2 connection of a server: many requests at once, with flow control.
 
-A request is handed on when its last byte is there; a body is acknowledged to the sender as it arrives and is bounded.
-An answer goes out as far as the client's windows and the socket let it; the rest waits in its stream, and a streaming
-answer waits with it. `h2` may know that a stream is closed before its event reaches us: sending there is no error.
+A request is handled when its last byte has arrived; its body is acknowledged as it arrives, and bounded. A reply is
+sent as far as the client's windows and the socket allow; the rest waits in its stream, and a streaming reply waits with
+it. The HTTP/2 library may know that a stream is closed before we see the event: sending there is not an error.
 """
 
 import asyncio
@@ -12,30 +12,25 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import h2.exceptions
-import h2.settings
-
-from anabranch._http.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
-from anabranch._http.service import Service
-
-__all__ = ["PREFACE", "Http2Connection"]
+from anabranch._http import http2
+from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
+from anabranch._http.server.server_state import ServerState
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _STREAM_WINDOW_BYTES: Final = 1 << 20
 _CONNECTION_WINDOW_BYTES: Final = 16 << 20
-_CONFIGURATION: Final = h2.config.H2Configuration(client_side=False, header_encoding=None)
 
 
-class Http2Connection(asyncio.Protocol):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+class Http2ServerConnection(asyncio.Protocol):
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
         self._transport: asyncio.Transport
-        self._h2 = h2.connection.H2Connection(_CONFIGURATION)
-        self._streams: dict[int, _Stream] = {}
+        self._session = http2.server_session(
+            streams_max=state.limits.streams_max,
+            window_bytes=_STREAM_WINDOW_BYTES,
+            head_bytes_max=state.limits.head_bytes_max,
+        )
+        self._streams: dict[int, _ServerStream] = {}
         self._writing_paused = False
         self._draining = False
         self._deadline: float | None = None
@@ -47,37 +42,29 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._service.add(self)
-        self._h2.local_settings = h2.settings.Settings(
-            client=False,
-            initial_values={
-                h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: self._service.limits.streams_max,
-                h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW_BYTES,
-                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: self._service.limits.head_bytes_max,
-            },
-        )
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
-        self._set_deadline(self._service.limits.head_timeout)
+        self._state.add(self)
+        self._session.initiate_connection()
+        self._session.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
+        self._set_deadline(self._state.limits.head_timeout)
         self._flush()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._service.remove(self)
+        self._state.remove(self)
         for stream in list(self._streams.values()):
             stream.lost()
         self._streams.clear()
 
     def data_received(self, data: bytes) -> None:
         try:
-            events = self._h2.receive_data(data)
-        except h2.exceptions.ProtocolError:
+            events = self._session.receive_data(data)
+        except http2.Http2Error:
             self._flush()  # h2 has written the GOAWAY that names the error
             self._transport.close()
             return
         for event in events:
             self._take(event)
         if not self._streams:
-            self._set_deadline(self._service.limits.idle_timeout)
+            self._set_deadline(self._state.limits.idle_timeout)
         self._flush()
 
     def eof_received(self) -> None:
@@ -87,7 +74,7 @@ class Http2Connection(asyncio.Protocol):
         """Nothing more is read either: pings and settings that nobody reads the answers to would pile up here."""
         self._writing_paused = True
         self._transport.pause_reading()
-        self._write_deadline = time.monotonic() + self._service.limits.write_timeout
+        self._write_deadline = time.monotonic() + self._state.limits.write_timeout
 
     def resume_writing(self) -> None:
         self._writing_paused = False
@@ -96,7 +83,7 @@ class Http2Connection(asyncio.Protocol):
         self._pump_all()
         self._flush()
 
-    # What the service calls
+    # What the state calls
 
     def check(self, now: float) -> None:
         idle = self._deadline is not None and now >= self._deadline and not self._streams
@@ -105,14 +92,14 @@ class Http2Connection(asyncio.Protocol):
             return
         for stream in list(self._streams.values()):
             if stream.deadline is not None and now >= stream.deadline:
-                self._reset(stream, h2.errors.ErrorCodes.CANCEL)
+                self._reset(stream, http2.ErrorCodes.CANCEL)
         self._flush()
 
     def drain(self) -> None:
         self._draining = True
         for stream in list(self._streams.values()):
             if stream.silent:
-                self._reset(stream, h2.errors.ErrorCodes.CANCEL)
+                self._reset(stream, http2.ErrorCodes.CANCEL)
             else:
                 stream.drain()
         if not self._streams:
@@ -123,22 +110,22 @@ class Http2Connection(asyncio.Protocol):
 
     # Events
 
-    def _take(self, event: h2.events.Event) -> None:
-        if isinstance(event, h2.events.RequestReceived):
+    def _take(self, event: http2.Event) -> None:
+        if isinstance(event, http2.RequestReceived):
             self._open(_known(event.stream_id), cast("Sequence[tuple[bytes, bytes]]", event.headers))
-        elif isinstance(event, h2.events.DataReceived):
+        elif isinstance(event, http2.DataReceived):
             self._receive(event)
-        elif isinstance(event, h2.events.StreamEnded):
+        elif isinstance(event, http2.StreamEnded):
             stream = self._streams.get(_known(event.stream_id))
             if stream is not None:
-                stream.begin(self._service)
-        elif isinstance(event, h2.events.StreamReset):
+                stream.begin(self._state)
+        elif isinstance(event, http2.StreamReset):
             stream = self._streams.get(_known(event.stream_id))
             if stream is not None:
                 self._forget(stream)
-        elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+        elif isinstance(event, http2.WindowUpdated | http2.RemoteSettingsChanged):
             self._pump_all()
-        elif isinstance(event, h2.events.ConnectionTerminated):
+        elif isinstance(event, http2.ConnectionTerminated):
             self._transport.close()
 
     def _open(self, stream_id: int, raw_headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -152,54 +139,54 @@ class Http2Connection(asyncio.Protocol):
         authority = headers.pop(":authority", None)
         if authority is not None:
             headers.setdefault("host", authority)
-        stream = _Stream(self, stream_id, Request(method, target, headers, bytearray(), "2"))
-        stream.deadline = time.monotonic() + self._service.limits.body_timeout
+        stream = _ServerStream(self, stream_id, Request(method, target, headers, bytearray(), "2"))
+        stream.deadline = time.monotonic() + self._state.limits.body_timeout
         self._streams[stream_id] = stream
         if self._draining:
-            self._reset(stream, h2.errors.ErrorCodes.REFUSED_STREAM)
+            self._reset(stream, http2.ErrorCodes.REFUSED_STREAM)
 
-    def _receive(self, event: h2.events.DataReceived) -> None:
+    def _receive(self, event: http2.DataReceived) -> None:
         stream_id = _known(event.stream_id)
-        self._h2.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
+        self._session.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
         stream = self._streams.get(stream_id)
         if stream is None or stream.exchange is not None:
             return
         body = cast("bytearray", stream.request.body)
         body += event.data or b""
-        if len(body) > self._service.limits.body_bytes_max:
+        if len(body) > self._state.limits.body_bytes_max:
             stream.refuse(
-                Response(413, f"the body is longer than {self._service.limits.body_bytes_max} bytes\n".encode())
+                Response(413, f"the body is longer than {self._state.limits.body_bytes_max} bytes\n".encode())
             )
 
     # Sending, for the streams
 
-    def send_head(self, stream: "_Stream", status: int, headers: Headers) -> None:
+    def send_head(self, stream: "_ServerStream", status: int, headers: Headers) -> None:
         try:
-            self._h2.send_headers(
-                stream.stream_id, [(":status", str(status)), ("date", self._service.date(time.time())), *headers]
+            self._session.send_headers(
+                stream.stream_id, [(":status", str(status)), ("date", self._state.date(time.time())), *headers]
             )
-        except h2.exceptions.ProtocolError:
+        except http2.Http2Error:
             self._forget(stream)
 
-    def pump(self, stream: "_Stream") -> None:
+    def pump(self, stream: "_ServerStream") -> None:
         """Sends what the windows and the socket take now."""
         try:
             self._send_waiting(stream)
-        except h2.exceptions.ProtocolError:
+        except http2.Http2Error:
             self._forget(stream)
             return
         if stream.waiting:
             if stream.deadline is None:
-                stream.deadline = time.monotonic() + self._service.limits.write_timeout
+                stream.deadline = time.monotonic() + self._state.limits.write_timeout
             return
         stream.deadline = None
         stream.emptied.set()
         if stream.ended:
             self._close_stream(stream)
 
-    def _send_waiting(self, stream: "_Stream") -> None:
+    def _send_waiting(self, stream: "_ServerStream") -> None:
         while stream.waiting and not self._writing_paused:
-            room = min(self._h2.local_flow_control_window(stream.stream_id), self._h2.max_outbound_frame_size)
+            room = min(self._session.local_flow_control_window(stream.stream_id), self._session.max_outbound_frame_size)
             if room <= 0:
                 return
             chunk = stream.waiting.popleft()
@@ -207,12 +194,12 @@ class Http2Connection(asyncio.Protocol):
                 stream.waiting.appendleft(chunk[room:])
                 chunk = chunk[:room]
             is_last = stream.ended and not stream.waiting
-            self._h2.send_data(stream.stream_id, chunk, end_stream=is_last)
+            self._session.send_data(stream.stream_id, chunk, end_stream=is_last)
             self._flush()
             if is_last:
                 return
         if stream.ended and not stream.waiting:
-            self._h2.end_stream(stream.stream_id)
+            self._session.end_stream(stream.stream_id)
 
     def flush(self) -> None:
         self._flush()
@@ -229,25 +216,25 @@ class Http2Connection(asyncio.Protocol):
             if stream.waiting:
                 self.pump(stream)
 
-    def _reset(self, stream: "_Stream", code: h2.errors.ErrorCodes) -> None:
-        with contextlib.suppress(h2.exceptions.ProtocolError):
-            self._h2.reset_stream(stream.stream_id, code)
+    def _reset(self, stream: "_ServerStream", code: http2.ErrorCodes) -> None:
+        with contextlib.suppress(http2.Http2Error):
+            self._session.reset_stream(stream.stream_id, code)
         self._forget(stream)
 
-    def _forget(self, stream: "_Stream") -> None:
+    def _forget(self, stream: "_ServerStream") -> None:
         stream.lost()
         self._close_stream(stream)
 
-    def _close_stream(self, stream: "_Stream") -> None:
+    def _close_stream(self, stream: "_ServerStream") -> None:
         self._streams.pop(stream.stream_id, None)
         if not self._streams:
-            self._set_deadline(self._service.limits.idle_timeout)
+            self._set_deadline(self._state.limits.idle_timeout)
             if self._draining:
                 self._say_goodbye()
 
     def _say_goodbye(self) -> None:
         if not self._transport.is_closing():
-            self._h2.close_connection()
+            self._session.close_connection()
             self._flush()
             self._transport.close()
 
@@ -255,15 +242,15 @@ class Http2Connection(asyncio.Protocol):
         self._deadline = time.monotonic() + seconds
 
     def _flush(self) -> None:
-        data = self._h2.data_to_send()
+        data = self._session.data_to_send()
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
 
-class _Stream:
-    """One request and its answer; the exchange's Sink."""
+class _ServerStream:
+    """One request and its answer; the exchange's AnswerSink."""
 
-    def __init__(self, connection: Http2Connection, stream_id: int, request: Request) -> None:
+    def __init__(self, connection: Http2ServerConnection, stream_id: int, request: Request) -> None:
         self.stream_id = stream_id
         self.request = request
         self.exchange: Exchange | None = None
@@ -275,10 +262,10 @@ class _Stream:
         self._connection = connection
         self._gone = False
 
-    def begin(self, service: Service) -> None:
+    def begin(self, state: ServerState) -> None:
         if self.exchange is None:
             self.deadline = None
-            self.exchange = Exchange(service.handler, self, service.spawn)
+            self.exchange = Exchange(state.handler, self, state.spawn)
             self.exchange.begin(self.request)
 
     def refuse(self, response: Response) -> None:
@@ -298,7 +285,7 @@ class _Stream:
         if self.exchange is not None:
             self.exchange.cancel()
 
-    # The Sink
+    # The AnswerSink
 
     def send(self, response: Response) -> None:
         if self._closed():

@@ -1,8 +1,8 @@
-"""The head of an HTTP/1.1 answer: bytes in, a checked value out. Pure.
+"""The bytes of an HTTP/1.1 response: its head and its chunked body. Pure.
 
-Strict where leniency would let two readers see two different answers: folded lines, names that are no tokens, two
-lengths that differ. What is refused is a `TransportError`: the service may have acted, its answer just cannot be
-read.
+The parser is strict where leniency would let two readers see two different responses: folded lines, header names that
+are not tokens, two lengths that differ. A refused response is a `TransportError`: the service may have acted, but the
+response cannot be read.
 """
 
 import re
@@ -11,8 +11,6 @@ from typing import Final
 
 from anabranch.errors import TransportError
 
-__all__ = ["CHUNKED", "UNTIL_CLOSE", "ResponseHead", "parse_response_head"]
-
 CHUNKED: Final = -1
 UNTIL_CLOSE: Final = -2
 
@@ -20,6 +18,11 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\x00]{0,200
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _HEADERS_MAX: Final = 128
+
+_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?")
+_SHORT_LINE_BYTES: Final = 16  # what nearly every size line fits into
+_LINE_BYTES_MAX: Final = 4_096
+_TRAILER_BYTES_MAX: Final = 16_384
 
 
 class ResponseHead:
@@ -93,3 +96,69 @@ def _body_length(status: int, headers: dict[bytes, bytes]) -> int:
             raise TransportError(f"the answer's content-length is not one number: {length[:80]!r}")
         length = first
     return int(length)
+
+
+class ResponseChunks:
+    def __init__(self) -> None:
+        self.complete = False
+        self.surplus = False
+        """Bytes came after the end: this connection cannot be used again."""
+        self._left = 0  # of the open chunk's payload
+        self._after_payload = False  # the CRLF behind a payload is still to come
+        self._in_trailers = False
+        self._trailer_bytes = 0
+        self._line = b""  # the part of a line that the last call ended with
+
+    def feed(self, view: memoryview) -> list[memoryview]:
+        payloads: list[memoryview] = []
+        position, end = 0, len(view)
+        while position < end:
+            if self.complete:
+                self.surplus = True
+                break
+            if self._left:
+                step = min(self._left, end - position)
+                payloads.append(view[position : position + step])
+                self._left -= step
+                position += step
+                continue
+            if self._after_payload and not self._line and bytes(view[position : position + 2]) == b"\r\n":
+                self._after_payload = False
+                position += 2
+                continue
+            position = self._take_line(view, position)
+        return payloads
+
+    def _take_line(self, view: memoryview, position: int) -> int:
+        held = len(self._line)
+        window = self._line + bytes(view[position : position + _SHORT_LINE_BYTES])
+        line_end = window.find(b"\r\n")
+        if line_end < 0:
+            window = self._line + bytes(view[position : position + _LINE_BYTES_MAX + 2])
+            line_end = window.find(b"\r\n")
+        if line_end < 0:
+            if len(window) > _LINE_BYTES_MAX:
+                raise TransportError("a chunk's size line in the answer has no end")
+            self._line = window
+            return len(view)
+        self._line = b""
+        self._apply(window[:line_end])
+        return position + line_end + 2 - held
+
+    def _apply(self, line: bytes) -> None:
+        if self._after_payload:
+            if line:
+                raise TransportError("a chunk of the answer is longer than its size says")
+            self._after_payload = False
+        elif self._in_trailers:
+            self._trailer_bytes += len(line) + 2
+            if self._trailer_bytes > _TRAILER_BYTES_MAX:
+                raise TransportError("the trailers of the answer are too long")
+            self.complete = not line
+        else:
+            match = _SIZE.fullmatch(line)
+            if match is None:
+                raise TransportError(f"a chunk's size in the answer is not a hexadecimal number: {line[:40]!r}")
+            self._left = int(match[1], 16)
+            self._after_payload = self._left > 0
+            self._in_trailers = self._left == 0

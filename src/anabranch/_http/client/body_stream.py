@@ -1,20 +1,15 @@
-"""An answer without an end, read as it comes over HTTP/1.1: the transport of one connection, taken over after its head.
+"""A streamed response body over HTTP/1.1, on a connection that was taken over after its head.
 
-`receive` hands out what has arrived as views of the receive buffer, valid until the next `receive`. A reader that
-does not come back lets the buffer fill, then the transport is paused: the server feels it, memory does not. `close`
-ends it at once.
+`receive` returns what has arrived as views of the receive buffer, valid until the next `receive`. If the reader falls
+behind, the buffer fills and the transport is paused, so memory stays bounded. `close` ends the stream at once.
 """
 
 import asyncio
 from typing import Final, Protocol
 
-from anabranch._http.client_limits import ClientTimeouts
-from anabranch._http.patience import Patience
-from anabranch._http.response_chunks import ResponseChunks
-from anabranch._http.response_head import CHUNKED, UNTIL_CLOSE, ResponseHead
+from anabranch._http.client.limits import ClientTimeouts, ReadTimeout
+from anabranch._http.client.response_framing import CHUNKED, UNTIL_CLOSE, ResponseChunks, ResponseHead
 from anabranch.errors import TransportError
-
-__all__ = ["BodyStream", "ResponseStream"]
 
 _BUFFER_BYTES: Final = 256 << 10
 _ROOM_BYTES_MIN: Final = 16 << 10  # one TLS record
@@ -39,7 +34,7 @@ class BodyStream(Protocol):
     async def wait_closed(self) -> None: ...
 
 
-class ResponseStream(asyncio.BufferedProtocol):
+class Http1BodyStream(asyncio.BufferedProtocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -63,7 +58,7 @@ class ResponseStream(asyncio.BufferedProtocol):
         self._paused = False
         self._finished = self._left == 0
         self._error: TransportError | None = None
-        self._patience = Patience(loop, timeouts)
+        self._read_timeout = ReadTimeout(loop, timeouts)
         self._closed: asyncio.Future[None] = loop.create_future()
 
     async def receive(self) -> list[memoryview]:
@@ -83,16 +78,16 @@ class ResponseStream(asyncio.BufferedProtocol):
                 return []
             if self._error is not None:
                 raise self._error
-            await self._patience.wait()
+            await self._read_timeout.wait()
 
     def progress(self) -> None:
-        self._patience.progress()
+        self._read_timeout.progress()
 
     def close(self) -> None:
         self._finish(TransportError("the stream was closed on this side"))
 
     def check(self, now: float) -> None:
-        if (missing := self._patience.spent(now)) is not None:
+        if (missing := self._read_timeout.expired(now)) is not None:
             self._finish(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
@@ -119,7 +114,7 @@ class ResponseStream(asyncio.BufferedProtocol):
         if self._error is None:
             self._error = error
         self._transport.abort()
-        self._patience.wake()
+        self._read_timeout.wake()
 
     # asyncio's side
 
@@ -131,7 +126,7 @@ class ResponseStream(asyncio.BufferedProtocol):
         if len(self._buffer) - self._end < _ROOM_BYTES_MIN and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._patience.wake()
+        self._read_timeout.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
@@ -141,4 +136,4 @@ class ResponseStream(asyncio.BufferedProtocol):
         elif self._error is None:
             reason = f": {exc}" if exc else ""
             self._error = TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}")
-        self._patience.wake()
+        self._read_timeout.wake()

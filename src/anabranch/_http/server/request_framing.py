@@ -1,19 +1,22 @@
-"""The head of an HTTP/1.1 request: bytes in, a checked value out. Pure.
+"""The bytes of an HTTP/1.1 request: its head and its chunked body. Pure.
 
-Strict where leniency would let two readers see two different requests (folded lines, spaces before the colon, two
-lengths, a length beside a transfer coding); everything refused carries the status that says why.
+The parser is strict where leniency would let two readers see two different requests (folded lines, spaces before the
+colon, two lengths, a length beside a transfer coding). Every refusal carries the status to answer with.
 """
 
 import re
 from dataclasses import dataclass
-
-__all__ = ["BadRequest", "RequestHead", "parse_request_head"]
+from typing import Final
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}) ([\x21-\x7e\x80-\xff]+) HTTP/1\.([01])")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN_IN_VALUE = re.compile(r"[\x00\r\n]")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _HEADERS_MAX = 256
+
+_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?")
+_LINE_BYTES_MAX: Final = 4_096
+_TRAILER_BYTES_MAX: Final = 16_384
 
 
 class BadRequest(Exception):  # noqa: N818 -- an answer, not a failure of ours
@@ -96,3 +99,64 @@ def _body_length(headers: dict[str, str]) -> tuple[int, bool]:
     if _LENGTH.fullmatch(length) is None:
         raise BadRequest(400, "content-length is not one number")
     return int(length), False
+
+
+class ChunkedBody:
+    def __init__(self, bytes_max: int) -> None:
+        self.body = bytearray()
+        self.complete = False
+        self._bytes_max = bytes_max
+        self._chunk_left = 0
+        self._chunk_open = False  # the CRLF behind a chunk's data is still to come
+        self._in_trailers = False
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes | bytearray | memoryview) -> int:
+        """Takes what it can use and returns how many bytes that was; the rest is for the next call or request."""
+        view = memoryview(data)
+        used = 0
+        while not self.complete:
+            step = self._take(view[used:])
+            if step == 0:
+                break
+            used += step
+        return used
+
+    def _take(self, view: memoryview) -> int:
+        if self._chunk_left:
+            step = min(self._chunk_left, len(view))
+            self.body += view[:step]
+            self._chunk_left -= step
+            return step
+        if self._chunk_open:
+            if len(view) < 2:
+                return 0
+            if bytes(view[:2]) != b"\r\n":
+                raise BadRequest(400, "a chunk is longer than its size says")
+            self._chunk_open = False
+            return 2
+        line_end = bytes(view[: _LINE_BYTES_MAX + 2]).find(b"\r\n")
+        if line_end < 0:
+            if len(view) > _LINE_BYTES_MAX:
+                raise BadRequest(400, "a chunk's size line has no end")
+            return 0
+        self._take_line(bytes(view[:line_end]))
+        return line_end + 2
+
+    def _take_line(self, line: bytes) -> None:
+        if self._in_trailers:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > _TRAILER_BYTES_MAX:
+                raise BadRequest(431, "the trailers are too long")
+            self.complete = not line
+            return
+        match = _SIZE.fullmatch(line)
+        if match is None:
+            raise BadRequest(400, "a chunk's size is not a hexadecimal number")
+        self._chunk_left = int(match[1], 16)
+        if len(self.body) + self._chunk_left > self._bytes_max:
+            raise BadRequest(413, f"the body is longer than {self._bytes_max} bytes")
+        if self._chunk_left:
+            self._chunk_open = True
+        else:
+            self._in_trailers = True

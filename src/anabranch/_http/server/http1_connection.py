@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection of a server: requests in, answers out, one after another in the order they came.
+"""One HTTP/1.1 connection of a server: requests are answered one at a time, in order.
 
 Bytes are received straight into one growing buffer (a `BufferedProtocol`: TLS would otherwise allocate 256 KiB for
-each 16 KiB it reads). A pipelined request waits in the buffer until the answer before it is written; a client that
-sends more than a little ahead is not read further. An HTTP/2 client, by ALPN or by its preface, is handed over.
+each 16 KiB it reads). A pipelined request waits in the buffer until the reply before it is written; if too much is
+pipelined, reading pauses. HTTP/2 clients, by ALPN or by their preface, are handed over to an `Http2ServerConnection`.
 """
 
 import asyncio
@@ -10,13 +10,10 @@ import time
 from http import HTTPStatus
 from typing import Final
 
-from anabranch._http.chunked_body import ChunkedBody
-from anabranch._http.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
-from anabranch._http.http2_server import PREFACE, Http2Connection
-from anabranch._http.request_head import BadRequest, RequestHead, parse_request_head
-from anabranch._http.service import Service
-
-__all__ = ["Http1Connection"]
+from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
+from anabranch._http.server.http2_connection import PREFACE, Http2ServerConnection
+from anabranch._http.server.request_framing import BadRequest, ChunkedBody, RequestHead, parse_request_head
+from anabranch._http.server.server_state import ServerState
 
 _BUFFER_BYTES: Final = 64 << 10
 _KEPT_BUFFER_BYTES: Final = 1 << 20
@@ -27,9 +24,9 @@ _WITHOUT_BODY: Final = frozenset({204, 304})
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
-class Http1Connection(asyncio.BufferedProtocol):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+class Http1ServerConnection(asyncio.BufferedProtocol):
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
         self._transport: asyncio.Transport
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = 0
@@ -53,7 +50,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._service.full or self._service.stopping:
+        if self._state.full or self._state.stopping:
             self._keep_alive = False
             self._send(Response(503, b"too many connections\n"))
             transport.close()
@@ -62,11 +59,11 @@ class Http1Connection(asyncio.BufferedProtocol):
         if ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
             self._hand_over()
             return
-        self._service.add(self)
-        self._set_deadline(self._service.limits.idle_timeout)
+        self._state.add(self)
+        self._set_deadline(self._state.limits.idle_timeout)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._service.remove(self)
+        self._state.remove(self)
         self._writable.set()
         if self._exchange is not None:
             self._exchange.cancel()
@@ -96,7 +93,7 @@ class Http1Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._set_deadline(self._service.limits.write_timeout)
+        self._set_deadline(self._state.limits.write_timeout)
 
     def resume_writing(self) -> None:
         self._writable.set()
@@ -104,7 +101,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         if self._exchange is None and not self._discarding:
             self._next_request()
 
-    # What the service calls
+    # What the state calls
 
     def check(self, now: float) -> None:
         if self._deadline is not None and now >= self._deadline:
@@ -141,7 +138,7 @@ class Http1Connection(asyncio.BufferedProtocol):
                 if request is None:
                     break
                 self._deadline = None
-                self._exchange = Exchange(self._service.handler, self, self._service.spawn)
+                self._exchange = Exchange(self._state.handler, self, self._state.spawn)
                 self._exchange.begin(request)
         except BadRequest as refused:
             self._refuse(refused)
@@ -162,23 +159,23 @@ class Http1Connection(asyncio.BufferedProtocol):
         beginning = bytes(self._buffer[self._start : min(self._end, self._start + len(PREFACE))])
         if PREFACE.startswith(beginning):
             if len(beginning) == len(PREFACE):
-                self._service.remove(self)
+                self._state.remove(self)
                 self._hand_over()
             elif beginning:
-                self._shorten_deadline(self._service.limits.head_timeout)
+                self._shorten_deadline(self._state.limits.head_timeout)
             return False
         self._version_known = True
         return True
 
     def _hand_over(self) -> None:
-        successor = Http2Connection(self._service)
+        successor = Http2ServerConnection(self._state)
         self._transport.set_protocol(successor)
         successor.connection_made(self._transport)
         if self._end > self._start:
             successor.data_received(bytes(self._buffer[self._start : self._end]))
 
     def _read_request(self) -> Request | None:
-        limits = self._service.limits
+        limits = self._state.limits
         if self._head is None:
             while self._buffer.startswith(b"\r\n", self._start, self._end):  # RFC 9112, 2.2
                 self._start += 2
@@ -195,13 +192,13 @@ class Http1Connection(asyncio.BufferedProtocol):
         if body is None:
             return None
         head, self._head, self._chunks = self._head, None, None
-        self._keep_alive = self._keep_alive and head.keep_alive and not self._service.stopping
+        self._keep_alive = self._keep_alive and head.keep_alive and not self._state.stopping
         self._head_only = head.method == "HEAD"
         self._chunked_answer = head.http_version == "1.1"
         return Request(head.method, head.target, head.headers, body, head.http_version)
 
     def _take_head(self, head: RequestHead, body_start: int) -> None:
-        limits = self._service.limits
+        limits = self._state.limits
         if head.content_length > limits.body_bytes_max:
             raise BadRequest(413, f"the body is longer than {limits.body_bytes_max} bytes")
         self._head, self._start = head, body_start
@@ -229,7 +226,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
-        self._set_deadline(self._service.limits.idle_timeout)
+        self._set_deadline(self._state.limits.idle_timeout)
         if self._end > self._start and not self._advancing:
             self._advance()
 
@@ -242,7 +239,7 @@ class Http1Connection(asyncio.BufferedProtocol):
         if self._deadline is None or deadline < self._deadline:
             self._deadline = deadline
 
-    # Answers (the exchange's Sink)
+    # Answers (the exchange's AnswerSink)
 
     def send(self, response: Response) -> None:
         self._send(response)
@@ -294,7 +291,7 @@ class Http1Connection(asyncio.BufferedProtocol):
             self._transport.write(view[start : start + _WRITE_BYTES])
 
     def _render_head(self, status: int, headers: Headers) -> bytes:
-        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", f"date: {self._service.date(time.time())}"]
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", f"date: {self._state.date(time.time())}"]
         lines.extend(f"{name}: {value}" for name, value in headers)
         if not self._keep_alive:
             lines.append("connection: close")
@@ -304,7 +301,7 @@ class Http1Connection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         self._exchange = None
         if not self._keep_alive:
-            self._set_deadline(self._service.limits.write_timeout)
+            self._set_deadline(self._state.limits.write_timeout)
             self._transport.close()
         elif self._writable.is_set() and not self._transport.is_closing():
             self._next_request()

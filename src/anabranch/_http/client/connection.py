@@ -1,15 +1,14 @@
-"""One HTTP/1.1 connection of a client: one request at a time, its answer read into memory that is used again and again.
+"""One HTTP/1.1 connection of a client: one request at a time, with its response read into reused memory.
 
-`asyncio.BufferedProtocol` lets TLS decrypt straight into our buffer; the answer's body is handed out as a view of it,
-valid until the connection is released. Writes go out in the pieces they come in, held back while the transport is
-full.
+`asyncio.BufferedProtocol` lets TLS decrypt straight into our buffer. The body is handed out as a view of that buffer,
+valid until the connection is released. Request pieces are written one by one while the transport has room.
 
     IDLE ── exchange ──> HEAD ──> BODY | CHUNKS | REST ──> HELD ── release ──> IDLE
-                          └── open_stream, status 200 ──> the transport belongs to a ResponseStream
-    every phase ── abort, a lost connection, a broken answer, a deadline ──> CLOSED
+                          └── open_stream, status 200 ──> the transport belongs to an Http1BodyStream
+    every phase ── abort, a lost connection, a bad response, a deadline ──> CLOSED
 
-There is no timer here: whoever owns the connection calls `check` now and then. Cancelling a call aborts the
-connection, since nobody knows how much of the answer is still under way.
+There is no timer here: the owner of the connection calls `check` periodically. Cancelling a call aborts the connection,
+because the rest of its response may still be on the way.
 """
 
 import asyncio
@@ -18,16 +17,46 @@ import select
 from collections.abc import Sequence
 from typing import Final, cast
 
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.client_stream import ResponseStream
-from anabranch._http.receive_buffers import ReceiveBuffers
-from anabranch._http.response_chunks import ResponseChunks
-from anabranch._http.response_head import CHUNKED, UNTIL_CLOSE, ResponseHead, parse_response_head
+from anabranch._http.client.body_stream import Http1BodyStream
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.response_framing import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    ResponseChunks,
+    ResponseHead,
+    parse_response_head,
+)
 from anabranch.errors import TransportError
 
-__all__ = ["ClientConnection", "Response"]
-
 _FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length is not believed beyond this before bytes have come
+
+
+class ReceiveBuffers:
+    def __init__(self, kept_bytes_max: int) -> None:
+        self._kept_bytes_max = kept_bytes_max
+        self._kept_bytes = 0
+        self._kept: list[bytearray] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
+
+    def borrow(self, size: int) -> bytearray:
+        """At least `size` bytes, their content of no meaning."""
+        kept = self._kept
+        for index in range(len(kept) - 1, -1, -1):
+            if len(kept[index]) >= size:
+                buffer = kept.pop(index)
+                self._kept_bytes -= len(buffer)
+                return buffer
+        # Rounded up by an eighth, so that answers that grow a little each time do not each need a new one.
+        return bytearray(size + (size >> 3))
+
+    def give_back(self, buffer: bytearray) -> None:
+        self._kept.append(buffer)
+        self._kept_bytes += len(buffer)
+        while self._kept_bytes > self._kept_bytes_max:
+            self._kept_bytes -= len(self._kept.pop(0))
 
 
 class Phase(enum.Enum):
@@ -43,7 +72,7 @@ class Phase(enum.Enum):
 IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # looked up many times for each call, as plain names
 
 
-class Response:
+class ClientResponse:
     """A whole answer. `body` is valid until its connection is released."""
 
     __slots__ = ("body", "headers", "status")
@@ -54,7 +83,7 @@ class Response:
         self.body = body
 
 
-Answer = Response | ResponseStream
+Answer = ClientResponse | Http1BodyStream
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -113,16 +142,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.write(request)
         return answer
 
-    async def exchange(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> Response:
+    async def exchange(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> ClientResponse:
         answer = self._begin(deadline)
         try:
             await self._write(head, pieces, answer)
-            return cast("Response", await answer)
+            return cast("ClientResponse", await answer)
         except BaseException:
             self.abort()
             raise
 
-    async def open_stream(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> Response | ResponseStream:
+    async def open_stream(
+        self, head: bytes, pieces: Sequence[bytes], deadline: float
+    ) -> ClientResponse | Http1BodyStream:
         """The stream once the server has accepted it (status 200), else the whole refusal."""
         answer = self._begin(deadline)
         self._streaming = True
@@ -293,7 +324,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._read_head(0)
 
     def _become_stream(self, head: ResponseHead, body_start: int) -> None:
-        stream = ResponseStream(
+        stream = Http1BodyStream(
             self._loop, self._transport, self._peer, head, bytes(self._view[body_start : self._end]), self._timeouts
         )
         self._transport.set_protocol(stream)
@@ -354,4 +385,4 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._sending:
             head.keep_alive = False  # answered before all was sent: the rest would be taken for another request
         if answer is not None and not answer.done():
-            answer.set_result(Response(head.status, head.headers, body))
+            answer.set_result(ClientResponse(head.status, head.headers, body))

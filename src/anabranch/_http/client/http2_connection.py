@@ -1,28 +1,18 @@
-"""HTTP/2 for streamed answers: many streams on one connection, by `h2`.
+"""HTTP/2 for streamed responses: many streams on one connection.
 
-What a reader has not fetched stays in its stream's window and is granted again only once it is fetched: a slow reader
-holds up itself, never its neighbours, since the connection's window has room for every stream's. Closing a stream
-resets it at once.
+Bytes that a reader has not fetched stay charged to its stream's window, and the connection's window has room for every
+stream's. So a slow reader delays only itself. Closing a stream resets it at once.
 
-No task runs here: asyncio's callbacks feed `h2`, readers wait on futures.
+No task runs here: asyncio's callbacks feed the HTTP/2 library, and readers wait on futures.
 """
 
 import asyncio
 from collections.abc import Iterable
 from typing import Final, cast
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import h2.exceptions
-import h2.settings
-
-from anabranch._http.client_limits import ClientLimits, ClientTimeouts
-from anabranch._http.patience import Patience
+from anabranch._http import http2
+from anabranch._http.client.limits import ClientLimits, ClientTimeouts, ReadTimeout
 from anabranch.errors import TransportError
-
-__all__ = ["Http2Connection", "Http2Stream"]
 
 STREAMS_MAX: Final = 16
 _WINDOW_BYTES: Final = 1 << 20
@@ -32,10 +22,12 @@ _BUFFER_BYTES: Final = 256 << 10
 _DEFAULT_WINDOW_BYTES: Final = 65_535  # RFC 9113, 6.9.2
 
 
-class Http2Stream:
+class Http2BodyStream:
     """One request and its streamed answer."""
 
-    def __init__(self, connection: "Http2Connection", stream_id: int, peer: str, patience: Patience) -> None:
+    def __init__(
+        self, connection: "Http2ClientConnection", stream_id: int, peer: str, read_timeout: ReadTimeout
+    ) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self._connection = connection
@@ -44,7 +36,7 @@ class Http2Stream:
         self._waiting_bytes = 0
         self._owed_bytes = 0  # handed to the reader, not granted to the server again yet
         self._peer = peer
-        self._patience = patience
+        self._read_timeout = read_timeout
         self._error: TransportError | None = None
         self._ended = False
 
@@ -57,7 +49,7 @@ class Http2Stream:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._patience.wait()
+            await self._read_timeout.wait()
 
     async def receive(self) -> list[memoryview]:
         self._grant()
@@ -66,7 +58,7 @@ class Http2Stream:
                 return []
             if self._error is not None:
                 raise self._error
-            await self._patience.wait()
+            await self._read_timeout.wait()
         payloads, self._waiting = self._waiting, []
         self._owed_bytes, self._waiting_bytes = self._waiting_bytes, 0
         return payloads
@@ -79,10 +71,10 @@ class Http2Stream:
         self._grant()
 
     def progress(self) -> None:
-        self._patience.progress()
+        self._read_timeout.progress()
 
     def check(self, now: float) -> None:
-        if (missing := self._patience.spent(now)) is not None:
+        if (missing := self._read_timeout.expired(now)) is not None:
             self.fail(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
@@ -92,23 +84,23 @@ class Http2Stream:
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status, self.headers = status, headers
-        self._patience.wake()
+        self._read_timeout.wake()
 
     def data(self, payload: bytes, flow_bytes: int) -> None:
         """`flow_bytes` counts the padding too: it was paid from the window."""
         if payload:
             self._waiting.append(memoryview(payload))
         self._waiting_bytes += flow_bytes
-        self._patience.wake()
+        self._read_timeout.wake()
 
     def end(self) -> None:
         self._ended = True
-        self._patience.wake()
+        self._read_timeout.wake()
 
     def fail(self, error: TransportError) -> None:
         if not self.ended:
             self._error = error
-        self._patience.wake()
+        self._read_timeout.wake()
 
     def _grant(self) -> None:
         if self._owed_bytes:
@@ -116,7 +108,7 @@ class Http2Stream:
             self._owed_bytes = 0
 
 
-class Http2Connection(asyncio.BufferedProtocol):
+class Http2ClientConnection(asyncio.BufferedProtocol):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, limits: ClientLimits, timeouts: ClientTimeouts
     ) -> None:
@@ -124,22 +116,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._peer = peer
         self._authority = authority
         self._timeouts = timeouts
-        config = h2.config.H2Configuration(client_side=True, header_encoding=None)
-        self._h2 = h2.connection.H2Connection(config)
-        self._h2.max_inbound_frame_size = _FRAME_BYTES_MAX
-        self._h2.local_settings = h2.settings.Settings(
-            client=True,
-            initial_values={
-                h2.settings.SettingCodes.ENABLE_PUSH: 0,
-                h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES,
-                h2.settings.SettingCodes.MAX_FRAME_SIZE: _FRAME_BYTES_MAX,
-                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: limits.head_bytes_max,
-            },
+        self._session = http2.client_session(
+            window_bytes=_WINDOW_BYTES, frame_bytes_max=_FRAME_BYTES_MAX, head_bytes_max=limits.head_bytes_max
         )
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
-        self._streams: dict[int, Http2Stream] = {}
+        self._streams: dict[int, Http2BodyStream] = {}
         self._greeted = False
         self._leaving = False  # the server takes no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
@@ -150,25 +133,25 @@ class Http2Connection(asyncio.BufferedProtocol):
         """True if it can take one more stream."""
         if self._leaving or self._transport.is_closing():
             return False
-        return len(self._streams) < min(STREAMS_MAX, self._h2.remote_settings.max_concurrent_streams)
+        return len(self._streams) < min(STREAMS_MAX, self._session.remote_settings.max_concurrent_streams)
 
     @property
     def stream_count(self) -> int:
         return len(self._streams)
 
-    async def open_stream(self, headers: Iterable[tuple[str, str]], body: bytes) -> Http2Stream:
+    async def open_stream(self, headers: Iterable[tuple[str, str]], body: bytes) -> Http2BodyStream:
         """Returns with the answer's status. `headers` may name the host: it becomes the authority."""
         pseudo = ((":method", "POST"), (":scheme", self._scheme), (":authority", self._authority), (":path", "/"))
         named = [(name, value) for name, value in headers if name not in {"host", "connection"}]
         stream_id = 0
         try:
-            stream_id = self._h2.get_next_available_stream_id()
-            self._h2.send_headers(stream_id, [*pseudo, *named])
-            self._h2.send_data(stream_id, body, end_stream=True)
-        except h2.exceptions.H2Error as error:
+            stream_id = self._session.get_next_available_stream_id()
+            self._session.send_headers(stream_id, [*pseudo, *named])
+            self._session.send_data(stream_id, body, end_stream=True)
+        except http2.Http2Error as error:
             raise TransportError(f"{self._peer} takes no request over HTTP/2: {error}", maybe_sent=False) from error
-        stream = self._streams[stream_id] = Http2Stream(
-            self, stream_id, self._peer, Patience(self._loop, self._timeouts)
+        stream = self._streams[stream_id] = Http2BodyStream(
+            self, stream_id, self._peer, ReadTimeout(self._loop, self._timeouts)
         )
         self._flush()
         try:
@@ -183,15 +166,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._forget(stream_id) is None:
             return
         try:
-            self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
-        except h2.exceptions.H2Error:
+            self._session.reset_stream(stream_id, http2.ErrorCodes.CANCEL)
+        except http2.Http2Error:
             return  # it has ended by itself in the meantime
         self._flush()
 
     def grant(self, stream_id: int, flow_bytes: int) -> None:
         try:
-            self._h2.acknowledge_received_data(flow_bytes, stream_id)
-        except h2.exceptions.H2Error:
+            self._session.acknowledge_received_data(flow_bytes, stream_id)
+        except http2.Http2Error:
             return  # the connection is over
         self._flush()
 
@@ -207,8 +190,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._scheme = "https" if transport.get_extra_info("ssl_object") is not None else "http"
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
+        self._session.initiate_connection()
+        self._session.increment_flow_control_window(_CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- always the whole of it
@@ -222,9 +205,9 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self.abort()
                 return
         try:
-            for event in self._h2.receive_data(self._view[:nbytes]):
+            for event in self._session.receive_data(self._view[:nbytes]):
                 self._apply(event)
-        except h2.exceptions.H2Error as error:
+        except http2.Http2Error as error:
             self._fail_all(TransportError(f"{self._peer} broke the rules of HTTP/2: {error}"))
             self._flush()
             self.abort()
@@ -238,28 +221,28 @@ class Http2Connection(asyncio.BufferedProtocol):
         reason = f": {exc}" if exc else ""
         self._fail_all(TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}"))
 
-    def _apply(self, event: h2.events.Event) -> None:
-        if isinstance(event, h2.events.DataReceived):
+    def _apply(self, event: http2.Event) -> None:
+        if isinstance(event, http2.DataReceived):
             if (stream := self._streams.get(event.stream_id)) is not None:
                 stream.data(event.data, event.flow_controlled_length)
-        elif isinstance(event, h2.events.ResponseReceived):
+        elif isinstance(event, http2.ResponseReceived):
             if (stream := self._streams.get(event.stream_id)) is not None:
                 headers = {bytes(name): bytes(value) for name, value in event.headers}
                 stream.head(int(headers.get(b":status", b"0")), headers)
-        elif isinstance(event, h2.events.StreamEnded):
+        elif isinstance(event, http2.StreamEnded):
             if (stream := self._forget(event.stream_id)) is not None:
                 stream.end()
-        elif isinstance(event, h2.events.StreamReset):
+        elif isinstance(event, http2.StreamReset):
             if (stream := self._forget(event.stream_id)) is not None:
                 stream.fail(TransportError(f"{self._peer} reset the stream (HTTP/2 error {event.error_code})"))
-        elif isinstance(event, h2.events.ConnectionTerminated):
+        elif isinstance(event, http2.ConnectionTerminated):
             self._leaving = True
             for stream_id in [id_ for id_ in self._streams if id_ > (event.last_stream_id or 0)]:
                 self._streams.pop(stream_id).fail(
                     TransportError(f"{self._peer} is closing and did not take the request", maybe_sent=False)
                 )
 
-    def _forget(self, stream_id: int) -> Http2Stream | None:
+    def _forget(self, stream_id: int) -> Http2BodyStream | None:
         self.idle_since = self._loop.time()
         return self._streams.pop(stream_id, None)
 
@@ -268,5 +251,5 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._streams.pop(stream_id).fail(error)
 
     def _flush(self) -> None:
-        if data := self._h2.data_to_send():
+        if data := self._session.data_to_send():
             self._transport.write(data)

@@ -1,0 +1,304 @@
+"""Opens connections to one endpoint: name lookup, TCP, an optional proxy, TLS and protocol negotiation.
+
+Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these are
+the first errors that a new user meets. Cancelling leaves nothing open.
+
+Addresses are raced (RFC 8305, "happy eyeballs"). asyncio can do that too, but it leaks the winning socket if it is
+cancelled at that moment; here every socket has an owner at all times.
+"""
+
+import asyncio
+import socket
+import ssl
+from asyncio import FIRST_COMPLETED
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from anabranch._http.client.endpoint import Endpoint, Proxy
+from anabranch._http.client.response_framing import parse_response_head
+from anabranch.errors import ConfigurationError, TransportError
+
+P = TypeVar("P", bound=asyncio.BufferedProtocol)
+
+_NEXT_AFTER_SECONDS: Final = 0.25
+
+AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+
+_HEAD_BYTES_MAX: Final = 16 << 10
+
+
+class Dialer:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        proxy: Proxy | None = None,
+        proxy_tls: ssl.SSLContext | None = None,
+        connect_timeout: float = 5.0,
+    ) -> None:
+        if endpoint.tls and tls is None:
+            raise ValueError(f"{endpoint.url} needs a TLS context")
+        self.endpoint = endpoint
+        self._tls = tls if endpoint.tls else None
+        self._proxy = proxy
+        self._proxy_tls = proxy_tls if proxy is not None and proxy.tls else None
+        self._connect_timeout = connect_timeout
+
+    @property
+    def request_start(self) -> bytes:
+        """The first line of a request, and what a proxy that forwards it in clear text wants beside it."""
+        if self._proxy is None or self.endpoint.tls:
+            return b"POST / HTTP/1.1\r\n"
+        start = f"POST {self.endpoint.url}/ HTTP/1.1\r\n"
+        if self._proxy.authorization:
+            start += f"proxy-authorization: {self._proxy.authorization}\r\n"
+        return start.encode("ascii")
+
+    async def dial(self, choose: Callable[[str | None], P], deadline: float) -> P:
+        """`choose` makes the protocol, given what TLS negotiated: `h2`, `http/1.1` or nothing."""
+        loop = asyncio.get_running_loop()
+        deadline = min(deadline, loop.time() + self._connect_timeout)
+        try:
+            async with asyncio.timeout_at(deadline):
+                transport, pending = await self._land()
+                try:
+                    return await self._hand_over(transport, pending, choose)
+                except BaseException:
+                    transport.abort()
+                    raise
+        except TimeoutError:
+            raise TransportError(
+                f"no connection to {self._where} within {self._connect_timeout:g} s: is there a route, or a firewall "
+                "in between, does it take a proxy (HTTPS_PROXY) or a VPC endpoint that lets this host in?",
+                maybe_sent=False,
+            ) from None
+        except OSError as error:
+            raise TransportError(self._advice(error), maybe_sent=False) from error
+
+    async def _land(self) -> tuple[asyncio.Transport, "_PendingProtocol"]:
+        """A connection to the host, or to the proxy on the way to it; TLS comes after.
+
+        TLS is begun on a connection that is ours already: asyncio's own way in one step forgets the socket when it is
+        cancelled at the wrong moment.
+        """
+        goal = self.endpoint if self._proxy is None else self._proxy
+        connected = await connect_to_host(goal.host, goal.port)
+        try:
+            return await asyncio.get_running_loop().create_connection(_PendingProtocol, sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+
+    async def _hand_over(
+        self, transport: asyncio.Transport, pending: "_PendingProtocol", choose: Callable[[str | None], P]
+    ) -> P:
+        proxy = self._proxy
+        if proxy is not None and self._proxy_tls is not None:
+            transport = await _secure(transport, pending, self._proxy_tls, proxy.host)
+        if proxy is not None and self._tls is not None:
+            tunnel = ProxyTunnel(asyncio.get_running_loop(), proxy, self.endpoint)
+            transport.set_protocol(tunnel)
+            tunnel.connection_made(transport)
+            await tunnel.wait_open()
+            transport.set_protocol(pending)
+        if self._tls is not None:
+            transport = await _secure(transport, pending, self._tls, self.endpoint.host)
+        chosen = choose(_negotiated(transport))
+        transport.set_protocol(chosen)
+        chosen.connection_made(transport)
+        pending.pass_on(chosen)
+        return chosen
+
+    @property
+    def _where(self) -> str:
+        return f"{self.endpoint.url} through {self._proxy!r}" if self._proxy else self.endpoint.url
+
+    def _advice(self, error: OSError) -> str:
+        where = self._where
+        if isinstance(error, socket.gaierror):
+            return (
+                f"no address is known for the host of {where} ({error.strerror}): "
+                "check the region's spelling, endpoint_url and DNS"
+            )
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the certificate of {where} is not trusted ({error.verify_message}): behind a proxy that inspects "
+                "TLS, or with a private certificate, name its authority in AWS_CA_BUNDLE"
+            )
+        if isinstance(error, ssl.SSLError):
+            return f"TLS with {where} failed ({error.reason or error}): does this port speak TLS at all?"
+        if isinstance(error, ConnectionRefusedError):
+            return f"{where} refused the connection: is the server running, and is its port the one in endpoint_url?"
+        return f"no connection to {where}: {error.strerror or error}"
+
+
+class _PendingProtocol(asyncio.Protocol):
+    """Holds a connection until it is known who reads it, and keeps what comes before: an HTTP/2 server speaks first."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._lost: tuple[Exception | None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = (exc,)
+
+    def pass_on(self, chosen: asyncio.BufferedProtocol) -> None:
+        early = memoryview(bytes(self._received))
+        while early:
+            room = memoryview(chosen.get_buffer(-1))
+            step = min(len(room), len(early))
+            room[:step] = early[:step]
+            chosen.buffer_updated(step)
+            early = early[step:]
+        if self._lost is not None:
+            chosen.connection_lost(self._lost[0])
+
+
+async def _secure(
+    transport: asyncio.Transport, pending: _PendingProtocol, tls: ssl.SSLContext, host: str
+) -> asyncio.Transport:
+    secured = await asyncio.get_running_loop().start_tls(transport, pending, tls, server_hostname=host)
+    if secured is None:
+        raise ConnectionResetError("the connection was lost during the TLS handshake")
+    return secured
+
+
+def _negotiated(transport: asyncio.BaseTransport) -> str | None:
+    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    return None if tls is None else tls.selected_alpn_protocol()
+
+
+async def connect_to_host(host: str, port: int) -> socket.socket:
+    """A connected socket, which belongs to the caller. Raises OSError: of the only attempt, or a summary of them."""
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sockets: list[socket.socket] = []
+    failures: list[OSError] = []
+    connected: asyncio.Future[Any] = loop.create_future()  # of a socket
+
+    async def attempt(address: AddressInfo) -> None:
+        family, kind, protocol, _, where = address
+        try:
+            attempted = socket.socket(family, kind, protocol)
+            sockets.append(attempted)
+            attempted.setblocking(False)
+            await loop.sock_connect(attempted, where)
+        except OSError as error:
+            failures.append(error)
+        else:
+            if not connected.done():
+                connected.set_result(attempted)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            attempts: list[asyncio.Future[Any]] = []
+            for address in _interleaved(addresses):
+                attempts.append(group.create_task(attempt(address)))
+                await asyncio.wait([attempts[-1], connected], timeout=_NEXT_AFTER_SECONDS, return_when=FIRST_COMPLETED)
+                if connected.done():
+                    break
+            while not connected.done() and (unfinished := [one for one in attempts if not one.done()]):
+                await asyncio.wait([*unfinished, connected], return_when=FIRST_COMPLETED)
+            for one in attempts:
+                one.cancel()
+        if connected.done():
+            winner: socket.socket = connected.result()
+            sockets.remove(winner)
+            return winner
+    finally:
+        for left_over in sockets:
+            left_over.close()
+    if len({type(failure) for failure in failures}) == 1:
+        raise failures[0]
+    raise OSError("; ".join(str(failure) for failure in failures))
+
+
+def _interleaved(addresses: Sequence[AddressInfo]) -> list[AddressInfo]:
+    """The two families in turn, beginning with the one that the system prefers."""
+    first = [address for address in addresses if address[0] == addresses[0][0]]
+    others = [address for address in addresses if address[0] != addresses[0][0]]
+    return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]
+
+
+class ProxyTunnel(asyncio.Protocol):
+    def __init__(self, loop: asyncio.AbstractEventLoop, proxy: Proxy, endpoint: Endpoint) -> None:
+        self._proxy = proxy
+        self._endpoint = endpoint
+        self._received = bytearray()
+        self._open: asyncio.Future[None] = loop.create_future()
+        self._transport: asyncio.Transport | None = None
+
+    async def wait_open(self) -> None:
+        await self._open
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        authority = self._endpoint.authority
+        request = f"CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n"
+        if self._proxy.authorization:
+            request += f"proxy-authorization: {self._proxy.authorization}\r\n"
+        self._transport.write(f"{request}\r\n".encode("ascii"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._open.done():
+            return
+        self._received += data
+        head_end = self._received.find(b"\r\n\r\n")
+        if head_end < 0:
+            if len(self._received) > _HEAD_BYTES_MAX:
+                self._refuse("its answer to CONNECT has no end")
+            return
+        try:
+            status = parse_response_head(bytes(self._received[:head_end])).status
+        except TransportError as error:
+            self._refuse(str(error))
+            return
+        if status == 407:
+            self._refuse("it wants a user and a password: HTTPS_PROXY=http://user:password@host:port")
+        elif not 200 <= status < 300:
+            self._refuse(f"it answered CONNECT with status {status}")
+        elif len(self._received) > head_end + 4:
+            self._refuse("it sent more than an answer to CONNECT")
+        else:
+            self._open.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._open.done():
+            self._refuse(str(exc) if exc else "it closed the connection")
+
+    def _refuse(self, reason: str) -> None:
+        self._open.set_exception(
+            TransportError(f"{self._proxy!r} opened no way to {self._endpoint.authority}: {reason}", maybe_sent=False)
+        )
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
+    """Trusts the system's certificates, or only those in `ca_bundle`: a file, or a directory in OpenSSL's form."""
+    try:
+        if ca_bundle is None:
+            context = ssl.create_default_context()
+        elif Path(ca_bundle).is_dir():
+            context = ssl.create_default_context(capath=ca_bundle)
+        else:
+            context = ssl.create_default_context(cafile=ca_bundle)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"the certificates in {ca_bundle} (AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, ca_bundle) cannot be used: {error}"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(list(alpn))
+    return context
+
+
+def system_has_certificates() -> bool:
+    """False in images that were built without any, and for Pythons that look for them where there are none."""
+    file, directory, *_ = ssl.get_default_verify_paths()
+    return bool(file) or (bool(directory) and any(Path(directory).iterdir()))

@@ -10,7 +10,6 @@ import random
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
@@ -286,7 +285,7 @@ class Consumer(Generic[T]):
         return self._app is not None if self._leases is None else not isinstance(self._leases, MemoryLeaseStore)
 
     async def run(
-        self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool = True
+        self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool | None = None
     ) -> StopReport:
         """Handles records until stopped: async handlers on the loop, plain functions in threads or `processes`."""
         if handler is None and self._handler is None and self._batch_handler is not None:
@@ -306,7 +305,7 @@ class Consumer(Generic[T]):
         max_records: int = 500,
         max_bytes: int = 1 << 20,
         max_wait: float = 1.0,
-        handle_signals: bool = True,
+        handle_signals: bool | None = None,
     ) -> StopReport:
         """As `run`, with a handler of batches: one batch of a shard at a time, several shards at once."""
         limits = batch_limits(max_records, max_bytes, max_wait)
@@ -317,8 +316,10 @@ class Consumer(Generic[T]):
         call = HandlerCall(handler, threads=self._handling.concurrency)
         return await self._run(lambda consuming: consuming.handle_batches(call, limits), handle_signals=handle_signals)
 
-    async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool) -> StopReport:
+    async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool | None) -> StopReport:
         self._refuse_by_hand()
+        if not (handle_signals is None or isinstance(handle_signals, bool)):
+            raise ConfigurationError(f"handle_signals is {handle_signals!r}; it must be True, False or None")
         opened_here = self._outside is None
         stops_before = self._stops_before()
         outside = await self._open()
@@ -327,7 +328,7 @@ class Consumer(Generic[T]):
                 return StopReport()
             consuming = self._begin(outside)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
-            with stop_on_signals(consuming.worker, deadline_ms) if handle_signals else nullcontext():
+            with stop_on_signals(consuming.worker, deadline_ms, handle_signals=handle_signals):
                 try:
                     await consuming.start(make_sink(consuming))
                     return await consuming.wait()

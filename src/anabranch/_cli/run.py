@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(consumer: "Consumer[Any]") -> "StopReport":
     try:
-        return asyncio.run(consumer.run())
+        return asyncio.run(consumer.run(handle_signals=True))
     except ConsumerFailedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

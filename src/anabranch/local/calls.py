@@ -41,7 +41,7 @@ from anabranch.local.actions.registry import ACTIONS, REQUESTS
 from anabranch.local.actions.subscribe_to_shard import subscribe_to_shard
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
-from anabranch.local.state import journal as entries
+from anabranch.local.state import journal_entries
 from anabranch.local.state.account import Account
 from anabranch.local.state.subscription import Subscription
 from anabranch.local.validation import validate
@@ -111,17 +111,17 @@ class LocalState:
         self._publish()
 
     def snapshot(self) -> Iterator[bytes]:
-        return entries.snapshot(self.account)
+        return journal_entries.snapshot(self.account)
 
     def restore(self, journal: Iterable[bytes]) -> None:
-        entries.restore(self.account, journal)
+        journal_entries.restore(self.account, journal)
 
     def _publish(self) -> None:
         changes = self.account.take_changes()
         if changes is None:
             return
         if self.journal is not None:
-            for entry in entries.encode_changes(self.account, changes):
+            for entry in journal_entries.encode_changes(self.account, changes):
                 self.journal(entry)
         if self.on_change is not None:
             for stream_name, shard_id in changes.shards:

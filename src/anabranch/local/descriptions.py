@@ -3,9 +3,8 @@
 from typing import Any
 
 from anabranch._wire.timestamps import Timestamp
-from anabranch.local.state.consumer import Consumer
 from anabranch.local.state.shard import Shard
-from anabranch.local.state.stream import Stream
+from anabranch.local.state.stream import Consumer, Stream
 
 __all__ = ["describe_consumer", "describe_shard", "describe_stream_settings", "list_tags"]
 

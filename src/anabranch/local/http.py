@@ -21,7 +21,7 @@ from anabranch.local.errors import LocalError
 from anabranch.local.event_streams import CONTENT_TYPE as EVENT_STREAM, EventStreams
 from anabranch.local.faults import NO_FAULT, CallPlan, Faults, Loss
 from anabranch.local.signatures import check_signature_form
-from anabranch.local.state.iterators import decode_iterator
+from anabranch.local.state.identifiers import decode_iterator
 
 __all__ = ["Durability", "FrontDoor"]
 

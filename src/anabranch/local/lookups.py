@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from anabranch.local.errors import in_use, invalid_argument, not_found, shard_not_found, stream_not_found, validation
 from anabranch.local.state.account import Account
-from anabranch.local.state.consumer import Consumer
 from anabranch.local.state.shard import Shard
-from anabranch.local.state.stream import Stream
+from anabranch.local.state.stream import Consumer, Stream
 
 __all__ = [
     "check_active",
@@ -104,12 +103,12 @@ def find_shard(account: Account, stream: Stream, shard_id: str, now_ms: int) -> 
 def find_shard_to_change(account: Account, stream: Stream, shard_id: str, now_ms: int) -> Shard:
     """For SplitShard and MergeShards, which say it in other words and want an open one."""
     shard = stream.shard(shard_id, account.horizon_ms(stream, now_ms))
-    place = account.place_of(stream)
+    label = account.stream_label(stream)
     if shard is None:
-        raise not_found(f"Could not find shard {shard_id} in {place}.")
+        raise not_found(f"Could not find shard {shard_id} in {label}.")
     if not shard.is_open:
         raise invalid_argument(
-            f"Shard {shard.shard_id} in {place} has already been merged or split, "
+            f"Shard {shard.shard_id} in {label} has already been merged or split, "
             "and thus is not eligible for merging or splitting."
         )
     return shard

@@ -36,4 +36,4 @@ def set_retention(account: Account, stream: Stream, hours: int, now_ms: int) -> 
     stream.retention_hours = hours
     # What is out of reach before or after the change stays so.
     stream.trimmed_before_ms = max(before_ms, account.horizon_ms(stream, now_ms))
-    account.note_written(stream)
+    account.mark_written(stream)

@@ -5,8 +5,7 @@ from typing import Final
 
 from anabranch.limits import TAGS_PER_STREAM_MAX
 from anabranch.local.errors import invalid_argument
-from anabranch.local.state.consumer import Consumer
-from anabranch.local.state.stream import Stream
+from anabranch.local.state.stream import Consumer, Stream
 
 __all__ = ["add_tags", "check_tags", "remove_tags"]
 

@@ -3,7 +3,7 @@ import pytest
 
 from anabranch.local.actions.put_records import PutRecordsRequest
 from anabranch.local.errors import LocalError
-from anabranch.local.state.sequence import parse
+from anabranch.local.state.identifiers import parse_sequence_number
 
 MIB = 1 << 20
 LOW, HIGH = "shardId-000000000000", "shardId-000000000001"
@@ -26,7 +26,7 @@ def test_sequence_numbers_have_awss_layout_and_grow(kinesis):
     first, second = (int(answer["SequenceNumber"]) for answer in kinesis.put("a", "b"))
     assert len(str(first)) == 56
     assert str(first).startswith("49")
-    assert parse(first)._replace(counter=0) == (1_800_000_000, 1, 0, 1_800_000_000)
+    assert parse_sequence_number(first)._replace(counter=0) == (1_800_000_000, 1, 0, 1_800_000_000)
     assert second > first > int(kinesis.shards()[HIGH]["SequenceNumberRange"]["StartingSequenceNumber"])
     digits = f"{first:x}"
     assert (len(digits), digits[0], digits[10], digits[27:29], digits[-1]) == (47, "2", "1", "00", "2")

@@ -130,7 +130,7 @@ def test_without_limits_nothing_is_counted(kinesis):
 def test_a_bucket_says_when_something_is_left_again():
     bucket = TokenBucket(10)
     assert bucket.ready_ms(0) == 0
-    bucket.owe(25, 0)
+    bucket.charge(25, 0)
     assert bucket.level(0) == -25
     assert bucket.ready_ms(1000) == 2501
     assert bucket.level(500) == -15.0  # a clock that steps back refills nothing

@@ -12,5 +12,5 @@ REQUEST = StructureShape({**NAMED_STREAM, "Tags": TAG_MAP}, required=("Tags",))
 def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- an action's form
     stream = find_active_stream(account, request)
     add_tags(stream, request["Tags"])
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

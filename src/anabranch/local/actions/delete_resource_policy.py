@@ -14,5 +14,5 @@ def delete_resource_policy(account: Account, request: Request, now_ms: int) -> A
     if resource.policy is None:
         raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}")
     resource.policy = None
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

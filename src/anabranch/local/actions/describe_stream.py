@@ -7,7 +7,7 @@ from anabranch.local.descriptions import describe_shard, describe_stream_setting
 from anabranch.local.lookups import find_stream
 from anabranch.local.shapes import NAMED_STREAM, PAGE_SIZE, SHARD_ID, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.shard import full_shard_id
+from anabranch.local.state.identifiers import full_shard_id
 
 REQUEST = StructureShape({**NAMED_STREAM, "Limit": PAGE_SIZE, "ExclusiveStartShardId": SHARD_ID})
 

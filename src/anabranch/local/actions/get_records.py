@@ -18,8 +18,8 @@ from anabranch.local.errors import (
 )
 from anabranch.local.shapes import BOOLEAN, PAGE_SIZE, STREAM_BY_ARN, StringShape, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.iterators import ShardIterator, decode_iterator, encode_iterator
-from anabranch.local.state.shard import Shard, shard_id_of
+from anabranch.local.state.identifiers import ShardIterator, decode_iterator, encode_iterator, shard_id_of
+from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Stream
 
 REQUEST = StructureShape(
@@ -41,8 +41,8 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
         raise invalid_argument("Invalid ShardIterator.")
     stream, shard = _find(account, request, iterator, now_ms)
     lifetime_ms = account.settings.scaled_ms(SHARD_ITERATOR_LIFETIME_MS)
-    if now_ms - iterator.given_ms > lifetime_ms:
-        raise expired_iterator(iterator.given_ms, now_ms, lifetime_ms)
+    if now_ms - iterator.issued_ms > lifetime_ms:
+        raise expired_iterator(iterator.issued_ms, now_ms, lifetime_ms)
     if request.get("DryRun"):
         raise dry_run()
     if account.enforces_limits and not shard.throughput.allows_read(now_ms):
@@ -58,7 +58,7 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
         answer["ChildShards"] = stream.children_of(shard)
     else:
         position = log.numbers[end - 1] + _AFTER if end > begin else iterator.position
-        following = iterator._replace(position=position, given_ms=now_ms)
+        following = iterator._replace(position=position, issued_ms=now_ms)
         answer["NextShardIterator"] = encode_iterator(following, account.entropy)
     return answer
 

@@ -13,7 +13,7 @@ from anabranch.local.shapes import (
     StructureShape,
 )
 from anabranch.local.state.account import Account
-from anabranch.local.state.iterators import ShardIterator, encode_iterator
+from anabranch.local.state.identifiers import ShardIterator, encode_iterator
 from anabranch.local.state.positions import StartingPosition, resolve_position
 
 REQUEST = StructureShape(
@@ -36,7 +36,7 @@ def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answe
     start = StartingPosition(
         request["ShardIteratorType"], request.get("StartingSequenceNumber"), request.get("Timestamp")
     )
-    position = resolve_position(shard, start, now_ms, "GetShardIterator", account.place_of(stream))
+    position = resolve_position(shard, start, now_ms, "GetShardIterator", account.stream_label(stream))
     if request.get("DryRun"):
         raise dry_run()
     if account.enforces_limits and not shard.throughput.allows_iterator(now_ms):

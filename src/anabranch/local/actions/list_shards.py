@@ -24,8 +24,8 @@ from anabranch.local.shapes import (
     StructureShape,
 )
 from anabranch.local.state.account import Account
-from anabranch.local.state.page_tokens import PageToken, read_token, write_token
-from anabranch.local.state.shard import Shard, full_shard_id
+from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
+from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Stream
 
 _FILTER_TYPES: Final = (
@@ -70,7 +70,7 @@ def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
         following = PageToken(
             operation="ListShards",
             after=shards[limit - 1].shard_id,
-            given_ms=now_ms,
+            issued_ms=now_ms,
             stream_name=stream.name,
             stream_created_ms=stream.created_ms,
             filter_type=question.filter_type,
@@ -102,7 +102,7 @@ def _question(account: Account, request: Request, now_ms: int) -> PageToken:
     return PageToken(
         operation="ListShards",
         after=max((full_shard_id(text) or text for text in after), default=""),
-        given_ms=now_ms,
+        issued_ms=now_ms,
         stream_name=stream.name,
         stream_created_ms=stream.created_ms,
         filter_type=kind,

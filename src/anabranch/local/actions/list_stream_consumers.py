@@ -9,7 +9,7 @@ from anabranch.local.errors import stream_not_found
 from anabranch.local.lookups import find_stream_by_arn
 from anabranch.local.shapes import NEXT_TOKEN, PAGE_SIZE, STREAM_BY_ARN, TIMESTAMP, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.page_tokens import PageToken, read_token, write_token
+from anabranch.local.state.identifiers import PageToken, read_token, write_token
 
 REQUEST = StructureShape(
     {**STREAM_BY_ARN, "NextToken": NEXT_TOKEN, "MaxResults": PAGE_SIZE, "StreamCreationTimestamp": TIMESTAMP},
@@ -37,7 +37,7 @@ def list_stream_consumers(account: Account, request: Request, now_ms: int) -> An
         following = PageToken(
             operation="ListStreamConsumers",
             after=names[limit - 1],
-            given_ms=now_ms,
+            issued_ms=now_ms,
             stream_name=stream.name,
             stream_created_ms=stream.created_ms,
         )

@@ -7,7 +7,7 @@ from anabranch.local.actions.action import Answer, Request
 from anabranch.local.descriptions import creation_time
 from anabranch.local.shapes import NEXT_TOKEN, PAGE_SIZE, STREAM_NAME, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.page_tokens import PageToken, read_token, write_token
+from anabranch.local.state.identifiers import PageToken, read_token, write_token
 
 REQUEST = StructureShape({"Limit": PAGE_SIZE, "ExclusiveStartStreamName": STREAM_NAME, "NextToken": NEXT_TOKEN})
 
@@ -37,5 +37,5 @@ def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
         ],
     }
     if len(names) > limit:
-        answer["NextToken"] = write_token(PageToken(operation="ListStreams", after=page[-1], given_ms=now_ms))
+        answer["NextToken"] = write_token(PageToken(operation="ListStreams", after=page[-1], issued_ms=now_ms))
     return answer

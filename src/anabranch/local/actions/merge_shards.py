@@ -19,7 +19,7 @@ def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
     adjacent = find_shard_to_change(account, stream, request["AdjacentShardToMerge"], now_ms)
     if shard.hash_key_range.end + 1 != adjacent.hash_key_range.start:
         raise invalid_argument(
-            f"Shards {shard.shard_id} and {adjacent.shard_id} in {account.place_of(stream)} "
+            f"Shards {shard.shard_id} and {adjacent.shard_id} in {account.stream_label(stream)} "
             "are not an adjacent pair of shards eligible for merging"
         )
     check_active(account, stream)

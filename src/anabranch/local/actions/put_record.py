@@ -8,7 +8,7 @@ from anabranch.local.lookups import find_readable_stream
 from anabranch.local.placement import Placement
 from anabranch.local.shapes import BOOLEAN, DATA, HASH_KEY, NAMED_STREAM, PARTITION_KEY, SEQUENCE_NUMBER, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.sequence import parse
+from anabranch.local.state.identifiers import parse_sequence_number
 
 REQUEST = StructureShape(
     {
@@ -41,7 +41,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     encryption_type = None if stream.key_id is None else "KMS"
     record = shard.append(data, partition_key, size_bytes, now_ms, encryption_type)
     placement.commit()
-    account.note_appended(stream, shard, [record])
+    account.mark_appended(stream, shard, [record])
     answer = {"ShardId": shard.shard_id, "SequenceNumber": record.sequence_number}
     if encryption_type is not None:
         answer["EncryptionType"] = encryption_type
@@ -50,7 +50,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
 
 def _check_ordering(account: Account, text: str, stream_name: str, now_ms: int) -> None:
     """Any number that was given out is kept by all later ones of its shard; one from the future never was."""
-    parts = parse(int(text))
+    parts = parse_sequence_number(int(text))
     if parts is None or parts.second > now_ms // 1000 + _AHEAD_S:
         raise invalid_argument(
             f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on stream {stream_name} "

@@ -31,8 +31,7 @@ from anabranch.local.shapes import (
     StructureShape,
 )
 from anabranch.local.state.account import Account
-from anabranch.local.state.record_log import StoredRecord
-from anabranch.local.state.shard import Shard
+from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.validation import validate
 
 __all__ = ["PutRecordsEntry", "PutRecordsRequest", "PutRecordsResponse", "PutRecordsResultEntry", "put_records"]
@@ -167,7 +166,7 @@ def put_records(
             appended[shard] = [record]
         results.append(PutRecordsResultEntry(record.sequence_number, shard.shard_id))
     for shard, records in appended.items():
-        account.note_appended(stream, shard, records)
+        account.mark_appended(stream, shard, records)
     return PutRecordsResponse(failed, results, encryption_type)
 
 

@@ -18,5 +18,5 @@ def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answ
     except (msgspec.DecodeError, UnicodeEncodeError):
         raise invalid_argument("The policy is not valid: it must be a JSON object.") from None
     resource.policy = request["Policy"]
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

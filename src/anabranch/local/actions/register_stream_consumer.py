@@ -7,7 +7,7 @@ from anabranch.local.errors import in_use, limit_exceeded
 from anabranch.local.lookups import check_settled, find_stream_by_arn
 from anabranch.local.shapes import CONSUMER_NAME, STREAM_BY_ARN, TAG_MAP, StructureShape
 from anabranch.local.state.account import Account
-from anabranch.local.state.consumer import Consumer
+from anabranch.local.state.stream import Consumer
 from anabranch.local.tags import check_tags
 
 REQUEST = StructureShape(
@@ -24,12 +24,12 @@ def register_stream_consumer(account: Account, request: Request, now_ms: int) ->
     consumers_max = CONSUMERS_PER_STREAM_ADVANTAGE_MAX if is_advantage else CONSUMERS_PER_STREAM_MAX
     if len(stream.consumers) >= consumers_max:
         raise limit_exceeded(
-            f"The limit of {consumers_max} registered consumers is reached for {account.place_of(stream)}."
+            f"The limit of {consumers_max} registered consumers is reached for {account.stream_label(stream)}."
         )
     creating = sum(consumer.status == "CREATING" for consumer in stream.consumers.values())
     if creating >= CONSUMERS_CREATING_MAX:
         raise limit_exceeded(
-            f"There are already {creating} consumers in CREATING for {account.place_of(stream)}: "
+            f"There are already {creating} consumers in CREATING for {account.stream_label(stream)}: "
             "wait for one to be ACTIVE."
         )
     tags = dict(request.get("Tags", {}))

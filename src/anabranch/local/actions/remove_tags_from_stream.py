@@ -12,5 +12,5 @@ REQUEST = StructureShape({**NAMED_STREAM, "TagKeys": TAG_KEYS}, required=("TagKe
 def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- action's form
     stream = find_active_stream(account, request)
     remove_tags(stream, request["TagKeys"])
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

@@ -20,7 +20,8 @@ def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
     start, end = shard.hash_key_range
     if not start + 1 < key < end:
         raise invalid_argument(
-            f"NewStartingHashKey {key} used in SplitShard() on shard {shard.shard_id} in {account.place_of(stream)} "
+            f"NewStartingHashKey {key} used in SplitShard() on shard {shard.shard_id} in "
+            f"{account.stream_label(stream)} "
             f"is not both greater than one plus the shard's StartingHashKey {start} "
             f"and less than the shard's EndingHashKey {end}."
         )

@@ -46,7 +46,7 @@ def subscribe_to_shard(account: Account, request: Mapping[str, Any], now_ms: int
     shard.log.trim(account.horizon_ms(stream, now_ms))
     asked = request["StartingPosition"]
     start = StartingPosition(asked["Type"], asked.get("SequenceNumber"), asked.get("Timestamp"))
-    position = resolve_position(shard, start, now_ms, "SubscribeToShard", account.place_of(stream))
+    position = resolve_position(shard, start, now_ms, "SubscribeToShard", account.stream_label(stream))
     if not account.rates.allows_subscription(consumer.arn, shard.shard_id, now_ms):
         raise limit_exceeded(
             f"SubscribeToShard can be called {SUBSCRIBE_PER_SECOND} time a second for consumer {consumer.arn} "

@@ -12,5 +12,5 @@ REQUEST = StructureShape({**RESOURCE, "Tags": TAG_MAP}, required=("Tags", "Resou
 def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- an action's form
     stream, resource = find_resource(account, request)
     add_tags(resource, request["Tags"])
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

@@ -12,5 +12,5 @@ REQUEST = StructureShape({**RESOURCE, "TagKeys": TAG_KEYS}, required=("TagKeys",
 def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:  # noqa: ARG001 -- an action's form
     stream, resource = find_resource(account, request)
     remove_tags(resource, request["TagKeys"])
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

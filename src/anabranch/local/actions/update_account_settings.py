@@ -2,8 +2,7 @@
 
 from anabranch.local.actions.action import Answer, Request
 from anabranch.local.shapes import StringShape, StructureShape
-from anabranch.local.state.account import Account
-from anabranch.local.state.commitment import COMMITMENT_MS
+from anabranch.local.state.account import COMMITMENT_MS, Account
 
 REQUEST = StructureShape(
     {
@@ -20,5 +19,5 @@ def update_account_settings(account: Account, request: Request, now_ms: int) -> 
         account.commitment.enable(now_ms, account.settings.scaled_ms(COMMITMENT_MS))
     else:
         account.commitment.disable(now_ms)
-    account.note_commitment()
+    account.mark_commitment()
     return {"MinimumThroughputBillingCommitment": account.commitment.members(now_ms)}

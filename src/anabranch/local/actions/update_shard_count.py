@@ -44,6 +44,6 @@ def _count_call(account: Account, stream: Stream, now_ms: int) -> None:
     if account.enforces_limits and len(recent) >= UPDATE_SHARD_COUNT_PER_DAY:
         raise limit_exceeded(
             f"UpdateShardCount can be called {UPDATE_SHARD_COUNT_PER_DAY} times in 24 hours for "
-            f"{account.place_of(stream)}."
+            f"{account.stream_label(stream)}."
         )
     stream.scaled_at_ms = [*recent, now_ms][-UPDATE_SHARD_COUNT_PER_DAY:]

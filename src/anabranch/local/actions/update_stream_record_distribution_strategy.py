@@ -17,5 +17,5 @@ def update_stream_record_distribution_strategy(account: Account, request: Reques
     stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
     check_on_demand("RecordDistributionStrategy", stream)
     stream.distribution = request["RecordDistributionStrategy"]
-    account.note_written(stream)
+    account.mark_written(stream)
     return {}

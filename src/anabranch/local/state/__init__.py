@@ -1,3 +1,1 @@
-"""The local Kinesis's state: pure, split by noun. Time and entropy are arguments, so it also runs inside the
-simulation.
-"""
+"""The state of the local Kinesis. Pure: time and entropy are arguments, so that it also runs in the simulation."""

@@ -1,37 +1,84 @@
-"""Everything that one account has in one region: the root of the state.
+"""The state of one account in one region.
 
-It owns the lifecycle of streams and consumers (what begins now and ends at a deadline), the table of live
-subscriptions, and the list of what a call changed, which the journal and the subscribers are told of afterwards.
-Time only ever comes in as an argument; a deadline that has passed is applied as of the deadline.
+Owns the lifecycle of streams and consumers, the table of live subscriptions, and the list of changes that the journal
+and the subscribers have not seen yet. Time is always an argument. A deadline that has passed takes effect as of the
+deadline, not as of the call that notices it.
 """
+
+from typing import Any, Final
 
 import msgspec
 
 from anabranch._model.entropy import Entropy
+from anabranch._wire.timestamps import Timestamp
 from anabranch.local.errors import LocalError, limit_exceeded, not_found, stream_not_found
 from anabranch.local.settings import LocalSettings
-from anabranch.local.state.commitment import Commitment
-from anabranch.local.state.consumer import Consumer
-from anabranch.local.state.record_log import StoredRecord
-from anabranch.local.state.resharding import merge, scale, split
-from anabranch.local.state.shard import Shard
-from anabranch.local.state.stream import Change, EncryptionChange, MergeChange, ScaleChange, SplitChange, Stream
+from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.stream import (
+    Change,
+    Consumer,
+    EncryptionChange,
+    MergeChange,
+    ScaleChange,
+    SplitChange,
+    Stream,
+    merge,
+    scale,
+    split,
+)
 from anabranch.local.state.subscription import Subscription
 from anabranch.local.state.throughput import CallRates
 
-__all__ = ["Account", "Changes"]
+COMMITMENT_MS: Final = 24 * 3_600_000
+
+
+class Commitment(msgspec.Struct, kw_only=True):
+    """The account's minimum throughput billing commitment, which unlocks warm throughput and more consumers.
+
+    It lasts at least a day: an earlier DISABLED takes effect then, unless it is enabled again before.
+    """
+
+    started_ms: int | None = None
+    earliest_end_ms: int = 0
+    ends_ms: int | None = None
+    """When it ended or will end; None until it is disabled."""
+
+    def is_enabled(self, now_ms: int) -> bool:
+        return self.started_ms is not None and (self.ends_ms is None or now_ms < self.ends_ms)
+
+    def enable(self, now_ms: int, duration_ms: int) -> None:
+        if self.is_enabled(now_ms):
+            self.ends_ms = None
+        else:
+            self.started_ms, self.earliest_end_ms, self.ends_ms = now_ms, now_ms + duration_ms, None
+
+    def disable(self, now_ms: int) -> None:
+        if self.is_enabled(now_ms) and self.ends_ms is None:
+            self.ends_ms = max(now_ms, self.earliest_end_ms)
+
+    def members(self, now_ms: int) -> dict[str, Any]:
+        if self.started_ms is None:
+            return {"Status": "DISABLED"}
+        members: dict[str, Any] = {"StartedAt": Timestamp.from_milliseconds(self.started_ms)}
+        if self.is_enabled(now_ms):
+            members["Status"] = "ENABLED" if self.ends_ms is None else "ENABLED_UNTIL_EARLIEST_ALLOWED_END"
+            members["EarliestAllowedEndAt"] = Timestamp.from_milliseconds(self.earliest_end_ms)
+        else:
+            members["Status"] = "DISABLED"
+            members["EndedAt"] = Timestamp.from_milliseconds(self.ends_ms or now_ms)
+        return members
 
 
 class Changes(msgspec.Struct):
-    """What happened since it was last asked; dicts serve as ordered sets."""
+    """What changed since the last `take_changes`. Dicts serve as ordered sets."""
 
     removed: dict[str, None] = {}
     written: dict[str, None] = {}
-    """Streams whose description, shards or consumers are other than before."""
+    """Streams whose description, shards or consumers changed."""
     appended: list[tuple[str, str, list[StoredRecord]]] = []
     commitment: bool = False
     shards: dict[tuple[str, str], None] = {}
-    """Shards that a subscriber may want to look at again."""
+    """Shards whose subscribers must look again."""
 
 
 class Account:
@@ -55,11 +102,10 @@ class Account:
         return sum(stream.open_shard_count for stream in self.streams.values())
 
     def stream_arn(self, name: str) -> str:
-        place = self.settings
-        return f"arn:{place.partition}:kinesis:{place.region}:{place.account_id}:stream/{name}"
+        settings = self.settings
+        return f"arn:{settings.partition}:kinesis:{settings.region}:{settings.account_id}:stream/{name}"
 
-    def place_of(self, stream: Stream) -> str:
-        """How messages name a stream."""
+    def stream_label(self, stream: Stream) -> str:
         return f"stream {stream.name} under account {self.settings.account_id}"
 
     def horizon_ms(self, stream: Stream, now_ms: int) -> int:
@@ -78,14 +124,14 @@ class Account:
                 "for current limits and how to request higher limits."
             )
 
-    # What begins now and ends at a deadline.
+    # The lifecycle of streams and consumers
 
     def add_stream(self, stream: Stream, now_ms: int) -> None:
         self.streams[stream.name] = stream
         self._begin(stream, now_ms)
 
     def update_stream(self, stream: Stream, now_ms: int, change: Change | None = None) -> None:
-        """UPDATING until the deadline; the change takes effect then."""
+        """UPDATING until the deadline, when the change takes effect."""
         stream.status = "UPDATING"
         stream.change = change
         self._begin(stream, now_ms)
@@ -104,14 +150,14 @@ class Account:
         self._begin_consumer(stream, consumer, now_ms)
 
     def settle(self, now_ms: int) -> None:
-        """Apply every deadline that has passed, each as of its own time."""
+        """Applies every deadline that has passed, each as of its own time."""
         for stream in list(self.streams.values()):
             for consumer in list(stream.consumers.values()):
                 self._settle_consumer(stream, consumer, now_ms)
             self._settle_stream(stream, now_ms)
-        self.plan_deadline()
+        self.update_next_deadline()
 
-    def plan_deadline(self) -> None:
+    def update_next_deadline(self) -> None:
         planned = [
             deadline_ms
             for stream in self.streams.values()
@@ -119,24 +165,22 @@ class Account:
         ]
         self.next_deadline_ms = min((deadline_ms for deadline_ms in planned if deadline_ms is not None), default=None)
 
-    # What changed.
+    # Changes for the journal and the subscribers
 
-    def note_written(self, stream: Stream) -> None:
-        self._noted().written[stream.name] = None
+    def mark_written(self, stream: Stream) -> None:
+        self._pending_changes().written[stream.name] = None
 
-    def note_appended(self, stream: Stream, shard: Shard, records: list[StoredRecord]) -> None:
-        changes = self._noted()
+    def mark_appended(self, stream: Stream, shard: Shard, records: list[StoredRecord]) -> None:
+        changes = self._pending_changes()
         changes.appended.append((stream.name, shard.shard_id, records))
         changes.shards[stream.name, shard.shard_id] = None
 
-    def note_commitment(self) -> None:
-        self._noted().commitment = True
+    def mark_commitment(self) -> None:
+        self._pending_changes().commitment = True
 
     def take_changes(self) -> Changes | None:
         changes, self._changes = self._changes, None
         return changes
-
-    # Subscriptions.
 
     def add_subscription(self, subscription: Subscription, now_ms: int) -> None:
         key = subscription.consumer_arn, subscription.shard_id
@@ -149,7 +193,7 @@ class Account:
                     f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call.",
                 )
             )
-            self._noted().shards[subscription.stream_name, subscription.shard_id] = None
+            self._pending_changes().shards[subscription.stream_name, subscription.shard_id] = None
         self.subscriptions = {k: s for k, s in self.subscriptions.items() if not s.is_over or s.is_fresh(now_ms)}
         self.subscriptions[key] = subscription
 
@@ -157,25 +201,25 @@ class Account:
         for stream in list(self.streams.values()):
             self._remove_stream(stream)
         self.commitment = Commitment()
-        self.note_commitment()
-        self.plan_deadline()
+        self.mark_commitment()
+        self.update_next_deadline()
 
-    def _noted(self) -> Changes:
+    def _pending_changes(self) -> Changes:
         if self._changes is None:
             self._changes = Changes()
         return self._changes
 
     def _begin(self, stream: Stream, now_ms: int) -> None:
         stream.deadline_ms = now_ms + self.settings.scaled_ms(self.settings.state_delay_ms)
-        self.note_written(stream)
+        self.mark_written(stream)
         self._settle_stream(stream, now_ms)
-        self.plan_deadline()
+        self.update_next_deadline()
 
     def _begin_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         consumer.deadline_ms = now_ms + self.settings.scaled_ms(self.settings.state_delay_ms)
-        self.note_written(stream)
+        self.mark_written(stream)
         self._settle_consumer(stream, consumer, now_ms)
-        self.plan_deadline()
+        self.update_next_deadline()
 
     def _settle_stream(self, stream: Stream, now_ms: int) -> None:
         if stream.deadline_ms is None or stream.deadline_ms > now_ms:
@@ -189,7 +233,7 @@ class Account:
             stream.key_id = change.key_id
         elif change is not None:
             self._reshard(stream, change, at_ms)
-        self.note_written(stream)
+        self.mark_written(stream)
 
     def _reshard(self, stream: Stream, change: SplitChange | MergeChange | ScaleChange, at_ms: int) -> None:
         before = list(stream.routing.open_shards)
@@ -199,7 +243,7 @@ class Account:
             merge(stream, stream.shards[change.shard_id], stream.shards[change.adjacent_shard_id], at_ms)
         else:
             scale(stream, change.target_shard_count, at_ms)
-        self._noted().shards.update({(stream.name, s.shard_id): None for s in before if not s.is_open})
+        self._pending_changes().shards.update({(stream.name, s.shard_id): None for s in before if not s.is_open})
 
     def _settle_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         if consumer.deadline_ms is None or consumer.deadline_ms > now_ms:
@@ -211,11 +255,11 @@ class Account:
             self._end_subscriptions([s for s in self.subscriptions.values() if s.consumer_arn == consumer.arn], error)
         else:
             consumer.status = "ACTIVE"
-        self.note_written(stream)
+        self.mark_written(stream)
 
     def _remove_stream(self, stream: Stream) -> None:
         del self.streams[stream.name]
-        changes = self._noted()
+        changes = self._pending_changes()
         changes.removed[stream.name] = None
         changes.written.pop(stream.name, None)
         error = stream_not_found(stream.name, self.settings.account_id)
@@ -225,4 +269,4 @@ class Account:
         for subscription in ended:
             subscription.end(error)
             del self.subscriptions[subscription.consumer_arn, subscription.shard_id]
-            self._noted().shards[subscription.stream_name, subscription.shard_id] = None
+            self._pending_changes().shards[subscription.stream_name, subscription.shard_id] = None

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from anabranch._wire.timestamps import Timestamp
 from anabranch.local.errors import LocalError, invalid_argument
-from anabranch.local.state.sequence import parse
-from anabranch.local.state.shard import Shard, shard_id_of
+from anabranch.local.state.identifiers import parse_sequence_number, shard_id_of
+from anabranch.local.state.shard import Shard
 
 __all__ = ["StartingPosition", "resolve_position"]
 
@@ -51,7 +51,7 @@ def _check_combination(start: StartingPosition) -> None:
 
 def _checked_number(shard: Shard, text: str, operation: str, place: str) -> int:
     number = int(text)
-    parts = parse(number)
+    parts = parse_sequence_number(number)
     if parts is None:
         raise _invalid(text, shard, operation, place, "")
     if parts.shard_index != shard.index:

@@ -1,29 +1,128 @@
-"""One shard: a range of hash keys, a place in the lineage, and its records.
+"""One shard: a range of hash keys, its parents and children, and its records.
 
-Invariants: sequence numbers and arrival times of its records only grow, whatever the clock does. A shard is open
-until it is closed, once. Every record of a closed shard arrived before `closed_ms`, every record of its children
-at or after it, and the children's numbers start above its end: they are created in a later second (`created_s`,
-which may run ahead of the clock), while they take records at once.
+Invariants: the sequence numbers and arrival times of its records only grow, whatever the clock does. A shard closes at
+most once. Every record of a closed shard arrived before `closed_ms`, and every record of its children at or after it.
+The children's sequence numbers start above the parent's end, because their `created_s` is a later second. It may run
+ahead of the clock, and the children accept records at once.
 """
 
-from typing import Any
+from bisect import bisect_left, bisect_right
+from typing import Any, Final
+
+import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch.local.state.record_log import RecordLog, StoredRecord
-from anabranch.local.state.sequence import COUNTER_MAX, COUNTER_SHIFT, COUNTER_STEP, SECOND_SHIFT, prefix
+from anabranch._wire.timestamps import Timestamp
+from anabranch.local.state.identifiers import (
+    COUNTER_MAX,
+    COUNTER_SHIFT,
+    COUNTER_STEP,
+    SECOND_SHIFT,
+    sequence_number_prefix,
+    shard_id_of,
+)
 from anabranch.local.state.throughput import ShardThroughput
 
-__all__ = ["Shard", "full_shard_id", "shard_id_of"]
+_TRIM_STEP: Final = 1024
 
 
-def shard_id_of(index: int) -> str:
-    return f"shardId-{index:012d}"
+class StoredRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
+    """A record as GetRecords returns it."""
+
+    sequence_number: str
+    approximate_arrival_timestamp: float
+    data: bytes
+    partition_key: str | None = None
+    """None only for a stream with AUTO distribution, where the key is optional."""
+    encryption_type: str | None = None
+    """`KMS`, or None if not encrypted."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + (0 if self.partition_key is None else len(self.partition_key.encode()))
+
+    @property
+    def arrival_ms(self) -> int:
+        return round(self.approximate_arrival_timestamp * 1000)
+
+    def members(self) -> dict[str, Any]:
+        members: dict[str, Any] = {
+            "SequenceNumber": self.sequence_number,
+            "ApproximateArrivalTimestamp": Timestamp(self.approximate_arrival_timestamp),
+            "Data": self.data,
+        }
+        if self.partition_key is not None:
+            members["PartitionKey"] = self.partition_key
+        if self.encryption_type is not None:
+            members["EncryptionType"] = self.encryption_type
+        return members
 
 
-def full_shard_id(text: str) -> str | None:
-    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` are all shardId-000000000000."""
-    digits = text.rpartition("-")[2]
-    return shard_id_of(int(digits)) if digits.isascii() and digits.isdigit() else None
+class RecordLog:
+    """The records of one shard in order, found by sequence number or arrival time.
+
+    Stored as columns: numbers to bisect, records ready to encode, and running totals of bytes, so that "as many as fit
+    into 10 MiB" is a search too. Trimming moves `begin` and frees memory in large steps.
+    """
+
+    __slots__ = ("_bytes", "begin", "numbers", "records", "totals")
+
+    def __init__(self) -> None:
+        self.begin = 0
+        """Index of the oldest record that is not trimmed."""
+        self._bytes = 0  # all bytes ever appended
+        self.numbers: list[int] = []
+        self.records: list[StoredRecord] = []
+        self.totals: list[int] = []
+        """Bytes appended before each record. The difference of two is the size of the records between them."""
+
+    def __len__(self) -> int:
+        return len(self.records) - self.begin
+
+    def append(self, number: int, record: StoredRecord, size_bytes: int) -> None:
+        self.numbers.append(number)
+        self.records.append(record)
+        self.totals.append(self._bytes)
+        self._bytes += size_bytes
+
+    def trim(self, before_ms: int) -> None:
+        begin = self.begin
+        records = self.records
+        if begin == len(records) or records[begin].arrival_ms >= before_ms:
+            return
+        begin = bisect_left(records, before_ms, begin, key=_arrival_ms)
+        if begin >= _TRIM_STEP and begin * 2 >= len(records):
+            del self.numbers[:begin], self.records[:begin], self.totals[:begin]
+            begin = 0
+        self.begin = begin
+
+    def index_at(self, number: int) -> int:
+        """Index of the first record with this number or a later one; the end if there is none."""
+        return max(self.begin, bisect_left(self.numbers, number))
+
+    def index_at_time(self, at_ms: int) -> int:
+        return bisect_left(self.records, at_ms, self.begin, key=_arrival_ms)
+
+    def index_after(self, begin: int, count_max: int, bytes_max: int) -> int:
+        """The end of a read that starts at `begin`: within both limits, but at least one record if there is one."""
+        end = min(begin + count_max, len(self.records))
+        if end > begin + 1 and self.bytes_between(begin, end) > bytes_max:
+            # totals[i] is where record i starts, so the read ends at the last index whose start still fits.
+            end = max(begin + 1, bisect_right(self.totals, self.totals[begin] + bytes_max, begin, end) - 1)
+        return end
+
+    def bytes_between(self, begin: int, end: int) -> int:
+        if begin >= end:
+            return 0
+        return (self.totals[end] if end < len(self.totals) else self._bytes) - self.totals[begin]
+
+    def behind_ms(self, index: int, now_ms: int) -> int:
+        """MillisBehindLatest of a reader whose next record is `index`. It is zero only at the tip."""
+        return 0 if index == len(self.records) else max(1, now_ms - self.records[index].arrival_ms)
+
+
+def _arrival_ms(record: StoredRecord) -> int:
+    return record.arrival_ms
 
 
 class Shard:
@@ -52,14 +151,14 @@ class Shard:
         self.opened_ms = opened_ms
         self.created_s = created_s
         self.parent_ids = parent_ids
-        """ParentShardId, and AdjacentParentShardId after a merge."""
+        """ParentShardId, and after a merge AdjacentParentShardId."""
         self.child_ids: tuple[str, ...] = ()
         self.closed_ms: int | None = None
         self.counter = 0
         self.log = RecordLog()
         self.throughput = ShardThroughput()
         self._last_ms = opened_ms
-        self._prefix = prefix(created_s, index)
+        self._prefix = sequence_number_prefix(created_s, index)
 
     @property
     def is_open(self) -> bool:
@@ -76,11 +175,11 @@ class Shard:
         return self._number(COUNTER_MAX, self.closed_ms)
 
     def continuation(self, counter: int, now_ms: int) -> int:
-        """A number above the record with this counter and below the next one."""
+        """A number above the record with this counter and below the next record."""
         return self._number(counter + 1, now_ms)
 
     def tip(self) -> int:
-        """Where the next record will come: above all records so far."""
+        """A position above all records so far and at or below the next one."""
         return self._prefix + ((self.counter + 1) << COUNTER_SHIFT)
 
     def append(
@@ -94,7 +193,7 @@ class Shard:
         return record
 
     def restore(self, record: StoredRecord) -> None:
-        """Take back a record that was written in an earlier life; once, however often it is told."""
+        """Adds a record from the journal. A record that is already there is ignored."""
         number = int(record.sequence_number)
         if self.log.numbers and number <= self.log.numbers[-1]:
             return
@@ -103,7 +202,7 @@ class Shard:
         self.log.append(number, record, record.size_bytes)
 
     def close(self, now_ms: int, child_ids: tuple[str, ...]) -> int:
-        """No more records. Returns when its children open: past its own last record."""
+        """Returns the time when the children open, which is after the last record of this shard."""
         newest_ms = self._last_ms + 1 if self.counter else self._last_ms
         self.closed_ms = max(now_ms, newest_ms)
         self.child_ids = child_ids
@@ -113,11 +212,11 @@ class Shard:
         return self.opened_ms <= at_ms and (self.closed_ms is None or at_ms < self.closed_ms)
 
     def is_expired(self, horizon_ms: int) -> bool:
-        """Closed for so long that it cannot hold a record any more."""
+        """Closed so long ago that all its records are past the trim horizon."""
         return self.closed_ms is not None and self.closed_ms <= horizon_ms
 
     def to_row(self) -> list[Any]:
-        """What the journal keeps of it; records travel in entries of their own."""
+        """The shard in the journal, without its records: they have their own entries."""
         start, end = self.hash_key_range
         return [
             self.index,

@@ -1,21 +1,54 @@
-"""A stream: its settings, its shards, its consumers, and the state it is in.
+"""A stream: its settings, its shards and how they split and merge, its consumers, and its lifecycle.
 
-`status` and `deadline_ms` are the lifecycle: CREATING, UPDATING and DELETING end at the deadline, and a change
-that was asked for with an UPDATING (a split, an encryption) takes effect then, as of the deadline, however late
-somebody looks. What is older than the trim horizon is gone for good: raising the retention brings nothing back.
+CREATING, UPDATING and DELETING end at `deadline_ms`. A change requested with UPDATING (a split, an encryption) takes
+effect as of that deadline, however late the next call comes. Records older than the trim horizon are gone for good:
+a longer retention does not bring them back.
+
+Resharding closes one or two shards and opens shards for the same range, so the open ranges always cover the hash space
+exactly once.
 """
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from anabranch._model.hash_keys import even_ranges
-from anabranch.limits import KIB, RECORD_BYTES_DEFAULT_MAX, RETENTION_HOURS_MIN
-from anabranch.local.state.consumer import Consumer
-from anabranch.local.state.routing import Routing
-from anabranch.local.state.shard import Shard, full_shard_id
+from anabranch._model.hash_keys import HashKeyRange, even_ranges
+from anabranch.limits import HASH_KEY_MAX, KIB, RECORD_BYTES_DEFAULT_MAX, RETENTION_HOURS_MIN
+from anabranch.local.state.identifiers import full_shard_id, shard_id_of
+from anabranch.local.state.shard import Shard
 
-__all__ = ["Change", "EncryptionChange", "MergeChange", "ScaleChange", "SplitChange", "Stream", "StreamMode"]
+
+class Consumer(msgspec.Struct, kw_only=True):
+    """A consumer with enhanced fan-out, registered with a stream. Its ARN contains the second of its creation."""
+
+    name: str
+    arn: str
+    created_ms: int
+    status: Literal["CREATING", "ACTIVE", "DELETING"]
+    deadline_ms: int | None
+    """When CREATING or DELETING ends."""
+    tags: dict[str, str] = {}
+    policy: str | None = None
+
+
+class Routing:
+    """Which open shard a hash key belongs to. Rebuilt whenever a shard opens or closes."""
+
+    __slots__ = ("_starts", "open_shards")
+
+    def __init__(self, shards: Iterable[Shard] = ()) -> None:
+        self.open_shards = sorted((shard for shard in shards if shard.is_open), key=lambda s: s.hash_key_range.start)
+        """In the order of their hash keys."""
+        self._starts = [shard.hash_key_range.start for shard in self.open_shards]
+
+    def shard_for(self, hash_key: int) -> Shard:
+        return self.open_shards[bisect_right(self._starts, hash_key) - 1]
+
+    def shards_within(self, start: int, end: int) -> list[Shard]:
+        return [s for s in self.open_shards if start <= s.hash_key_range.start and s.hash_key_range.end <= end]
+
 
 HOUR_MS: Final = 3_600_000
 
@@ -63,25 +96,25 @@ class Stream(msgspec.Struct, kw_only=True):
     warm_throughput_mibps: int | None = None
     distribution: Literal["AUTO", "USER_PARTITION_KEY"] = "USER_PARTITION_KEY"
     scaled_at_ms: list[int] = []
-    """When UpdateShardCount was called, for its limit of calls a day."""
+    """When UpdateShardCount was called, for its daily limit."""
     next_shard_index: int = 0
     next_turn: int = 0
-    """Which open shard an AUTO-distributed record goes to next."""
+    """The open shard that takes the next record if distribution is AUTO."""
     shards: dict[str, Shard] = {}
-    """By id, in the order of their creation."""
+    """By id, in order of creation."""
     routing: Routing = msgspec.field(default_factory=Routing)
 
     def __post_init__(self) -> None:
-        self.reroute()
+        self.rebuild_routing()
 
     def open_first_shards(self, count: int) -> None:
         for index, hash_key_range in enumerate(even_ranges(count)):
             shard = Shard(index, hash_key_range, self.created_ms, self.created_ms // 1000)
             self.shards[shard.shard_id] = shard
         self.next_shard_index = count
-        self.reroute()
+        self.rebuild_routing()
 
-    def reroute(self) -> None:
+    def rebuild_routing(self) -> None:
         self.routing = Routing(self.shards.values())
 
     @property
@@ -89,7 +122,7 @@ class Stream(msgspec.Struct, kw_only=True):
         return len(self.routing.open_shards)
 
     def horizon_ms(self, now_ms: int, time_scale: float) -> int:
-        """Nothing that arrived before this can be read."""
+        """Records that arrived before this time cannot be read."""
         return max(self.trimmed_before_ms, now_ms - round(self.retention_hours * HOUR_MS * time_scale))
 
     def forget_expired_shards(self, horizon_ms: int) -> None:
@@ -97,12 +130,11 @@ class Stream(msgspec.Struct, kw_only=True):
             del self.shards[shard_id]
 
     def shard(self, text: str, horizon_ms: int) -> Shard | None:
-        """The shard that an id means."""
         shard = self.shards.get(full_shard_id(text) or "")
         return None if shard is None or shard.is_expired(horizon_ms) else shard
 
     def children_of(self, shard: Shard) -> list[dict[str, Any]]:
-        """ChildShards, as a read at the end of a closed shard answers it."""
+        """ChildShards, as returned by a read at the end of a closed shard."""
         children = (self.shards[child_id] for child_id in shard.child_ids)
         return [
             {
@@ -115,3 +147,79 @@ class Stream(msgspec.Struct, kw_only=True):
             }
             for child in children
         ]
+
+
+# floor(2**128 / n) * i for different n differ by thousands at most; shards of an even cut are wider than 2**100.
+_ROUNDING: Final = 1 << 32
+
+
+def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> tuple[Shard, Shard]:
+    start, end = shard.hash_key_range
+    ranges = HashKeyRange(start, new_starting_hash_key - 1), HashKeyRange(new_starting_hash_key, end)
+    low, high = _replace(stream, (shard,), ranges, now_ms)
+    return low, high
+
+
+def merge(stream: Stream, shard: Shard, adjacent: Shard, now_ms: int) -> Shard:
+    start = min(shard.hash_key_range.start, adjacent.hash_key_range.start)
+    end = max(shard.hash_key_range.end, adjacent.hash_key_range.end)
+    (merged,) = _replace(stream, (shard, adjacent), (HashKeyRange(start, end),), now_ms)
+    return merged
+
+
+def scale(stream: Stream, target_shard_count: int, now_ms: int) -> None:
+    """Cuts the hash space evenly, as CreateStream does: splits shards at the new borders, then merges within them.
+
+    As on AWS this leaves short-lived shards in between. Shards that already fit are not touched.
+    """
+    borders = _snapped_borders(stream, target_shard_count)
+    for shard in list(stream.routing.open_shards):
+        inside = [border for border in borders if shard.hash_key_range.start < border <= shard.hash_key_range.end]
+        _split_at_all(stream, shard, inside, now_ms)
+    for start, following in zip(borders, [*borders[1:], HASH_KEY_MAX + 1], strict=True):
+        _merge_all(stream, stream.routing.shards_within(start, following - 1), now_ms)
+
+
+def _replace(stream: Stream, parents: tuple[Shard, ...], ranges: tuple[HashKeyRange, ...], now_ms: int) -> list[Shard]:
+    first = stream.next_shard_index
+    stream.next_shard_index += len(ranges)
+    child_ids = tuple(shard_id_of(first + offset) for offset in range(len(ranges)))
+    opened_ms = max(parent.close(now_ms, child_ids) for parent in parents)
+    for parent in parents:
+        parent.closed_ms = opened_ms  # both parents of a merge close at the same time
+    created_s = max(opened_ms // 1000, *(parent.created_s for parent in parents)) + 1
+    parent_ids = tuple(parent.shard_id for parent in parents)
+    children = [
+        Shard(first + offset, hash_key_range, opened_ms, created_s, parent_ids)
+        for offset, hash_key_range in enumerate(ranges)
+    ]
+    stream.shards.update((child.shard_id, child) for child in children)
+    stream.rebuild_routing()
+    return children
+
+
+def _snapped_borders(stream: Stream, count: int) -> list[int]:
+    """A border that differs from an existing one only by rounding is the existing one."""
+    present = [shard.hash_key_range.start for shard in stream.routing.open_shards]
+    borders = []
+    for wanted, _ in even_ranges(count):
+        at = bisect_left(present, wanted)
+        near = [border for border in present[max(0, at - 1) : at + 1] if abs(border - wanted) <= _ROUNDING]
+        borders.append(near[0] if near else wanted)
+    return borders
+
+
+def _split_at_all(stream: Stream, shard: Shard, borders: list[int], now_ms: int) -> None:
+    if borders:
+        middle = len(borders) // 2
+        low, high = split(stream, shard, borders[middle], now_ms)
+        _split_at_all(stream, low, borders[:middle], now_ms)
+        _split_at_all(stream, high, borders[middle + 1 :], now_ms)
+
+
+def _merge_all(stream: Stream, shards: list[Shard], now_ms: int) -> Shard:
+    if len(shards) == 1:
+        return shards[0]
+    middle = len(shards) // 2
+    low = _merge_all(stream, shards[:middle], now_ms)
+    return merge(stream, low, _merge_all(stream, shards[middle:], now_ms), now_ms)

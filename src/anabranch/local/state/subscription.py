@@ -1,12 +1,11 @@
-"""One SubscribeToShard: what is pushed to a consumer, decided without a socket.
+"""One SubscribeToShard: which events a consumer gets and when, without a socket.
 
-`poll` gives the next event, one at a time, so that a slow connection slows nobody else and nothing is buffered
-here. A subscription ends in one of four ways: its lifetime is up (no event), its shard was read to the end (a last
-event with ChildShards and no continuation), another call took it over, or its stream or consumer was deleted
-(both: an exception as the last event).
+`poll` returns one event at a time, so nothing is buffered here and a slow connection delays no one else. A subscription
+ends in one of four ways: its lifetime is over (no event), its shard was read to the end (a last event with ChildShards
+and no continuation), another call took it over, or its stream or consumer was deleted (both end with an exception).
 
-An event comes at once when there is something to read, and after `heartbeat_ms` when there is not. The
-continuation lies above everything pushed so far and below everything to come, so AT and AFTER mean the same there.
+An event is due at once if there are records, otherwise after HEARTBEAT_MS. The continuation is above everything sent
+so far and below everything to come, so AT and AFTER mean the same there.
 """
 
 from typing import Any, Final, NamedTuple
@@ -19,13 +18,10 @@ from anabranch.limits import (
 )
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
-from anabranch.local.state.consumer import Consumer
-from anabranch.local.state.sequence import COUNTER_MAX, COUNTER_SHIFT
+from anabranch.local.state.identifiers import COUNTER_MAX, COUNTER_SHIFT
 from anabranch.local.state.shard import Shard
-from anabranch.local.state.stream import Stream
+from anabranch.local.state.stream import Consumer, Stream
 from anabranch.local.state.throughput import TokenBucket
-
-__all__ = ["Subscription", "SubscriptionEvent"]
 
 HEARTBEAT_MS: Final = 5_000
 _EVENT_BYTES_MAX: Final = 1 * MIB
@@ -34,7 +30,7 @@ _EVENT_RECORDS_MAX: Final = 1_000
 
 class SubscriptionEvent(NamedTuple):
     type: str
-    """SubscribeToShardEvent, or the exception that ends the subscription."""
+    """SubscribeToShardEvent, or the code of the exception that ends the subscription."""
     members: dict[str, Any]
 
     @property
@@ -53,9 +49,9 @@ class Subscription:
         self._position = position
         self._error: LocalError | None = None
         self._started_ms = now_ms
-        self._next_heartbeat_ms = now_ms  # the first event tells the client where it stands
-        self._pace = TokenBucket(SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
-        self._resumes_ms: int | None = None  # when a consumer that had its 2 MiB of the second gets more
+        self._next_heartbeat_ms = now_ms  # the first event is due at once
+        self._bucket = TokenBucket(SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
+        self._resumes_ms: int | None = None  # when a consumer that used up its 2 MiB per second gets more
         self.is_over = False
 
     @property
@@ -71,12 +67,12 @@ class Subscription:
         return self._consumer.arn
 
     def is_fresh(self, now_ms: int) -> bool:
-        """Too young to be taken over."""
+        """Too new to be taken over."""
         return now_ms - self._started_ms < self._settings.scaled_ms(SUBSCRIPTION_TAKE_OVER_MS)
 
     @property
     def next_deadline_ms(self) -> int:
-        """When to poll again if nothing changes before."""
+        """When to poll again if the shard does not change before."""
         deadline_ms = min(self._ends_ms, self._next_heartbeat_ms)
         return deadline_ms if self._resumes_ms is None else min(deadline_ms, self._resumes_ms)
 
@@ -92,11 +88,11 @@ class Subscription:
         return self._next_event(now_ms)
 
     def end(self, error: LocalError) -> None:
-        """The next poll tells the client why."""
+        """The next poll returns the error as the last event."""
         self._error = error
 
     def close(self) -> None:
-        """The client has gone."""
+        """The client disconnected."""
         self.is_over = True
 
     @property
@@ -108,16 +104,16 @@ class Subscription:
         log.trim(self._stream.horizon_ms(now_ms, self._settings.time_scale))
         begin = end = log.index_at(self._position)
         self._resumes_ms = None
-        if self._pace is None or self._pace.level(now_ms) > 0:
+        if self._bucket is None or self._bucket.level(now_ms) > 0:
             end = log.index_after(begin, _EVENT_RECORDS_MAX, _EVENT_BYTES_MAX)
         elif begin < len(log.numbers):
-            self._resumes_ms = self._pace.ready_ms(now_ms)
+            self._resumes_ms = self._bucket.ready_ms(now_ms)
         is_at_tip = end == len(log.numbers)
         is_end = is_at_tip and not shard.is_open
         if begin == end and not is_end and now_ms < self._next_heartbeat_ms:
             return None
-        if self._pace is not None:
-            self._pace.owe(log.bytes_between(begin, end), now_ms)
+        if self._bucket is not None:
+            self._bucket.charge(log.bytes_between(begin, end), now_ms)
         self._next_heartbeat_ms = now_ms + self._settings.scaled_ms(HEARTBEAT_MS)
         members: dict[str, Any] = {"Records": log.records[begin:end]}
         if is_end:

@@ -1,8 +1,8 @@
-"""AWS's rates, for a server that was asked to enforce them: buckets that refill with time, which is an argument.
+"""AWS's rate limits, as token buckets. Enforced only with `limits="aws"`. Time is an argument.
 
-Two kinds of use. Writes must fit: a record is refused when its bytes or its count are not there. Reads run into
-debt: a read is allowed while anything is left, and then pays for what it returned, so that 10 MiB in one read cost
-five seconds of silence. A clock that goes backwards refills nothing.
+Writes must fit: a record is rejected if the bucket has too few bytes or records left. Reads go into debt: a read is
+allowed while anything is left, and is charged for what it returned, so a read of 10 MiB blocks the next for five
+seconds. A clock that goes backwards refills nothing.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,14 @@ from anabranch.limits import (
 )
 from anabranch.local.errors import limit_exceeded
 
-__all__ = ["CallRates", "ShardThroughput", "TokenBucket"]
-
 
 class TokenBucket:
-    __slots__ = ("_at_ms", "_level", "_per_second", "_room")
+    __slots__ = ("_at_ms", "_capacity", "_level", "_per_second")
 
-    def __init__(self, per_second: float, room: float | None = None) -> None:
+    def __init__(self, per_second: float, capacity: float | None = None) -> None:
         self._per_second = per_second
-        self._room = per_second if room is None else room
-        self._level = self._room
+        self._capacity = per_second if capacity is None else capacity
+        self._level = self._capacity
         self._at_ms: int | None = None
 
     def level(self, now_ms: int) -> float:
@@ -36,7 +34,7 @@ class TokenBucket:
             self._at_ms = now_ms
         elif now_ms > self._at_ms:
             refill = (now_ms - self._at_ms) * self._per_second / 1000
-            self._level = min(self._room, self._level + refill)
+            self._level = min(self._capacity, self._level + refill)
             self._at_ms = now_ms
         return self._level
 
@@ -46,26 +44,26 @@ class TokenBucket:
         self._level -= amount
         return True
 
-    def owe(self, amount: float, now_ms: int) -> None:
-        """Take more than may be there. What exceeds a full bucket is paid for in whole, as if it had been empty."""
+    def charge(self, amount: float, now_ms: int) -> None:
+        """Takes the amount even into debt. An amount above the capacity counts from empty: it is paid for in full."""
         level = self.level(now_ms)
-        self._level = (min(0.0, level) if amount > self._room else level) - amount
+        self._level = (min(0.0, level) if amount > self._capacity else level) - amount
 
     def ready_ms(self, now_ms: int) -> int:
-        """When something is left again; now, if there is."""
+        """When the level is above zero again; `now_ms` if it is."""
         level = self.level(now_ms)
         return now_ms if level > 0 else now_ms + int(-level * 1000 / self._per_second) + 1
 
 
 class ShardThroughput:
-    """What one shard allows; made of buckets only when it is first asked."""
+    """The limits of one shard. Its buckets are created on first use."""
 
     __slots__ = ("_iterators", "_read_bytes", "_reads", "_write_bytes", "_write_records")
 
     def __init__(self) -> None:
         self._write_bytes: TokenBucket | None = None
 
-    def _fill(self) -> TokenBucket:
+    def _create_buckets(self) -> TokenBucket:
         if self._write_bytes is None:
             self._write_bytes = TokenBucket(SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_BURST_BYTES)
             self._write_records = TokenBucket(SHARD_WRITE_RECORDS_PER_SECOND)
@@ -75,25 +73,25 @@ class ShardThroughput:
         return self._write_bytes
 
     def allows_write(self, size_bytes: int, now_ms: int) -> bool:
-        write_bytes = self._fill()
+        write_bytes = self._create_buckets()
         if write_bytes.level(now_ms) < size_bytes or not self._write_records.take(1, now_ms):
             return False
         return write_bytes.take(size_bytes, now_ms)
 
     def allows_read(self, now_ms: int) -> bool:
-        self._fill()
+        self._create_buckets()
         return self._read_bytes.level(now_ms) > 0 and self._reads.take(1, now_ms)
 
     def charge_read(self, size_bytes: int, now_ms: int) -> None:
-        self._fill()
-        self._read_bytes.owe(size_bytes, now_ms)
+        self._create_buckets()
+        self._read_bytes.charge(size_bytes, now_ms)
 
     def allows_iterator(self, now_ms: int) -> bool:
-        self._fill()
+        self._create_buckets()
         return self._iterators.take(1, now_ms)
 
 
-# Calls a second of one account (API, each operation's text). The calls that carry records have limits of their own.
+# Calls per second and account, from the API reference of each operation. Calls with records have their own limits.
 _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
     "AddTagsToStream": 5,
     "CreateStream": 5,
@@ -126,7 +124,7 @@ _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
 
 
 class CallRates:
-    """Calls a second: of the account, and of a consumer on a shard. Nothing is counted unless the limits are on."""
+    """Calls per second, of the account and of a consumer on a shard. Counts nothing unless limits are enforced."""
 
     def __init__(self, account_id: str, *, enforced: bool) -> None:
         self._account_id = account_id

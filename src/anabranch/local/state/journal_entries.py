@@ -1,9 +1,8 @@
-"""The state as a sequence of entries: what a restart needs, and nothing that time alone can tell.
+"""The state as a sequence of journal entries: everything that a restart needs.
 
-Each entry says what is now, not what was asked for: a stream's whole description, the records that were appended,
-a stream that is gone. So replaying needs no rule of any operation, entries may be repeated, and a snapshot is
-simply the shortest journal with the same end. Numbers above 64 bits are text. Iterators live in their own text;
-subscriptions and rates do not outlive a process.
+An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So a
+replay needs no logic of any operation, entries may repeat, and a snapshot is the shortest journal with the same result.
+Numbers above 64 bits are strings. Subscriptions and rates do not survive a restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,14 +11,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from anabranch.errors import CodecError
-from anabranch.local.state.account import Account, Changes
-from anabranch.local.state.commitment import Commitment
-from anabranch.local.state.record_log import StoredRecord
-from anabranch.local.state.routing import Routing
-from anabranch.local.state.shard import Shard
-from anabranch.local.state.stream import Stream
-
-__all__ = ["encode_changes", "restore", "snapshot"]
+from anabranch.local.state.account import Account, Changes, Commitment
+from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.stream import Routing, Stream
 
 _SNAPSHOT_RECORDS: Final = 500  # in one entry
 
@@ -46,7 +40,7 @@ _Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | Commitment
 
 
 def _to_row(value: Any) -> Any:
-    return value.to_row() if isinstance(value, Shard) else None  # the routing follows from the shards
+    return value.to_row() if isinstance(value, Shard) else None  # the routing is rebuilt from the shards
 
 
 def _from_row(kind: type, row: Any) -> Any:
@@ -84,7 +78,7 @@ def restore(account: Account, entries: Iterable[bytes]) -> None:
         try:
             entry = _DECODER.decode(raw)
         except (msgspec.DecodeError, ValueError, TypeError) as error:
-            raise CodecError(f"entry {position} of the journal cannot be read: {error}") from error
+            raise CodecError(f"journal entry {position} cannot be decoded: {error}") from error
         match entry:
             case StreamWritten(stream):
                 _keep_records(account.streams.get(stream.name), stream)
@@ -95,7 +89,7 @@ def restore(account: Account, entries: Iterable[bytes]) -> None:
                 account.commitment = commitment
             case _:
                 _append(account, entry, position)
-    account.plan_deadline()
+    account.update_next_deadline()
 
 
 def _keep_records(previous: Stream | None, stream: Stream) -> None:
@@ -110,8 +104,8 @@ def _append(account: Account, appended: RecordsAppended, position: int) -> None:
     shard = None if stream is None else stream.shards.get(appended.shard_id)
     if shard is None:
         raise CodecError(
-            f"entry {position} of the journal holds records of {appended.shard_id} in stream {appended.stream_name}, "
-            "which no earlier entry describes: an entry before it is missing"
+            f"journal entry {position} has records of {appended.shard_id} in stream {appended.stream_name}, "
+            "but no earlier entry describes that shard: an entry is missing"
         )
     for record in appended.records:
         shard.restore(record)

@@ -1,0 +1,171 @@
+"""Texts and numbers that clients get from the service and hand back: shard ids, sequence numbers, shard iterators and
+page tokens. Iterators and page tokens hold all they stand for, so they stay valid after a restart. Nothing is secret.
+"""
+
+import binascii
+import struct
+from base64 import b64decode, b64encode
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import msgspec
+
+from anabranch._model.entropy import Entropy
+from anabranch.local.errors import LocalError, invalid_argument
+
+
+def shard_id_of(index: int) -> str:
+    return f"shardId-{index:012d}"
+
+
+def full_shard_id(text: str) -> str | None:
+    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` all mean shardId-000000000000."""
+    digits = text.rpartition("-")[2]
+    return shard_id_of(int(digits)) if digits.isascii() and digits.isdigit() else None
+
+
+# A sequence number in AWS's layout is one integer of 47 hexadecimal digits, from the most significant:
+#
+#     2 | second the shard was created: 9 | last digit of the shard's index: 1 | counter: 16 | 00 |
+#     second of the record: 9 | shard index: 8 | version, which is 2
+#
+# Numbers grow with the counter inside a shard, and a child created in a later second starts above its parent's end.
+# Records have even counters. The odd counter after a record is a position between it and the next record, which a
+# subscription returns as its continuation. A shard starts at counter 0 and a closed shard ends at the highest counter.
+
+COUNTER_MAX: Final = 0x7FFF_FFFF_FFFF_FFFF
+COUNTER_STEP: Final = 2
+
+_VERSION: Final = 2
+_LEAD: Final = 2 << 184
+_INDEX_SHIFT: Final = 4
+SECOND_SHIFT: Final = 36
+COUNTER_SHIFT: Final = 80
+_DIGIT_SHIFT: Final = 144
+_CREATED_SHIFT: Final = 148
+_SECOND_MASK: Final = (1 << 36) - 1
+_INDEX_MASK: Final = (1 << 32) - 1
+
+
+class SequenceParts(NamedTuple):
+    created_s: int
+    shard_index: int
+    counter: int
+    second: int
+
+
+def sequence_number_prefix(created_s: int, shard_index: int) -> int:
+    """The number with counter and second zero: add `counter << COUNTER_SHIFT` and `second << SECOND_SHIFT`."""
+    return (
+        _LEAD
+        | created_s << _CREATED_SHIFT
+        | (shard_index & 0xF) << _DIGIT_SHIFT
+        | shard_index << _INDEX_SHIFT
+        | _VERSION
+    )
+
+
+def parse_sequence_number(number: int) -> SequenceParts | None:
+    """None if the number does not have this layout."""
+    if number >> 184 != 2 or number & 0xF != _VERSION:
+        return None
+    return SequenceParts(
+        number >> _CREATED_SHIFT & _SECOND_MASK,
+        number >> _INDEX_SHIFT & _INDEX_MASK,
+        number >> COUNTER_SHIFT & 0xFFFF_FFFF_FFFF_FFFF,
+        number >> SECOND_SHIFT & _SECOND_MASK,
+    )
+
+
+# A shard iterator looks like AWS's: base64 of eight bytes that read 1 and of 16-byte blocks, a different text on every
+# call. A checksum detects garbage.
+
+_HEAD: Final = (1).to_bytes(8, "big")
+# nonce, time of issue, creation of the stream, shard index, sequence number, length of the name
+_FIELDS: Final = struct.Struct(">QQQI24sB")
+_DIGEST_BYTES: Final = 16
+_BYTES_MIN: Final = 152  # with one block more this is 224 characters, the usual length on AWS
+_BLOCK_BYTES: Final = 16
+
+
+class ShardIterator(NamedTuple):
+    stream_name: str
+    stream_created_ms: int
+    shard_index: int
+    position: int
+    """The lowest sequence number that will be read."""
+    issued_ms: int
+
+
+def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
+    name = iterator.stream_name.encode()
+    fields = _FIELDS.pack(
+        entropy.getrandbits(64),
+        iterator.issued_ms,
+        iterator.stream_created_ms,
+        iterator.shard_index,
+        iterator.position.to_bytes(24, "big"),
+        len(name),
+    )
+    plain = _HEAD + fields + name
+    length = max(_BYTES_MIN + _BLOCK_BYTES, len(plain) + _DIGEST_BYTES)
+    length += -(length - _BYTES_MIN) % _BLOCK_BYTES
+    plain = plain.ljust(length - _DIGEST_BYTES, b"\0")
+    return b64encode(plain + _digest(plain)).decode()
+
+
+def decode_iterator(text: str) -> ShardIterator | None:
+    """None if this service did not issue it. An iterator that is still in quotes is accepted, as AWS does."""
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    try:
+        raw = b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        return None
+    plain, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    if not plain.startswith(_HEAD) or digest != _digest(plain):
+        return None
+    _, issued_ms, created_ms, shard_index, position, name_length = _FIELDS.unpack_from(plain, len(_HEAD))
+    begin = len(_HEAD) + _FIELDS.size
+    name = plain[begin : begin + name_length].decode()
+    return ShardIterator(name, created_ms, shard_index, int.from_bytes(position, "big"), issued_ms)
+
+
+def _digest(plain: bytes) -> bytes:
+    return blake2b(plain, digest_size=_DIGEST_BYTES, person=b"shard-iterator").digest()
+
+
+class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A NextToken. It holds the whole question, because AWS accepts no other parameter beside it."""
+
+    operation: str
+    after: str
+    """The last name or id of the previous page."""
+    issued_ms: int
+    stream_name: str = ""
+    stream_created_ms: int = 0
+    filter_type: str = ""
+    filter_ms: int = 0
+
+
+_TOKEN_ENCODER: Final = msgspec.json.Encoder()
+_TOKEN_DECODER: Final = msgspec.json.Decoder(PageToken)
+
+
+def write_token(token: PageToken) -> str:
+    return b64encode(_TOKEN_ENCODER.encode(token)).decode()
+
+
+def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:
+    try:
+        token = _TOKEN_DECODER.decode(b64decode(text.encode("ascii"), validate=True))
+    except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError):
+        raise invalid_argument(f"NextToken {text[:80]} is not valid.") from None
+    if token.operation != operation:
+        raise invalid_argument(f"NextToken {text[:80]} was not issued by {operation}.")
+    if now_ms - token.issued_ms > lifetime_ms:
+        raise LocalError(
+            "ExpiredNextTokenException",
+            f"NextToken is expired: it was issued {now_ms - token.issued_ms} ms ago and is valid for {lifetime_ms} ms.",
+        )
+    return token

@@ -43,7 +43,8 @@ class _SignalHandler:
             yield
         finally:
             del self._runs[worker]
-            if not self._runs and signal.getsignal(self._number) is self:
+            installed: object = signal.getsignal(self._number)
+            if not self._runs and installed is self:
                 signal.signal(self._number, signal.SIG_DFL if self.before is None else self.before)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:

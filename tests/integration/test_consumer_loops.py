@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from anabranch.errors import ConsumerFailedError
+from anabranch.errors import ConsumerFailedError, UsageError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import numbers, run, stream_world, until
@@ -167,5 +167,88 @@ def test_cancelling_a_run_does_not_wait_for_a_call_in_a_thread():
                 with pytest.raises(asyncio.CancelledError):
                     await running
             may_end.set()
+
+    run(main, 15)
+
+
+@WAYS
+def test_a_second_task_on_an_iterator_is_refused_and_acknowledges_nothing(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 4)
+            store = MemoryLeaseStore()
+            async with world.consumer(app="billing", leases=store) as consumer:
+                steps = _steps(consumer, way)
+                assert _number(await anext(steps)) == 0
+
+                async def other():
+                    return await anext(steps)
+
+                for _ in range(2):
+                    with pytest.raises(UsageError, match=r"run\(handler\).*batches\(\).*manual"):
+                        await asyncio.create_task(other())
+            assert await _rest(world, store) == [0, 1, 2, 3]
+
+    run(main, 15)
+
+
+@WAYS
+def test_a_second_task_is_refused_while_the_first_waits_for_a_record_which_it_then_gets(way):
+    async def main():
+        async with stream_world(1) as world, world.consumer(app="billing", leases="memory://") as consumer:
+            steps = _steps(consumer, way)
+
+            async def step():
+                return _number(await anext(steps))
+
+            first = asyncio.create_task(step())
+            await asyncio.sleep(0)
+            with pytest.raises(UsageError, match="is using this iterator"):
+                await asyncio.create_task(step())
+            world.put(["a"] * 2)
+            assert await first == 0
+            assert await asyncio.create_task(step()) == 1  # the first task has ended
+
+    run(main, 15)
+
+
+def test_a_step_may_have_a_task_of_its_own():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 4)
+            store, seen = MemoryLeaseStore(), []
+            async with world.consumer(app="billing", leases=store, start="trim_horizon") as consumer:
+                steps = aiter(consumer)
+                while len(seen) < 3:
+                    try:
+                        seen.append(await asyncio.wait_for(anext(steps), 0.02))
+                    except TimeoutError:
+                        continue
+            assert numbers(seen) == [0, 1, 2]
+            assert await _rest(world, store) == [2, 3]
+
+    run(main, 15)
+
+
+def test_several_tasks_share_an_iterator_where_records_are_acknowledged_by_hand():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 20)
+            store, seen, workers = MemoryLeaseStore(), [], set()
+            options = {"app": "billing", "leases": store, "acknowledge": "manual"}
+            async with world.consumer(until="tip", **options) as consumer:
+                steps = aiter(consumer)
+
+                async def work(number):
+                    async for record in steps:
+                        workers.add(number)
+                        await asyncio.sleep(0.001)
+                        seen.append(record)
+                        consumer.ack(record)
+
+                await asyncio.gather(*(work(number) for number in range(3)))
+            assert sorted(numbers(seen)) == list(range(20))
+            assert workers == {0, 1, 2}
+            assert await _rest(world, store) == []
 
     run(main, 15)

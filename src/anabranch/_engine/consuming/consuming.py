@@ -155,13 +155,15 @@ class Consuming:
     def records(self, *, by_hand: bool = False) -> Iteration[Record[Any]]:
         """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
         if by_hand:
-            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record)
+            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record, tasks_share=True)
         return self._iterate(self.walk(WALK_LIMITS), lambda: self._made(self._walk).next_record)
 
     def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
         return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)
 
-    def _iterate(self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]]) -> Iteration[T]:
+    def _iterate(
+        self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]], *, tasks_share: bool = False
+    ) -> Iteration[T]:
         async def begin() -> Callable[[], T | None]:
             if not self._host.is_started:
                 self._launch(make_sink)
@@ -172,7 +174,7 @@ class Consuming:
                     walk.task = self._walker
             return find_next()
 
-        iteration = Iteration(begin, self._is_over)
+        iteration = Iteration(begin, self._is_over, tasks_share=tasks_share)
         self._iteration = weakref.ref(iteration)
         return iteration
 

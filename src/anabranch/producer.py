@@ -18,7 +18,8 @@ from anabranch._engine.system_clock import SystemClock
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.writer import Writer
 from anabranch._model.entropy import Entropy
-from anabranch._model.streams import parse_stream
+from anabranch._model.kinds import check_seconds, wrong_kinds
+from anabranch._model.streams import parse_stream, wrong_stream
 from anabranch._ports.clock import Clock
 from anabranch._ports.kinesis_writing import KinesisWriting
 from anabranch.config import Aws, ProducerSettings
@@ -122,8 +123,9 @@ class Producer(Generic[T]):
         timeout: float | None = None,  # noqa: ASYNC109 -- how long to wait for buffer space; cancelling is another thing
     ) -> Delivery:
         """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        check_seconds("timeout", timeout)
         return await self._running().intake.put(
-            stream or self._default_stream(), self._encode(value), partition_key, explicit_hash_key, timeout
+            self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
     def put_nowait(
@@ -134,9 +136,8 @@ class Producer(Generic[T]):
         if writer is None or _get_running_loop() is not self._loop:
             writer = self._running()
         data: Any = value if type(value) is self._as_is else self._encode(value)
-        return writer.intake.put_nowait(
-            stream or self._stream or self._default_stream(), data, partition_key, explicit_hash_key
-        )
+        name = self._stream if stream is None and self._stream is not None else self._stream_name(stream)
+        return writer.intake.put_nowait(name, data, partition_key, explicit_hash_key)
 
     async def put_and_wait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
@@ -148,7 +149,7 @@ class Producer(Generic[T]):
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
         """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
-        intake, name = self._running().intake, stream or self._default_stream()
+        intake, name = self._running().intake, self._stream_name(stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
         while (without_room := intake.put_some(name, rest, self._as_is, self._encode, deliveries)) is not None:
@@ -163,6 +164,7 @@ class Producer(Generic[T]):
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
+        check_seconds("deadline", deadline)
         if self._writer is None:
             return FlushReport()
         return await self._running().flush(self._deadline_ms(deadline))
@@ -172,6 +174,7 @@ class Producer(Generic[T]):
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
+        check_seconds("deadline", deadline)
         self._is_closed = True
         writer, self._writer = self._writer, None
         if writer is None:
@@ -236,7 +239,11 @@ class Producer(Generic[T]):
         if ports is not None and ports.close is not None:
             await ports.close()
 
-    def _default_stream(self) -> str:
+    def _stream_name(self, given: str | None) -> str:
+        if given is not None:
+            if not isinstance(given, str):
+                raise wrong_stream(given)
+            return given
         if self._stream is None:
             raise UsageError("name a stream: Producer('orders'), or put(..., stream='orders')")
         return self._stream
@@ -275,6 +282,9 @@ def _check(
         violations.append(f"order is {order!r}; it must be 'key' or 'none'")
     if aggregate not in {"shard", "key", None}:
         violations.append(f"aggregate is {aggregate!r}; it must be 'shard', 'key' or None")
+    numbers = {"linger": linger, "delivery_timeout": delivery_timeout, "buffer_bytes": buffer_bytes}
+    if wrong := wrong_kinds(numbers, {"linger": float, "delivery_timeout": float, "buffer_bytes": int}):
+        raise ConfigurationError([*violations, *wrong])
     if linger < 0:
         violations.append(f"linger is {linger} s; it must not be negative")
     if delivery_timeout <= 0:

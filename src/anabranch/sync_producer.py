@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from anabranch._core.writing.routing import check_keys
 from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, WriteThread
+from anabranch._model.kinds import check_seconds
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import AnabranchError, DeliveryFailed, UsageError
@@ -96,6 +97,7 @@ class SyncProducer(Generic[T]):
         timeout: float | None = None,
     ) -> SyncDelivery:
         """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        check_seconds("timeout", timeout)
         check_keys(partition_key, explicit_hash_key)
         if stream is not None:
             parse_stream(stream)
@@ -125,6 +127,7 @@ class SyncProducer(Generic[T]):
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
+        check_seconds("deadline", deadline)
         if self._thread is None:
             return FlushReport()
         return self._running().flush(deadline)
@@ -134,6 +137,7 @@ class SyncProducer(Generic[T]):
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
+        check_seconds("deadline", deadline)
         with self._lock:
             self._is_closed = True
             thread, self._thread = self._thread, None

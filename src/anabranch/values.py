@@ -15,6 +15,7 @@ pydantic is recognised by its method, never imported. Errors are left as they ar
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, get_origin
 
 import msgspec
@@ -81,15 +82,31 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
         return _encode_model
     if _is_type(encode):
         return msgspec.json.Encoder().encode
+    if inspect.iscoroutinefunction(encode):
+        raise ConfigurationError(f"encode={encode!r} is asynchronous: it must be a plain function that returns bytes")
     if callable(encode):
-        function: Callable[[Any], bytes] = encode
-        return function
+        return partial(_encode_by, encode)
     raise ConfigurationError(f"encode= takes a type or a function that returns bytes, not {encode!r}")
 
 
 def _is_type(given: Any) -> bool:
     """Types, also generic ones as list[int] and unions as Order | Refund, but no functions."""
     return inspect.isclass(given) or get_origin(given) is not None or given is Any or hasattr(given, "__supertype__")
+
+
+def _encode_by(function: Callable[[Any], Any], value: Any) -> bytes:
+    data = function(value)
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    name = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else repr(function)
+    if isinstance(data, str):
+        raise TypeError(
+            f"encode={name} returned str, and a record's data is bytes: encode the text, as in "
+            f"encode=lambda value: {getattr(function, '__name__', 'function')}(value).encode()"
+        )
+    raise TypeError(f"encode={name} returned {type(data).__name__}; it must return bytes")
 
 
 def _encode_bytes(value: Any) -> bytes:

@@ -24,6 +24,7 @@ __all__ = [
     "md5_digest",
     "md5_hash_key",
     "parse_hash_key",
+    "wrong_partition_key",
 ]
 
 _HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
@@ -50,8 +51,14 @@ def hash_key(partition_key: str, explicit_hash_key: str | None = None) -> int:
     return md5_hash_key(partition_key) if explicit_hash_key is None else parse_hash_key(explicit_hash_key)
 
 
+def wrong_partition_key(given: object) -> TypeError:
+    return TypeError(f"partition_key is {given!r}; it must be text (str)")
+
+
 def check_partition_key(partition_key: str) -> str:
     """The key itself, if the service would take it (1 to 256 Unicode characters)."""
+    if not isinstance(partition_key, str):
+        raise wrong_partition_key(partition_key)
     if not 1 <= len(partition_key) <= PARTITION_KEY_CHARACTERS_MAX:
         raise ValueError(
             f"a partition key has 1 to {PARTITION_KEY_CHARACTERS_MAX} characters, not {len(partition_key)}"

@@ -9,7 +9,7 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["wrong_fields", "wrong_kinds"]
+__all__ = ["check_seconds", "wrong_fields", "wrong_kinds"]
 
 
 def wrong_kinds(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
@@ -25,6 +25,12 @@ def wrong_fields(settings: object) -> list[str]:
     """As `wrong_kinds`, for an object whose class declares its fields."""
     kinds = get_type_hints(type(settings))
     return wrong_kinds({name: getattr(settings, name) for name in kinds}, kinds)
+
+
+def check_seconds(name: str, given: object) -> None:
+    """TypeError unless it is a number of seconds, or None."""
+    if given is not None and not isinstance(given, int | float):
+        raise TypeError(f"{name} is {given!r}; it must be a number of seconds, or None")
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import msgspec
 
 from anabranch.limits import STREAM_NAME_CHARACTERS_MAX
 
-__all__ = ["StreamName", "parse_stream"]
+__all__ = ["StreamName", "parse_stream", "wrong_stream"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 _ARN = re.compile(
@@ -24,7 +24,13 @@ class StreamName(msgspec.Struct, frozen=True):
         return self.arn or self.name
 
 
+def wrong_stream(given: object) -> TypeError:
+    return TypeError(f"stream is {given!r}; it must be text: a stream's name or its ARN")
+
+
 def parse_stream(text: str) -> StreamName:
+    if not isinstance(text, str):
+        raise wrong_stream(text)
     if text.startswith("arn:"):
         if (found := _ARN.fullmatch(text)) is None:
             raise ValueError(

@@ -27,10 +27,12 @@ REMEMBERED_KEYS_MAX: Final = 1 << 16
 
 
 def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
-    """The digest that decides the shard. ValueError for keys that the service would not accept."""
+    """The digest that decides the shard. ValueError or TypeError for keys that the service would not accept."""
     check_partition_key(partition_key)
     if explicit_hash_key is None:
         return md5_digest(partition_key)
+    if not isinstance(explicit_hash_key, str):
+        raise TypeError(f"explicit_hash_key is {explicit_hash_key!r}; it must be text in decimal digits, such as '5'")
     return digest_of_hash_key(parse_hash_key(explicit_hash_key))
 
 

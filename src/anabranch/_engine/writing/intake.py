@@ -14,7 +14,9 @@ import msgspec
 
 from anabranch._core.writing.aggregation import RECORD_COST_BYTES, cost_of
 from anabranch._core.writing.pipeline import Pipeline
+from anabranch._core.writing.routing import check_keys
 from anabranch._engine.writing.delivery import Delivery
+from anabranch._model.hash_keys import check_partition_key, wrong_partition_key
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports.clock import Clock
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed
@@ -66,8 +68,11 @@ class Intake:
     # putting
 
     def put_nowait(self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None) -> Delivery:
+        if not isinstance(partition_key, str):
+            raise wrong_partition_key(partition_key)
         cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
         if self.used_bytes + cost_bytes > self._limit_bytes:
+            check_keys(partition_key, explicit_hash_key)
             raise self._why_not(cost_bytes)
         found = self.streams.get(stream)
         if found is None:
@@ -96,6 +101,8 @@ class Intake:
         now_ms = self._turn_ms or self._read_clock()
         try:
             for partition_key, value in items:
+                if not isinstance(partition_key, str):
+                    raise wrong_partition_key(partition_key)
                 data: Any = value if type(value) is as_is else encode(value)
                 cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
                 # Looked at for each: the items may come from code that puts records itself.
@@ -113,11 +120,13 @@ class Intake:
         self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
     ) -> Delivery:
         """Waits for room only, behind all who wait already."""
+        check_partition_key(partition_key)
         cost_bytes = cost_of(data, partition_key)
         if self.used_bytes + cost_bytes <= self._limit_bytes:
             return self.put_nowait(stream, data, partition_key, explicit_hash_key)
         if self._refusal is not None or cost_bytes > self._buffer_bytes:
             raise self._why_not(cost_bytes)
+        check_keys(partition_key, explicit_hash_key)  # a mistake is told to its caller now, not when there is room
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future))
         self._limit_bytes = -1

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from anabranch._core.writing.aggregation import cost_of
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.intake import failure_of
+from anabranch._model.kinds import check_seconds
 from anabranch.errors import BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
@@ -66,6 +67,7 @@ class SyncDelivery:
 
     def result(self, timeout: float | None = None) -> PutResult:
         """How it ended, delivered or not; waits for that. `TimeoutError` if it takes longer than `timeout` seconds."""
+        check_seconds("timeout", timeout)
         inner = self._inner
         if inner is not None and inner.done() and (self._thread.is_over or inner.bundle.sequence_number is not None):
             return inner.result()

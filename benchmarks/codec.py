@@ -12,8 +12,7 @@ import aws_kinesis_agg.aggregator
 import aws_kinesis_agg.deaggregator
 from aws_kinesis_agg.messages_pb2 import AggregatedRecord
 
-from anabranch._wire.aggregate import MAGIC, AggregateBuilder
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import MAGIC, AggregateBuilder, open_aggregate
 from measure import compare, print_table
 
 OURS = "anabranch"

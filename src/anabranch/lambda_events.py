@@ -16,7 +16,7 @@ import msgspec
 import pybase64
 
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
 from anabranch.errors import CodecError
 from anabranch.records import Record
 from anabranch.values import Decoder, decode_with

@@ -4,8 +4,7 @@ import hashlib
 
 import pytest
 
-from anabranch._wire.aggregate import MAGIC, AggregateBuilder
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import MAGIC, AggregateBuilder, open_aggregate
 
 A = "f3899ac20a01610a01621a0508001a01781a0508011a0179b0031909ae75891ca94acec2ecce3125"
 

@@ -14,28 +14,31 @@ from hypothesis import given, strategies as st
 from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import JSON
-from anabranch._wire.messages import PutRecordsEntry
-from anabranch._wire.reads import (
+from anabranch._wire.bodies import (
+    JSON,
+    decode_aws_error,
+    decode_describe_stream_consumer,
+    decode_describe_stream_summary,
     decode_get_records,
     decode_get_shard_iterator,
-    encode_get_records,
-    encode_get_shard_iterator,
-    encode_subscribe_to_shard,
-)
-from anabranch._wire.service_errors import decode_aws_error
-from anabranch._wire.shards import decode_list_shards, encode_list_shards
-from anabranch._wire.stream_consumers import (
-    decode_describe_stream_consumer,
+    decode_list_shards,
     decode_list_stream_consumers,
+    decode_put_record,
+    decode_put_records,
     decode_register_stream_consumer,
     encode_deregister_stream_consumer,
     encode_describe_stream_consumer,
+    encode_describe_stream_summary,
+    encode_get_records,
+    encode_get_shard_iterator,
+    encode_list_shards,
     encode_list_stream_consumers,
+    encode_put_record,
+    encode_put_records,
     encode_register_stream_consumer,
+    encode_subscribe_to_shard,
 )
-from anabranch._wire.stream_summaries import decode_describe_stream_summary, encode_describe_stream_summary
-from anabranch._wire.writes import decode_put_record, decode_put_records, encode_put_record, encode_put_records
+from anabranch._wire.messages import PutRecordsEntry
 
 MODEL = botocore.session.Session().get_service_model("kinesis")
 SERIALIZER = create_serializer("json", include_validation=False)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._wire.aggregate import MAGIC, AggregateBuilder, Tag
-from anabranch._wire.deaggregate import open_aggregate, parse_aggregate
+from anabranch._wire.aggregate import MAGIC, AggregateBuilder, Tag, open_aggregate, parse_aggregate
 from anabranch.errors import CodecError
 
 

@@ -12,18 +12,22 @@ import pytest
 from hypothesis import given, strategies as st
 
 from anabranch._wire import cbor
-from anabranch._wire.event_stream import MessageDecoder, encode_message, frame
-from anabranch._wire.reads import decode_get_records, decode_get_shard_iterator, decode_subscribe_to_shard_event
-from anabranch._wire.service_errors import AwsError, decode_aws_error
-from anabranch._wire.shards import decode_list_shards
-from anabranch._wire.stream_consumers import (
+from anabranch._wire.bodies import (
+    AwsError,
+    decode_aws_error,
     decode_describe_stream_consumer,
+    decode_describe_stream_summary,
+    decode_get_records,
+    decode_get_shard_iterator,
+    decode_list_shards,
     decode_list_stream_consumers,
+    decode_put_record,
+    decode_put_records,
     decode_register_stream_consumer,
+    decode_subscribe_to_shard_event,
+    decode_subscription_message,
 )
-from anabranch._wire.stream_summaries import decode_describe_stream_summary
-from anabranch._wire.subscriptions import decode_subscription_message
-from anabranch._wire.writes import decode_put_record, decode_put_records
+from anabranch._wire.event_stream import MessageDecoder, encode_message, frame
 from anabranch.errors import CodecError
 
 Decode = Callable[[bytes], Any]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
 from anabranch.config import Aws
 from anabranch.events import AggregateStraddled
 from anabranch.local import LocalKinesis

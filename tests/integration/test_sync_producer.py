@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import boto3
 import pytest
 
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
 from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.sync_producer import SyncProducer
 

@@ -2,8 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, AggregateBuilder, Tag
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, AggregateBuilder, Tag, open_aggregate
 
 # Few keys, so that they repeat; lengths around the edges of one and two bytes.
 KEYS = st.sampled_from(["a", "ключ", "k" * 127, "k" * 128]) | st.text(

@@ -7,8 +7,8 @@ import random
 from hypothesis import given, strategies as st
 
 from anabranch._model.streams import StreamName
+from anabranch._wire.bodies import PIECE_BYTES_MAX, encode_put_records
 from anabranch._wire.messages import PutRecordsEntry
-from anabranch._wire.writes import PIECE_BYTES_MAX, encode_put_records
 
 sizes = st.one_of(
     st.integers(0, 200),

@@ -10,9 +10,9 @@ from anabranch._aws.errors import service_error
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.shards import Shard
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
+from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import ListShardsResponse, PutRecordsResponse, PutRecordsResultEntry, StreamSummary
-from anabranch._wire.service_errors import AwsError
 from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings

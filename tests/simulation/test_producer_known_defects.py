@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from memory_kinesis import MemoryKinesis, simulated, warm_up
 
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
 from anabranch.config import ProducerSettings
 from anabranch.errors import AccessDeniedError, BufferFull, InvalidRequestError, TransportError
 from anabranch.events import WriteFailed

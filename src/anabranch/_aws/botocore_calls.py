@@ -13,7 +13,7 @@ from typing import Any, Final
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.credentials import NO_CREDENTIALS
 from anabranch._aws.errors import service_error
-from anabranch._wire.service_errors import AwsError
+from anabranch._wire.bodies import AwsError
 from anabranch.errors import AnabranchError, CredentialsError, InvalidRequestError, TransportError, UsageError
 
 __all__ = ["BotocoreCalls"]

@@ -7,7 +7,7 @@ for.
 
 from typing import Final
 
-from anabranch._wire.service_errors import AwsError
+from anabranch._wire.bodies import AwsError
 from anabranch.errors import (
     AccessDeniedError,
     ExpiredIteratorError,

@@ -28,7 +28,7 @@ from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
-from anabranch._wire import reads, shards, stream_consumers, stream_summaries, writes
+from anabranch._wire import bodies
 from anabranch._wire.messages import (
     ConsumerDescription,
     GetRecordsResponse,
@@ -115,8 +115,8 @@ class KinesisClient:
         return await self._service.call(
             "reads",
             "GetShardIterator",
-            reads.encode_get_shard_iterator(stream, shard_id, position),
-            lambda response: reads.decode_get_shard_iterator(response.body),
+            bodies.encode_get_shard_iterator(stream, shard_id, position),
+            lambda response: bodies.decode_get_shard_iterator(response.body),
             repeatable=True,
         )
 
@@ -126,20 +126,20 @@ class KinesisClient:
         return await self._service.call(
             "reads",
             "GetRecords",
-            reads.encode_get_records(stream, shard_iterator, limit=limit),
+            bodies.encode_get_records(stream, shard_iterator, limit=limit),
             self._read_records,
             repeatable=True,
         )
 
     def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
-        return reads.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
+        return bodies.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
     @asynccontextmanager
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
     ) -> AsyncIterator[AsyncIterator[SubscribeToShardEvent]]:
         """Entering returns once the service has accepted the subscription; leaving closes it at once."""
-        body = b"".join(reads.encode_subscribe_to_shard(consumer_arn, shard_id, position))
+        body = b"".join(bodies.encode_subscribe_to_shard(consumer_arn, shard_id, position))
         stream = await self._open_stream("SubscribeToShard", body)
         events = read_events(stream)
         try:
@@ -177,10 +177,10 @@ class KinesisClient:
         return await self._service.call(
             "others",
             "ListShards",
-            shards.encode_list_shards(
+            bodies.encode_list_shards(
                 stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
             ),
-            lambda response: shards.decode_list_shards(response.body),
+            lambda response: bodies.decode_list_shards(response.body),
             repeatable=True,
         )
 
@@ -188,8 +188,8 @@ class KinesisClient:
         return await self._service.call(
             "others",
             "DescribeStreamSummary",
-            stream_summaries.encode_describe_stream_summary(stream),
-            lambda response: stream_summaries.decode_describe_stream_summary(
+            bodies.encode_describe_stream_summary(stream),
+            lambda response: bodies.decode_describe_stream_summary(
                 response.body, server_seconds=self._service.server_seconds(response)
             ),
             repeatable=True,
@@ -201,8 +201,8 @@ class KinesisClient:
         return await self._service.call(
             "writes",
             "PutRecord",
-            writes.encode_put_record(stream, entry),
-            lambda response: writes.decode_put_record(response.body, request_id=request_id(response)),
+            bodies.encode_put_record(stream, entry),
+            lambda response: bodies.decode_put_record(response.body, request_id=request_id(response)),
             repeatable=False,
         )
 
@@ -210,8 +210,8 @@ class KinesisClient:
         answer = await self._service.call(
             "writes",
             "PutRecords",
-            writes.encode_put_records(stream, entries),
-            lambda response: writes.decode_put_records(response.body, request_id=request_id(response)),
+            bodies.encode_put_records(stream, entries),
+            lambda response: bodies.decode_put_records(response.body, request_id=request_id(response)),
             repeatable=False,
         )
         if len(answer.entries) != len(entries):
@@ -227,8 +227,8 @@ class KinesisClient:
         return await self._service.call(
             "others",
             "RegisterStreamConsumer",
-            stream_consumers.encode_register_stream_consumer(stream_arn, name),
-            lambda response: stream_consumers.decode_register_stream_consumer(response.body),
+            bodies.encode_register_stream_consumer(stream_arn, name),
+            lambda response: bodies.decode_register_stream_consumer(response.body),
             repeatable=False,
         )
 
@@ -238,10 +238,8 @@ class KinesisClient:
         return await self._service.call(
             "others",
             "DescribeStreamConsumer",
-            stream_consumers.encode_describe_stream_consumer(
-                stream_arn=stream_arn, name=name, consumer_arn=consumer_arn
-            ),
-            lambda response: stream_consumers.decode_describe_stream_consumer(response.body),
+            bodies.encode_describe_stream_consumer(stream_arn=stream_arn, name=name, consumer_arn=consumer_arn),
+            lambda response: bodies.decode_describe_stream_consumer(response.body),
             repeatable=True,
         )
 
@@ -251,8 +249,8 @@ class KinesisClient:
         return await self._service.call(
             "others",
             "ListStreamConsumers",
-            stream_consumers.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results),
-            lambda response: stream_consumers.decode_list_stream_consumers(response.body),
+            bodies.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results),
+            lambda response: bodies.decode_list_stream_consumers(response.body),
             repeatable=True,
         )
 
@@ -260,7 +258,7 @@ class KinesisClient:
         await self._service.call(
             "others",
             "DeregisterStreamConsumer",
-            stream_consumers.encode_deregister_stream_consumer(consumer_arn),
+            bodies.encode_deregister_stream_consumer(consumer_arn),
             lambda response: None,  # noqa: ARG005 -- its answer has no body
             repeatable=False,
         )

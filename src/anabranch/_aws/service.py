@@ -22,8 +22,7 @@ from anabranch._http.client.dialer import Dialer, client_tls_context
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._version import __version__
-from anabranch._wire.bodies import JSON
-from anabranch._wire.service_errors import decode_aws_error
+from anabranch._wire.bodies import JSON, decode_aws_error
 from anabranch._wire.sigv4 import SignedHeaders, Signer, SigningCredentials
 from anabranch.errors import CodecError, ServiceError, TransportError
 

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator
 
 from anabranch._aws.errors import service_error
 from anabranch._http.client.body_stream import BodyStream
+from anabranch._wire.bodies import AwsError, decode_subscription_message
 from anabranch._wire.event_stream import MessageDecoder
 from anabranch._wire.messages import SubscribeToShardEvent
-from anabranch._wire.service_errors import AwsError
-from anabranch._wire.subscriptions import decode_subscription_message
 from anabranch.errors import CodecError, TransportError
 
 __all__ = ["read_events"]

@@ -2,12 +2,11 @@
 
     total length (4) | header length (4) | CRC-32 of these 8 bytes (4) | headers | payload | CRC-32 of all before (4)
 
-Everything is big-endian, and the second checksum goes on where the first one ended. `MessageDecoder` takes bytes
-cut anywhere. It believes a length only after its checksum and its bounds have been checked, so that no more than
-one frame is ever buffered. A stream repeats the same few header blocks; each is parsed once and then found by its
-bytes, and its headers are shared between messages, read-only.
+All numbers are big-endian. The second checksum continues from the first. `MessageDecoder` takes bytes split anywhere.
+It uses a length only after checking its checksum and bounds, so at most one frame is buffered. A stream repeats a few
+header blocks: each is parsed once and cached by its bytes, and its headers are shared between messages, read-only.
 
-Nothing here knows what a message means: see `subscriptions`.
+The meaning of messages is in `bodies`.
 """
 
 import struct
@@ -21,19 +20,7 @@ import msgspec
 from anabranch._wire.timestamps import Timestamp
 from anabranch.errors import CodecError
 
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "HEADERS_BYTES_MAX",
-    "HeaderValue",
-    "Message",
-    "MessageDecoder",
-    "Uuid",
-    "encode_headers",
-    "encode_message",
-    "frame",
-]
-
-FRAME_BYTES_MAX: Final = 24 << 20  # the bound that AWS's SDKs keep
+FRAME_BYTES_MAX: Final = 24 << 20  # the limit of the AWS SDKs
 HEADERS_BYTES_MAX: Final = 128 << 10  # likewise
 
 _PRELUDE: Final = struct.Struct(">III")
@@ -54,7 +41,7 @@ _INTEGERS: Final = {
 
 
 class Uuid(bytes):
-    """The sixteen bytes of a header of type UUID."""
+    """The 16 bytes of a UUID header."""
 
     __slots__ = ()
 
@@ -68,23 +55,23 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class MessageDecoder:
-    """Whole messages out of a stream of bytes. After a CodecError the stream has lost its frames: drop it."""
+    """Complete messages from a stream of bytes. After a CodecError the decoder is out of sync: drop the stream."""
 
     __slots__ = ("_blocks", "_filled", "_frame")
 
     def __init__(self) -> None:
         self._frame = bytearray()
-        """One that is not whole yet, at its full size; before its length is known, its first twelve bytes alone."""
+        """The incomplete frame, allocated at its full size; until its length is known, only its first twelve bytes."""
         self._filled = 0
         self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a message that is not whole yet; a stream that ends cleanly leaves none."""
+        """Bytes of an incomplete message; 0 after a stream that ended cleanly."""
         return self._filled
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """The messages that are whole now, copied out of `data` once."""
+        """The messages that are complete now, copied out of `data` once."""
         view = memoryview(data)
         messages: list[Message] = []
         start = self._go_on(view, messages) if self._filled else 0
@@ -108,7 +95,7 @@ class MessageDecoder:
         self._frame[: self._filled] = part
 
     def _go_on(self, view: memoryview, messages: list[Message]) -> int:
-        """Fills the frame that is under way; returns how much of `view` that took."""
+        """Fills the incomplete frame; returns how much of `view` was used."""
         used = self._fill(view, 0)
         if self._filled == _PRELUDE.size == len(self._frame):
             total, _ = _read_prelude(self._frame, 0)
@@ -119,7 +106,7 @@ class MessageDecoder:
         return used
 
     def _finish(self) -> Message:
-        """The frame that was filled becomes the payload itself: what stands around it is cut off."""
+        """Turns the filled frame into its payload, by cutting off everything around it."""
         whole, self._frame, self._filled = self._frame, bytearray(), 0
         _, headers_bytes = _read_prelude(whole, 0)
         with memoryview(whole) as view:
@@ -135,7 +122,7 @@ class MessageDecoder:
         return start + step
 
     def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, HeaderValue]:
-        """`whole` is one frame whose lengths have been checked; its checksum is checked here."""
+        """`whole` is one frame with checked lengths; its checksum is checked here."""
         end = len(whole) - _CRC.size
         if crc32(whole[:end]) != _CRC.unpack_from(whole, end)[0]:
             raise CodecError(f"event-stream frame of {len(whole)} bytes has a wrong checksum")
@@ -151,7 +138,7 @@ class MessageDecoder:
 
 
 def _read_prelude(view: memoryview | bytearray, start: int) -> tuple[int, int]:
-    """The frame's length and its headers', neither believed before it is checked."""
+    """The lengths of the frame and of its headers, both checked."""
     total, headers_bytes, prelude_crc = _PRELUDE.unpack_from(view, start)
     if crc32(view[start : start + _LENGTHS.size]) != prelude_crc:
         raise CodecError("event-stream frame has a wrong checksum over its lengths")
@@ -168,7 +155,7 @@ def _decode_headers(block: bytes) -> dict[str, HeaderValue]:
             name_end = position + 1 + block[position]
             name = block[position + 1 : name_end].decode()
             if not name or name in headers:
-                raise CodecError(f"event-stream header {name!r} is empty or stands twice")
+                raise CodecError(f"event-stream header {name!r} is empty or appears twice")
             headers[name], position = _decode_value(block, name_end)
     except (IndexError, struct.error):
         raise CodecError("event-stream header passes the end of the headers") from None
@@ -203,7 +190,7 @@ def _decode_value(block: bytes, position: int) -> tuple[HeaderValue, int]:
 
 
 def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
-    """The block of bytes for `frame`; worth keeping where the same headers are sent again and again."""
+    """The header block for `frame`; worth caching if the same headers are sent repeatedly."""
     parts: list[bytes] = []
     for name, value in headers.items():
         name_bytes = name.encode()
@@ -217,7 +204,7 @@ def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
 
 
 def _encode_value(name: str, value: HeaderValue) -> bytes:
-    """An integer goes out in the narrowest type that holds it."""
+    """An integer is written in the smallest type that fits."""
     if isinstance(value, bool):
         return bytes([_TRUE if value else _FALSE])
     if isinstance(value, int):

@@ -1,8 +1,7 @@
-"""The data calls' answers as typed values, in AWS's words.
+"""The answers of the Kinesis calls as typed values, named as in AWS's API.
 
-They are what `_ports.kinesis` speaks: the client decodes bytes into them, the simulated stream builds them
-directly. Only the record is decoded straight off the wire (its members carry AWS's names there); everything
-else is small.
+They are the values of the Kinesis port: the client decodes bytes into them, the simulated stream builds them directly.
+Only the record and the PutRecords entry are decoded straight from JSON, so their fields carry AWS's names.
 """
 
 import msgspec
@@ -10,28 +9,13 @@ import msgspec
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.shards import Shard
 
-__all__ = [
-    "ChildShard",
-    "ConsumerDescription",
-    "GetRecordsResponse",
-    "KinesisRecord",
-    "ListShardsResponse",
-    "ListStreamConsumersResponse",
-    "PutRecordResponse",
-    "PutRecordsEntry",
-    "PutRecordsResponse",
-    "PutRecordsResultEntry",
-    "StreamSummary",
-    "SubscribeToShardEvent",
-]
-
 
 class KinesisRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A record of the stream as the service returns it: perhaps an aggregate of many."""
+    """A record as the service returns it. It may be an aggregate."""
 
     data: bytes = msgspec.field(name="Data")
     partition_key: str = msgspec.field(name="PartitionKey", default="")
-    """Empty where it was written without one, as streams of AUTO distribution allow."""
+    """Empty if it was written without one, as streams with AUTO distribution allow."""
     sequence_number: str = msgspec.field(name="SequenceNumber")
     arrival_seconds: float = msgspec.field(name="ApproximateArrivalTimestamp", default=0.0)
     encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
@@ -49,9 +33,9 @@ class GetRecordsResponse(msgspec.Struct, frozen=True):
     """None at the end of a closed shard."""
     millis_behind_latest: int | None = None
     child_shards: tuple[ChildShard, ...] = ()
-    """Named with the end of a closed shard; may be absent there too."""
+    """Set at the end of a closed shard, but the service may leave it out."""
     server_seconds: float | None = None
-    """The service's clock: the Date of this answer."""
+    """The service's clock: the Date header of this answer."""
 
 
 class ListShardsResponse(msgspec.Struct, frozen=True):
@@ -70,7 +54,7 @@ class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
     stream_mode: str = "PROVISIONED"
     record_bytes_max: int = 1 << 20
     record_distribution: str | None = None
-    """AUTO where the service places records itself and partition keys mean nothing."""
+    """AUTO if the service places records itself and ignores partition keys."""
     consumer_count: int = 0
     server_seconds: float | None = None
 
@@ -82,7 +66,7 @@ class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutRecordsResultEntry(msgspec.Struct, frozen=True, gc=False):
-    """One slot of a PutRecords answer: written (sequence number and shard) or not (code and message)."""
+    """One entry of a PutRecords answer: written (sequence number and shard) or failed (code and message)."""
 
     sequence_number: str | None = msgspec.field(name="SequenceNumber", default=None)
     shard_id: str | None = msgspec.field(name="ShardId", default=None)
@@ -103,11 +87,11 @@ class PutRecordResponse(msgspec.Struct, frozen=True):
 
 
 class SubscribeToShardEvent(msgspec.Struct, frozen=True):
-    """One pushed event of a subscription; may hold no record."""
+    """One pushed event of a subscription. It may have no records."""
 
     records: list[KinesisRecord]
     continuation_sequence_number: str | None
-    """Where to go on; None at the end of a closed shard."""
+    """Where to continue; None at the end of a closed shard."""
     millis_behind_latest: int | None = None
     child_shards: tuple[ChildShard, ...] = ()
 

@@ -1,11 +1,11 @@
 """AWS Signature Version 4 for `POST /` calls whose operation is named by X-Amz-Target (Kinesis, DynamoDB).
 
-Of what is signed, all but the date and the body's hash is the same for every call of one operation. So the rest is
-prepared once per (operation, content type), the signing key is derived once per day, the date is formatted once per
-second, and what remains for a call is two hashes and one HMAC. The body is hashed piece by piece and never joined.
+Only the date and the hash of the body differ between calls of one operation. So the rest is prepared once per
+(operation, content type), the signing key is derived once per day and the date is formatted once per second. Each call
+needs two hashes and one HMAC. The body is hashed piece by piece and never joined.
 
-A signer belongs to one set of credentials and one host, and is used from one thread; fresh credentials get a new
-one. It does not know the time: a caller that has found its clock to be wrong corrects `now_ms`.
+A signer is for one set of credentials, one host and one thread; new credentials need a new signer. It has no clock: a
+caller that knows its clock is wrong corrects `now_ms`.
 """
 
 import hmac
@@ -17,8 +17,6 @@ from hashlib import sha256
 import msgspec
 
 from anabranch.errors import ConfigurationError, CredentialsError
-
-__all__ = ["SignedHeaders", "Signer", "SigningCredentials"]
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _HEADER_VALUE = re.compile(r"[!-~]+")  # visible ASCII: nothing to trim or collapse, nothing that ends a header
@@ -44,7 +42,7 @@ class _Operation(msgspec.Struct, frozen=True):
 
 
 class SignedHeaders(msgspec.Struct, frozen=True):
-    """The headers that the signature covers, and the signature. Others (content-length, user-agent) may join them."""
+    """The signed headers and the signature. Unsigned headers (content-length, user-agent) may be added."""
 
     operation: _Operation
     amz_date: str
@@ -56,7 +54,7 @@ class SignedHeaders(msgspec.Struct, frozen=True):
         return self.operation.lines + dynamic.encode("ascii")
 
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """For HTTP/2: names in lower case; `host` is for the request's `:authority`."""
+        """For HTTP/2: names in lower case; `host` becomes `:authority`."""
         return (*self.operation.pairs, ("x-amz-date", self.amz_date), ("authorization", self.authorization))
 
 
@@ -76,13 +74,15 @@ class Signer:
     )
 
     def __init__(self, credentials: SigningCredentials, *, region: str, service: str, host: str) -> None:
-        """`host` is what the Host header says: with its port, unless that is the scheme's own."""
+        """`host` is the value of the Host header: with the port, unless it is the default of the scheme."""
         for name, value in (("access key id", credentials.access_key_id), ("session token", credentials.session_token)):
             if value is not None and _HEADER_VALUE.fullmatch(value) is None:
-                raise CredentialsError(f"the {name} is empty, or has characters that cannot be sent in a header")
+                raise CredentialsError(f"the {name} is empty or has characters that are not allowed in a header")
         for name, value in (("region", region), ("service", service), ("host", host)):
             if _HEADER_VALUE.fullmatch(value) is None:
-                raise ConfigurationError(f"the {name} {value!r} is empty, or cannot be sent in a header")
+                raise ConfigurationError(
+                    f"the {name} {value!r} is empty or has characters that are not allowed in a header"
+                )
         self._credentials = credentials
         self._region = region
         self._service = service
@@ -93,7 +93,7 @@ class Signer:
         self._inner = self._outer = sha256()
 
     def sign(self, target: str, content_type: str, body: Iterable[bytes], now_ms: int) -> SignedHeaders:
-        """`target` is the whole of X-Amz-Target, such as `Kinesis_20131202.GetRecords`."""
+        """`target` is the value of X-Amz-Target, such as `Kinesis_20131202.GetRecords`."""
         second = now_ms // 1000
         if second != self._second:
             self._turn_to(second)
@@ -123,14 +123,14 @@ class Signer:
             key = b"AWS4" + self._credentials.secret_access_key.encode()
             for part in (day, self._region, self._service, "aws4_request"):
                 key = hmac.digest(key, part.encode("ascii"), "sha256")
-            # HMAC by its definition (RFC 2104), from the two states that the key alone decides: hmac.digest would set
-            # them up anew for every call, which costs more than the hashing.
+            # HMAC as defined in RFC 2104, from the two states that depend only on the key. hmac.digest would compute
+            # them for every call, which costs more than the hashing.
             padded = key.ljust(sha256().block_size, b"\0")
             self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
             self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def _prepare(self, target: str, content_type: str) -> _Operation:
-        """Headers in the order that signing asks for: by name."""
+        """Signing needs the headers sorted by name."""
         before = (("content-type", content_type), ("host", self._host))
         token = self._credentials.session_token
         after = (() if token is None else (("x-amz-security-token", token),)) + (("x-amz-target", target),)

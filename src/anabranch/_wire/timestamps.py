@@ -10,8 +10,6 @@ from typing import Any
 
 from anabranch.errors import CodecError
 
-__all__ = ["Timestamp", "json_enc_hook"]
-
 _YEAR_10000_SECONDS = 253_402_300_800
 
 

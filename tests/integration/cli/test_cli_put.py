@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 
 import anabranch._cli.put
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import open_aggregate
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 
 from anabranch import errors
 from anabranch._aws.errors import service_error
-from anabranch._wire.service_errors import AwsError
+from anabranch._wire.bodies import AwsError
 
 
 def refused(code, *, status=400, message="no", **more):

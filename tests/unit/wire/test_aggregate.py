@@ -2,8 +2,7 @@
 
 import pytest
 
-from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, AggregateBuilder, Tag
-from anabranch._wire.deaggregate import open_aggregate
+from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, AggregateBuilder, Tag, open_aggregate
 
 
 def test_an_empty_builder_has_the_size_of_its_frame():
@@ -75,5 +74,5 @@ def test_finishing_changes_nothing():
 
 
 def test_an_aggregate_without_records_is_not_written():
-    with pytest.raises(AssertionError, match="without records"):
+    with pytest.raises(AssertionError, match="at least one record"):
         AggregateBuilder().finish()

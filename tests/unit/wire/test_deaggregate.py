@@ -5,8 +5,7 @@ import hashlib
 import pytest
 
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
-from anabranch._wire.aggregate import MAGIC, AggregateBuilder, Tag
-from anabranch._wire.deaggregate import open_aggregate, parse_aggregate
+from anabranch._wire.aggregate import MAGIC, AggregateBuilder, Tag, open_aggregate, parse_aggregate
 from anabranch.errors import CodecError
 
 KEY_A, KEY_B = "0a 01 61", "0a 01 62"
@@ -76,9 +75,9 @@ BROKEN = {
     "a record without a key index": ("sub-record 0 has no partition key index", KEY_A, "1a 03 1a 01 78"),
     "a record without data": ("or no data", KEY_A, "1a 02 08 00"),
     "an empty record": ("or no data", KEY_A, "1a 00"),
-    "a record longer than the message": ("claims 6 bytes, 5 are left", KEY_A, "1a 06 08 00 1a 01 78"),
-    "a key longer than the message": ("claims 5 bytes, 1 are left", RECORD_X, "0a 05 61"),
-    "data longer than its record": ("claims 2 bytes, 1 are left", KEY_A, "1a 05 08 00 1a 02 78", RECORD_X),
+    "a record longer than the message": ("claims 6 bytes, but 5 are left", KEY_A, "1a 06 08 00 1a 01 78"),
+    "a key longer than the message": ("claims 5 bytes, but 1 are left", RECORD_X, "0a 05 61"),
+    "data longer than its record": ("claims 2 bytes, but 1 are left", KEY_A, "1a 05 08 00 1a 02 78", RECORD_X),
     "data shorter than its record": ("ends inside the field", KEY_A, "1a 06 08 00 1a 01 78 61"),
     "a tag without a key": ("has no key", KEY_A, "1a 0a 08 00 1a 01 78 22 03 12 01 74"),
     "a partition key that is not UTF-8": ("not UTF-8", "0a 01 ff", RECORD_X),
@@ -88,13 +87,13 @@ BROKEN = {
     "an explicit hash key of other digits": ("is not a number from 0", KEY_A, b"\x12\x03" + "१".encode(), RECORD_X),
     "an explicit hash key of 2**128": ("is not a number from 0", KEY_A, b"\x12\x27" + str(2**128).encode(), RECORD_X),
     "an explicit hash key of 5000 digits": ("is not a number from 0", KEY_A, b"\x12\x88\x27" + b"1" * 5000, RECORD_X),
-    "a field number of zero": ("impossible tag 2", KEY_A, RECORD_X, "02 00"),
+    "a field number of zero": ("invalid tag 2", KEY_A, RECORD_X, "02 00"),
     "text": (
-        "impossible tag 108",
+        "invalid tag 108",
         b"hello, world",
     ),
     "one byte": (
-        "does not end where it should",
+        "is too long or cut off",
         b"\x1a",
     ),
 }
@@ -121,7 +120,7 @@ def test_a_record_without_the_magic_number_is_no_aggregate():
 
 
 def test_a_record_of_twenty_bytes_is_no_aggregate():
-    with pytest.raises(CodecError, match="nothing between"):
+    with pytest.raises(CodecError, match="no message before"):
         parse_aggregate(MAGIC + hashlib.md5(b"").digest())
 
 

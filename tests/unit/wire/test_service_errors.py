@@ -1,6 +1,6 @@
 import pytest
 
-from anabranch._wire.service_errors import AwsError, decode_aws_error
+from anabranch._wire.bodies import AwsError, decode_aws_error
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,14 @@ def test_a_signer_that_is_used_again_signs_as_a_new_one_through_seconds_and_days
     "credentials", [SigningCredentials("", "secret"), SigningCredentials("A", "secret", "line\r\nX-Evil: 1")]
 )
 def test_credentials_that_would_break_a_header_are_refused_without_being_shown(credentials: SigningCredentials) -> None:
-    with pytest.raises(CredentialsError, match="cannot be sent in a header") as raised:
+    with pytest.raises(CredentialsError, match="not allowed in a header") as raised:
         signer(credentials)
     assert "Evil" not in str(raised.value)
 
 
 @pytest.mark.parametrize("region, host", [("", "localhost"), ("us east", "localhost"), ("us-east-1", "a\nb")])
 def test_a_region_or_host_that_would_break_a_header_is_refused(region: str, host: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be sent in a header"):
+    with pytest.raises(ConfigurationError, match="not allowed in a header"):
         Signer(CREDENTIALS, region=region, service="kinesis", host=host)
 
 

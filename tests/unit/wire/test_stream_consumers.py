@@ -1,7 +1,6 @@
 import json
 
-from anabranch._wire.messages import ConsumerDescription, ListStreamConsumersResponse
-from anabranch._wire.stream_consumers import (
+from anabranch._wire.bodies import (
     decode_describe_stream_consumer,
     decode_list_stream_consumers,
     decode_register_stream_consumer,
@@ -10,6 +9,7 @@ from anabranch._wire.stream_consumers import (
     encode_list_stream_consumers,
     encode_register_stream_consumer,
 )
+from anabranch._wire.messages import ConsumerDescription, ListStreamConsumersResponse
 
 CONSUMER = {
     "ConsumerName": "billing",

@@ -1,8 +1,8 @@
 import json
 
 from anabranch._model.streams import StreamName
+from anabranch._wire.bodies import decode_describe_stream_summary, encode_describe_stream_summary
 from anabranch._wire.messages import StreamSummary
-from anabranch._wire.stream_summaries import decode_describe_stream_summary, encode_describe_stream_summary
 
 REQUIRED = {
     "StreamName": "orders",

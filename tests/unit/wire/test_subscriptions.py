@@ -1,9 +1,8 @@
 import pytest
 
+from anabranch._wire.bodies import AwsError, decode_subscription_message
 from anabranch._wire.event_stream import HeaderValue, Message
 from anabranch._wire.messages import KinesisRecord, SubscribeToShardEvent
-from anabranch._wire.service_errors import AwsError
-from anabranch._wire.subscriptions import decode_subscription_message
 from anabranch.errors import CodecError
 
 EVENT: dict[str, HeaderValue] = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}

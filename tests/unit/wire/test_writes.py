@@ -5,14 +5,14 @@ import pybase64
 import pytest
 
 from anabranch._model.streams import StreamName
-from anabranch._wire.messages import PutRecordResponse, PutRecordsEntry, PutRecordsResponse, PutRecordsResultEntry
-from anabranch._wire.writes import (
+from anabranch._wire.bodies import (
     PIECE_BYTES_MAX,
     decode_put_record,
     decode_put_records,
     encode_put_record,
     encode_put_records,
 )
+from anabranch._wire.messages import PutRecordResponse, PutRecordsEntry, PutRecordsResponse, PutRecordsResultEntry
 from anabranch.errors import CodecError
 
 ORDERS = StreamName("orders")
@@ -58,7 +58,7 @@ def test_a_single_large_record_is_cut_too() -> None:
 
 @pytest.mark.parametrize("entry", [PutRecordsEntry(b"", "\ud800"), PutRecordsEntry(b"", "k", "\ud800")])
 def test_a_key_that_is_not_unicode_is_refused(entry: PutRecordsEntry) -> None:
-    with pytest.raises(CodecError, match="not Unicode"):
+    with pytest.raises(CodecError, match="not valid Unicode"):
         encode_put_records(ORDERS, [entry])
 
 

@@ -13,8 +13,7 @@ from typing import Literal
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.sequence_numbers import Position
-from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG
-from anabranch._wire.deaggregate import Aggregate, open_aggregate
+from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, Aggregate, open_aggregate
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record
 

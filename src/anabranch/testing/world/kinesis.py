@@ -11,6 +11,7 @@ from anabranch._model.shards import Shard
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
+from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import (
     ChildShard,
     GetRecordsResponse,
@@ -18,7 +19,6 @@ from anabranch._wire.messages import (
     ListShardsResponse,
     StreamSummary,
 )
-from anabranch._wire.service_errors import AwsError
 from anabranch.errors import TransportError
 from anabranch.local.errors import LocalError
 from anabranch.testing.world.network import Network

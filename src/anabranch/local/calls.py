@@ -36,9 +36,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from anabranch._model.entropy import Entropy
-from anabranch.local.actions.put_records import PutRecordsRequest, PutRecordsResponse, put_records
+from anabranch.local.actions.consumers import subscribe_to_shard
+from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
 from anabranch.local.actions.registry import ACTIONS, REQUESTS
-from anabranch.local.actions.subscribe_to_shard import subscribe_to_shard
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state import journal_entries
@@ -70,13 +70,13 @@ class LocalState:
             validate(REQUESTS[operation], request)
             typed = PutRecordsRequest.from_members(request)
             return self.put_records(typed, now_ms=now_ms, refused_slots=refused_slots).members()
-        action = ACTIONS.get(operation)
-        if action is None:
+        perform = ACTIONS.get(operation)
+        if perform is None:
             raise unknown_operation(operation)
         self.settle(now_ms)
         self.account.rates.check_call(operation, now_ms)
-        validate(action.request, request)
-        answer = action.perform(self.account, request, now_ms)
+        validate(REQUESTS[operation], request)
+        answer = perform(self.account, request, now_ms)
         self._publish()
         return answer
 

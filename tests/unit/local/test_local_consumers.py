@@ -126,7 +126,7 @@ def test_tags_have_an_alphabet_and_a_limit(kinesis):
     )
     kinesis.AddTagsToStream(StreamName="orders", Tags={"Größe @/:+-=._%": ""})
     assert fails("TagResource", ResourceARN=ARN, Tags={str(number): "" for number in range(50)}).startswith(
-        "InvalidArgumentException: Failed to add tags: 51 tags"
+        "InvalidArgumentException: Failed to add tags: a resource can have 50 tags, not 51"
     )
 
 

@@ -114,9 +114,7 @@ def test_entries_that_cannot_be_are_named(kinesis):
         restored(kinesis, [b"\xc1"])
     kinesis.journal.clear()
     kinesis.put("a")
-    with pytest.raises(
-        CodecError, match="journal entry 0 has records of shardId-000000000001 in stream orders"
-    ):
+    with pytest.raises(CodecError, match="journal entry 0 has records of shardId-000000000001 in stream orders"):
         restored(kinesis, kinesis.journal)
     fresh = LocalState(entropy=random.Random(1))
     fresh.call("CreateStream", {"StreamName": "orders", "ShardCount": 1}, now_ms=kinesis.now_ms)

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from anabranch.local.actions.put_records import PutRecordsRequest
+from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.errors import LocalError
 from anabranch.local.state.identifiers import parse_sequence_number
 

@@ -1,1 +1,3 @@
-"""One file for each operation of the Kinesis API."""
+"""The operations of the Kinesis API, by noun. Importing this package registers all of them."""
+
+from anabranch.local.actions import account, consumers, records, resources, shards, streams  # noqa: F401

@@ -215,6 +215,16 @@ class Shard:
         """Closed so long ago that all its records are past the trim horizon."""
         return self.closed_ms is not None and self.closed_ms <= horizon_ms
 
+    def members(self) -> dict[str, Any]:
+        members: dict[str, Any] = {"ShardId": self.shard_id}
+        members.update(zip(("ParentShardId", "AdjacentParentShardId"), self.parent_ids, strict=False))
+        start, end = self.hash_key_range
+        members["HashKeyRange"] = {"StartingHashKey": str(start), "EndingHashKey": str(end)}
+        numbers = members["SequenceNumberRange"] = {"StartingSequenceNumber": str(self.starting_sequence_number)}
+        if self.ending_sequence_number is not None:
+            numbers["EndingSequenceNumber"] = str(self.ending_sequence_number)
+        return members
+
     def to_row(self) -> list[Any]:
         """The shard in the journal, without its records: they have their own entries."""
         start, end = self.hash_key_range

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
+from anabranch._wire.timestamps import Timestamp
 from anabranch.limits import HASH_KEY_MAX, KIB, RECORD_BYTES_DEFAULT_MAX, RETENTION_HOURS_MIN
 from anabranch.local.state.identifiers import full_shard_id, shard_id_of
 from anabranch.local.state.shard import Shard
@@ -31,6 +32,14 @@ class Consumer(msgspec.Struct, kw_only=True):
     """When CREATING or DELETING ends."""
     tags: dict[str, str] = {}
     policy: str | None = None
+
+    def members(self) -> dict[str, Any]:
+        return {
+            "ConsumerName": self.name,
+            "ConsumerARN": self.arn,
+            "ConsumerStatus": self.status,
+            "ConsumerCreationTimestamp": _creation_timestamp(self.created_ms),
+        }
 
 
 class Routing:
@@ -118,6 +127,10 @@ class Stream(msgspec.Struct, kw_only=True):
         self.routing = Routing(self.shards.values())
 
     @property
+    def creation_timestamp(self) -> Timestamp:
+        return _creation_timestamp(self.created_ms)
+
+    @property
     def open_shard_count(self) -> int:
         return len(self.routing.open_shards)
 
@@ -151,6 +164,11 @@ class Stream(msgspec.Struct, kw_only=True):
 
 # floor(2**128 / n) * i for different n differ by thousands at most; shards of an even cut are wider than 2**100.
 _ROUNDING: Final = 1 << 32
+
+
+def _creation_timestamp(created_ms: int) -> Timestamp:
+    """Whole seconds, as on AWS."""
+    return Timestamp(created_ms // 1000)
 
 
 def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> tuple[Shard, Shard]:

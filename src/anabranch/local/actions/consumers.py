@@ -1,0 +1,171 @@
+"""Consumers with enhanced fan-out and their subscriptions."""
+
+from typing import Final
+
+from anabranch.limits import (
+    CONSUMERS_CREATING_MAX,
+    CONSUMERS_PER_STREAM_ADVANTAGE_MAX,
+    CONSUMERS_PER_STREAM_MAX,
+    LIST_SHARDS_TOKEN_LIFETIME_MS,
+    SUBSCRIBE_PER_SECOND,
+)
+from anabranch.local.actions.lookups import (
+    StartingPosition,
+    check_settled,
+    find_consumer,
+    find_consumer_by_arn,
+    find_shard,
+    find_stream_by_arn,
+    resolve_position,
+)
+from anabranch.local.actions.registry import Answer, Request, action, declare
+from anabranch.local.actions.resources import check_tags
+from anabranch.local.errors import dry_run, in_use, limit_exceeded, stream_not_found
+from anabranch.local.shapes import (
+    BOOLEAN,
+    CONSUMER_ARN,
+    CONSUMER_NAME,
+    ITERATOR_TYPE,
+    NEXT_TOKEN,
+    PAGE_SIZE,
+    SEQUENCE_NUMBER,
+    SHARD_ID,
+    STREAM_BY_ARN,
+    STREAM_ID,
+    TAG_MAP,
+    TIMESTAMP,
+    StructureShape,
+)
+from anabranch.local.state.account import Account
+from anabranch.local.state.identifiers import PageToken, read_token, write_token
+from anabranch.local.state.stream import Consumer
+from anabranch.local.state.subscription import Subscription
+
+_PAGE_MAX: Final = 100  # API reference: also the default
+
+
+@action(
+    "RegisterStreamConsumer",
+    {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "Tags": TAG_MAP},
+    required=("StreamARN", "ConsumerName"),
+)
+def register_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = check_settled(account, find_stream_by_arn(account, request["StreamARN"]))
+    name, owner = request["ConsumerName"], account.settings.account_id
+    if name in stream.consumers:
+        raise in_use(f"Consumer {name} under stream {stream.name} already exists for account {owner}.")
+    is_advantage = stream.mode == "ON_DEMAND" and account.commitment.is_enabled(now_ms)
+    consumers_max = CONSUMERS_PER_STREAM_ADVANTAGE_MAX if is_advantage else CONSUMERS_PER_STREAM_MAX
+    if len(stream.consumers) >= consumers_max:
+        raise limit_exceeded(
+            f"The limit of {consumers_max} registered consumers is reached for {account.stream_label(stream)}."
+        )
+    creating = sum(consumer.status == "CREATING" for consumer in stream.consumers.values())
+    if creating >= CONSUMERS_CREATING_MAX:
+        raise limit_exceeded(
+            f"There are already {creating} consumers in CREATING for {account.stream_label(stream)}: "
+            "wait for one to be ACTIVE."
+        )
+    tags = dict(request.get("Tags", {}))
+    check_tags(tags)
+    consumer = Consumer(
+        name=name,
+        arn=f"{stream.arn}/consumer/{name}:{now_ms // 1000}",
+        created_ms=now_ms,
+        status="CREATING",
+        deadline_ms=None,
+        tags=tags,
+    )
+    answer = {"Consumer": consumer.members()}  # always CREATING, as on AWS
+    account.add_consumer(stream, consumer, now_ms)
+    return answer
+
+
+@action("DeregisterStreamConsumer", {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "ConsumerARN": CONSUMER_ARN})
+def deregister_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
+    """Also ends the subscriptions of the consumer."""
+    stream, consumer = find_consumer(account, request)
+    if consumer.status != "DELETING":
+        account.delete_consumer(stream, consumer, now_ms)
+    return {}
+
+
+@action("DescribeStreamConsumer", {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "ConsumerARN": CONSUMER_ARN})
+def describe_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
+    stream, consumer = find_consumer(account, request)
+    return {"ConsumerDescription": {**consumer.members(), "StreamARN": stream.arn}}
+
+
+@action(
+    "ListStreamConsumers",
+    {**STREAM_BY_ARN, "NextToken": NEXT_TOKEN, "MaxResults": PAGE_SIZE, "StreamCreationTimestamp": TIMESTAMP},
+    required=("StreamARN",),
+)
+def list_stream_consumers(account: Account, request: Request, now_ms: int) -> Answer:
+    """In the order of their names."""
+    stream = find_stream_by_arn(account, request["StreamARN"])
+    created = request.get("StreamCreationTimestamp")
+    after = ""
+    is_other = created is not None and int(created) != int(stream.creation_timestamp)
+    if "NextToken" in request:
+        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
+        token = read_token(request["NextToken"], "ListStreamConsumers", now_ms, lifetime_ms)
+        after, is_other = token.after, token.stream_created_ms != stream.created_ms
+    if is_other:
+        raise stream_not_found(stream.name, account.settings.account_id)
+    names = sorted(name for name in stream.consumers if name > after)
+    limit = min(request.get("MaxResults", _PAGE_MAX), _PAGE_MAX)
+    answer: Answer = {"Consumers": [stream.consumers[name].members() for name in names[:limit]]}
+    if len(names) > limit:
+        following = PageToken(
+            operation="ListStreamConsumers",
+            after=names[limit - 1],
+            issued_ms=now_ms,
+            stream_name=stream.name,
+            stream_created_ms=stream.created_ms,
+        )
+        answer["NextToken"] = write_token(following)
+    return answer
+
+
+declare(
+    "SubscribeToShard",
+    {
+        "ConsumerARN": CONSUMER_ARN,
+        "StreamId": STREAM_ID,
+        "ShardId": SHARD_ID,
+        "StartingPosition": StructureShape(
+            {"Type": ITERATOR_TYPE, "SequenceNumber": SEQUENCE_NUMBER, "Timestamp": TIMESTAMP}, required=("Type",)
+        ),
+        "DryRun": BOOLEAN,
+    },
+    required=("ConsumerARN", "ShardId", "StartingPosition"),
+)
+
+
+def subscribe_to_shard(account: Account, request: Request, now_ms: int) -> Subscription:
+    """A second call for the same consumer and shard fails within five seconds and takes over after that."""
+    stream, consumer = find_consumer_by_arn(account, request["ConsumerARN"])
+    shard = find_shard(account, stream, request["ShardId"], now_ms)
+    if consumer.status != "ACTIVE":
+        raise in_use(f"Consumer {consumer.arn} is not ACTIVE, instead in state {consumer.status}.")
+    shard.log.trim(account.horizon_ms(stream, now_ms))
+    asked = request["StartingPosition"]
+    start = StartingPosition(asked["Type"], asked.get("SequenceNumber"), asked.get("Timestamp"))
+    position = resolve_position(shard, start, now_ms, "SubscribeToShard", account.stream_label(stream))
+    if not account.rates.allows_subscription(consumer.arn, shard.shard_id, now_ms):
+        raise limit_exceeded(
+            f"SubscribeToShard can be called {SUBSCRIBE_PER_SECOND} time a second for consumer {consumer.arn} "
+            f"and shard {shard.shard_id}."
+        )
+    previous = account.subscriptions.get((consumer.arn, shard.shard_id))
+    if previous is not None and previous.is_fresh(now_ms):
+        raise in_use(
+            f"Another active subscription exists for this consumer: {consumer.arn} on {shard.shard_id}; "
+            "it can be taken over five seconds after it started."
+        )
+    if request.get("DryRun"):
+        raise dry_run()
+    subscription = Subscription(account.settings, stream, consumer, shard, position, now_ms)
+    account.add_subscription(subscription, now_ms)
+    return subscription

@@ -1,0 +1,387 @@
+"""Writing and reading records.
+
+PutRecords is the hot path: msgspec decodes and encodes typed values, one pass checks them, one pass writes them. A
+request that looks wrong goes to the generic validator for AWS's message. A rejected request has written nothing; a
+throttled one has written the entries that fitted.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from anabranch._model.hash_keys import md5_hash_key
+from anabranch.limits import (
+    GET_RECORDS_BYTES_MAX,
+    GET_RECORDS_COUNT_MAX,
+    HASH_KEY_MAX,
+    KIB,
+    PARTITION_KEY_CHARACTERS_MAX,
+    PUT_RECORDS_BYTES_MAX,
+    PUT_RECORDS_ENTRIES_MAX,
+    RECORD_BYTES_MAX,
+    SHARD_ITERATOR_LIFETIME_MS,
+)
+from anabranch.local.actions.lookups import StartingPosition, find_readable_stream, find_shard, resolve_position
+from anabranch.local.actions.registry import Answer, Request, action, declare
+from anabranch.local.errors import (
+    THROUGHPUT_EXCEEDED,
+    dry_run,
+    expired_iterator,
+    invalid_argument,
+    shard_not_found,
+    slot_message,
+    stream_not_found,
+    throughput_exceeded,
+)
+from anabranch.local.shapes import (
+    BOOLEAN,
+    DATA,
+    HASH_KEY,
+    ITERATOR_TYPE,
+    NAMED_STREAM,
+    PAGE_SIZE,
+    PARTITION_KEY,
+    SEQUENCE_NUMBER,
+    SHARD_ID,
+    STREAM_BY_ARN,
+    TIMESTAMP,
+    ListShape,
+    StringShape,
+    StructureShape,
+)
+from anabranch.local.state.account import Account
+from anabranch.local.state.identifiers import (
+    ShardIterator,
+    decode_iterator,
+    encode_iterator,
+    parse_sequence_number,
+    shard_id_of,
+)
+from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.stream import Stream
+from anabranch.local.validation import null_member, validate
+
+_SECONDS_AHEAD_MAX: Final = 60  # after fast resharding, the seconds in sequence numbers run ahead of the clock
+_STREAM: Final = StructureShape({**NAMED_STREAM})
+_HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
+
+
+class Placement:
+    """Chooses the shards for the records of one request and checks their sizes. Only `commit` changes the stream.
+
+    The hash of the partition key, or the explicit hash key, chooses the shard. A stream with AUTO distribution ignores
+    both and uses its open shards in turn.
+    """
+
+    __slots__ = ("_is_auto", "_record_bytes_max", "_routing", "_stream", "_turn")
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._routing = stream.routing
+        self._is_auto = stream.distribution == "AUTO"
+        self._turn = stream.next_turn
+        self._record_bytes_max = stream.max_record_kib * KIB
+
+    def shard_for(self, partition_key: str | None, explicit_hash_key: str | None, slot: int | None = None) -> Shard:
+        """`slot` is the index of the record in PutRecords, for the error message."""
+        if self._is_auto:
+            open_shards = self._routing.open_shards
+            self._turn = (self._turn + 1) % len(open_shards)
+            return open_shards[self._turn]
+        if partition_key is None:
+            raise null_member("partitionKey" if slot is None else f"records.{slot + 1}.member.partitionKey")
+        if explicit_hash_key is None:
+            return self._routing.shard_for(md5_hash_key(partition_key))
+        hash_key = int(explicit_hash_key)
+        if hash_key > HASH_KEY_MAX:
+            raise invalid_argument(
+                "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
+                f"Specified value was {explicit_hash_key}"
+            )
+        return self._routing.shard_for(hash_key)
+
+    def checked_size(self, data: bytes, partition_key: str | None) -> int:
+        size_bytes = len(data) + (0 if partition_key is None else len(partition_key.encode()))
+        if size_bytes > self._record_bytes_max:
+            raise invalid_argument(
+                f"A record of {size_bytes} bytes (data and partition key) is larger than the maximum record size of "
+                f"{self._record_bytes_max} bytes of stream {self._stream.name}: see UpdateMaxRecordSize."
+            )
+        return size_bytes
+
+    def commit(self) -> None:
+        self._stream.next_turn = self._turn
+
+
+@action(
+    "PutRecord",
+    {
+        **NAMED_STREAM,
+        "Data": DATA,
+        "PartitionKey": PARTITION_KEY,
+        "ExplicitHashKey": HASH_KEY,
+        "SequenceNumberForOrdering": SEQUENCE_NUMBER,
+        "DryRun": BOOLEAN,
+    },
+    required=("Data",),
+)
+def put_record(account: Account, request: Request, now_ms: int) -> Answer:
+    """One record, checked, routed and written like a PutRecords entry."""
+    stream = find_readable_stream(account, request)
+    data, partition_key = request["Data"], request.get("PartitionKey")
+    placement = Placement(stream)
+    shard = placement.shard_for(partition_key, request.get("ExplicitHashKey"))
+    size_bytes = placement.checked_size(data, partition_key)
+    ordering = request.get("SequenceNumberForOrdering")
+    if ordering is not None:
+        _check_ordering(account, ordering, stream.name, now_ms)
+    if request.get("DryRun"):
+        raise dry_run()
+    if account.enforces_limits and not shard.throughput.allows_write(size_bytes, now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
+    encryption_type = None if stream.key_id is None else "KMS"
+    record = shard.append(data, partition_key, size_bytes, now_ms, encryption_type)
+    placement.commit()
+    account.mark_appended(stream, shard, [record])
+    answer = {"ShardId": shard.shard_id, "SequenceNumber": record.sequence_number}
+    if encryption_type is not None:
+        answer["EncryptionType"] = encryption_type
+    return answer
+
+
+def _check_ordering(account: Account, text: str, stream_name: str, now_ms: int) -> None:
+    """All later records of a shard are above any number issued before; a number from the future was never issued."""
+    parts = parse_sequence_number(int(text))
+    if parts is None or parts.second > now_ms // 1000 + _SECONDS_AHEAD_MAX:
+        raise invalid_argument(
+            f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on stream {stream_name} "
+            f"under account {account.settings.account_id} is invalid."
+        )
+
+
+_PUT_RECORDS: Final = declare(
+    "PutRecords",
+    {
+        "Records": ListShape(
+            item=StructureShape(
+                {"Data": DATA, "ExplicitHashKey": HASH_KEY, "PartitionKey": PARTITION_KEY}, required=("Data",)
+            ),
+            length_min=1,
+            length_max=PUT_RECORDS_ENTRIES_MAX,
+        ),
+        **NAMED_STREAM,
+        "DryRun": BOOLEAN,
+    },
+    required=("Records",),
+)
+
+
+class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+    def members(self) -> dict[str, Any]:
+        keys = {"PartitionKey": self.partition_key, "ExplicitHashKey": self.explicit_hash_key}
+        return {"Data": self.data, **{name: value for name, value in keys.items() if value is not None}}
+
+
+class PutRecordsRequest(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={
+        "records": "Records",
+        "stream_name": "StreamName",
+        "stream_arn": "StreamARN",
+        "stream_id": "StreamId",
+        "dry_run": "DryRun",
+    },
+):
+    records: list[PutRecordsEntry]
+    stream_name: str | None = None
+    stream_arn: str | None = None
+    stream_id: str | None = None
+    dry_run: bool | None = None
+
+    @classmethod
+    def from_members(cls, request: Request) -> "PutRecordsRequest":
+        entries = [
+            PutRecordsEntry(entry["Data"], entry.get("PartitionKey"), entry.get("ExplicitHashKey"))
+            for entry in request["Records"]
+        ]
+        return cls(
+            entries,
+            request.get("StreamName"),
+            request.get("StreamARN"),
+            request.get("StreamId"),
+            request.get("DryRun"),
+        )
+
+    def stream_members(self) -> dict[str, str]:
+        names = {"StreamName": self.stream_name, "StreamARN": self.stream_arn, "StreamId": self.stream_id}
+        return {name: value for name, value in names.items() if value is not None}
+
+
+class PutRecordsResultEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
+    sequence_number: str | None = None
+    shard_id: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+    def members(self) -> dict[str, str]:
+        if self.sequence_number is not None and self.shard_id is not None:
+            return {"SequenceNumber": self.sequence_number, "ShardId": self.shard_id}
+        return {"ErrorCode": self.error_code or "", "ErrorMessage": self.error_message or ""}
+
+
+class PutRecordsResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
+    failed_record_count: int
+    records: list[PutRecordsResultEntry]
+    encryption_type: str | None = None
+
+    def members(self) -> Answer:
+        answer: dict[str, Any] = {"FailedRecordCount": self.failed_record_count, "Records": self.records}
+        if self.encryption_type is not None:
+            answer["EncryptionType"] = self.encryption_type
+        return answer
+
+
+def put_records(
+    account: Account, request: PutRecordsRequest, now_ms: int, refused_slots: Mapping[int, str]
+) -> PutRecordsResponse:
+    _check_entries(request)
+    stream = find_readable_stream(account, request.stream_members())
+    placement = Placement(stream)
+    slots = [
+        (
+            entry,
+            placement.shard_for(entry.partition_key, entry.explicit_hash_key, slot),
+            placement.checked_size(entry.data, entry.partition_key),
+        )
+        for slot, entry in enumerate(request.records)
+    ]
+    if sum(size_bytes for _, _, size_bytes in slots) > PUT_RECORDS_BYTES_MAX:
+        raise invalid_argument(f"Records size exceeds {PUT_RECORDS_BYTES_MAX >> 20} MB limit")
+    if request.dry_run:
+        raise dry_run()
+    placement.commit()
+    encryption_type = None if stream.key_id is None else "KMS"
+    is_limited = account.enforces_limits
+    results: list[PutRecordsResultEntry] = []
+    appended: dict[Shard, list[StoredRecord]] = {}
+    failed = 0
+    for index, (entry, shard, size_bytes) in enumerate(slots):
+        code = refused_slots.get(index)
+        if code is None and is_limited and not shard.throughput.allows_write(size_bytes, now_ms):
+            code = THROUGHPUT_EXCEEDED
+        if code is not None:
+            failed += 1
+            message = slot_message(code, shard.shard_id, stream.name, account.settings.account_id)
+            results.append(PutRecordsResultEntry(error_code=code, error_message=message))
+            continue
+        record = shard.append(entry.data, entry.partition_key, size_bytes, now_ms, encryption_type)
+        if shard in appended:
+            appended[shard].append(record)
+        else:
+            appended[shard] = [record]
+        results.append(PutRecordsResultEntry(record.sequence_number, shard.shard_id))
+    for shard, records in appended.items():
+        account.mark_appended(stream, shard, records)
+    return PutRecordsResponse(failed, results, encryption_type)
+
+
+def _check_entries(request: PutRecordsRequest) -> None:
+    records = request.records
+    is_valid = 1 <= len(records) <= PUT_RECORDS_ENTRIES_MAX and all(
+        len(entry.data) <= RECORD_BYTES_MAX
+        and (entry.partition_key is None or 0 < len(entry.partition_key) <= PARTITION_KEY_CHARACTERS_MAX)
+        and (entry.explicit_hash_key is None or _HASH_KEY.fullmatch(entry.explicit_hash_key) is not None)
+        for entry in records
+    )
+    if is_valid:
+        validate(_STREAM, request.stream_members())
+    else:
+        validate(_PUT_RECORDS, {"Records": [entry.members() for entry in records], **request.stream_members()})
+
+
+@action(
+    "GetShardIterator",
+    {
+        **NAMED_STREAM,
+        "ShardId": SHARD_ID,
+        "ShardIteratorType": ITERATOR_TYPE,
+        "StartingSequenceNumber": SEQUENCE_NUMBER,
+        "Timestamp": TIMESTAMP,
+        "DryRun": BOOLEAN,
+    },
+    required=("ShardId", "ShardIteratorType"),
+)
+def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_readable_stream(account, request)
+    shard = find_shard(account, stream, request["ShardId"], now_ms)
+    shard.log.trim(account.horizon_ms(stream, now_ms))
+    start = StartingPosition(
+        request["ShardIteratorType"], request.get("StartingSequenceNumber"), request.get("Timestamp")
+    )
+    position = resolve_position(shard, start, now_ms, "GetShardIterator", account.stream_label(stream))
+    if request.get("DryRun"):
+        raise dry_run()
+    if account.enforces_limits and not shard.throughput.allows_iterator(now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
+    iterator = ShardIterator(stream.name, stream.created_ms, shard.index, position, now_ms)
+    return {"ShardIterator": encode_iterator(iterator, account.entropy)}
+
+
+@action(
+    "GetRecords",
+    {
+        "ShardIterator": StringShape(length_min=1, length_max=512),
+        "Limit": PAGE_SIZE,
+        **STREAM_BY_ARN,
+        "DryRun": BOOLEAN,
+    },
+    required=("ShardIterator",),
+)
+def get_records(account: Account, request: Request, now_ms: int) -> Answer:
+    """A response that reaches the end of a closed shard has ChildShards and no NextShardIterator."""
+    iterator = decode_iterator(request["ShardIterator"])
+    if iterator is None:
+        raise invalid_argument("Invalid ShardIterator.")
+    stream, shard = _find_by_iterator(account, request, iterator, now_ms)
+    lifetime_ms = account.settings.scaled_ms(SHARD_ITERATOR_LIFETIME_MS)
+    if now_ms - iterator.issued_ms > lifetime_ms:
+        raise expired_iterator(iterator.issued_ms, now_ms, lifetime_ms)
+    if request.get("DryRun"):
+        raise dry_run()
+    if account.enforces_limits and not shard.throughput.allows_read(now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
+    log = shard.log
+    log.trim(account.horizon_ms(stream, now_ms))
+    begin = log.index_at(iterator.position)
+    end = log.index_after(begin, request.get("Limit", GET_RECORDS_COUNT_MAX), GET_RECORDS_BYTES_MAX)
+    if account.enforces_limits:
+        shard.throughput.charge_read(log.bytes_between(begin, end), now_ms)
+    answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, now_ms)}
+    if end == len(log.records) and not shard.is_open:
+        answer["ChildShards"] = stream.children_of(shard)
+    else:
+        position = log.numbers[end - 1] + 1 if end > begin else iterator.position
+        following = iterator._replace(position=position, issued_ms=now_ms)
+        answer["NextShardIterator"] = encode_iterator(following, account.entropy)
+    return answer
+
+
+def _find_by_iterator(account: Account, request: Request, iterator: ShardIterator, now_ms: int) -> tuple[Stream, Shard]:
+    owner, shard_id = account.settings.account_id, shard_id_of(iterator.shard_index)
+    stream = account.streams.get(iterator.stream_name)
+    if stream is None or stream.status == "CREATING":
+        raise stream_not_found(iterator.stream_name, owner)
+    if request.get("StreamARN", stream.arn) != stream.arn:
+        raise invalid_argument(f"StreamARN {request['StreamARN']} is not the stream of the ShardIterator.")
+    shard = stream.shard(shard_id, account.horizon_ms(stream, now_ms))
+    if shard is None or stream.created_ms != iterator.stream_created_ms:
+        raise shard_not_found(shard_id, stream.name, owner)
+    return stream, shard

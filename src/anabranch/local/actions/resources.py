@@ -1,0 +1,134 @@
+"""Tags and policies of streams and consumers."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from anabranch.limits import TAGS_PER_STREAM_MAX
+from anabranch.local.actions.lookups import find_active_stream, find_resource, find_stream
+from anabranch.local.actions.registry import Answer, Request, action
+from anabranch.local.errors import invalid_argument, not_found
+from anabranch.local.shapes import (
+    NAMED_STREAM,
+    RESOURCE,
+    TAG_KEY,
+    TAG_KEYS,
+    TAG_MAP,
+    IntegerShape,
+    StringShape,
+)
+from anabranch.local.state.account import Account
+from anabranch.local.state.stream import Consumer, Stream
+
+_TAG_CHARACTERS: Final = re.compile(r"[\w\s.:/=+\-@%]*")
+
+
+def check_tags(tags: dict[str, str]) -> None:
+    for key, value in tags.items():
+        if key.startswith("aws:"):
+            raise invalid_argument(f"Tag key {key} is invalid: keys that begin with aws: are reserved.")
+        for part in (key, value):
+            if _TAG_CHARACTERS.fullmatch(part) is None:
+                raise invalid_argument(
+                    "Some tags contain invalid characters. Valid characters: "
+                    "Unicode letters, digits, white space, _ . : / = + - % @."
+                )
+    if len(tags) > TAGS_PER_STREAM_MAX:
+        raise invalid_argument(f"Failed to add tags: a resource can have {TAGS_PER_STREAM_MAX} tags, not {len(tags)}.")
+
+
+def _add_tags(resource: Stream | Consumer, tags: dict[str, str]) -> None:
+    merged = {**resource.tags, **tags}
+    check_tags(merged)
+    resource.tags = merged
+
+
+def _remove_tags(resource: Stream | Consumer, keys: list[str]) -> None:
+    resource.tags = {key: value for key, value in resource.tags.items() if key not in keys}
+
+
+def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": resource.tags[key]} for key in sorted(resource.tags)]
+
+
+@action("AddTagsToStream", {**NAMED_STREAM, "Tags": TAG_MAP}, required=("Tags",))
+def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    _add_tags(stream, request["Tags"])
+    account.mark_written(stream)
+    return {}
+
+
+@action("RemoveTagsFromStream", {**NAMED_STREAM, "TagKeys": TAG_KEYS}, required=("TagKeys",))
+def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    """Unknown keys are ignored."""
+    stream = find_active_stream(account, request)
+    _remove_tags(stream, request["TagKeys"])
+    account.mark_written(stream)
+    return {}
+
+
+@action(
+    "ListTagsForStream",
+    {**NAMED_STREAM, "ExclusiveStartTagKey": TAG_KEY, "Limit": IntegerShape(value_min=1, value_max=50)},
+)
+def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_stream(account, request)
+    after = request.get("ExclusiveStartTagKey", "")
+    tags = [tag for tag in _list_tags(stream) if tag["Key"] > after]
+    limit = request.get("Limit", len(tags))
+    return {"Tags": tags[:limit], "HasMoreTags": len(tags) > limit}
+
+
+@action("TagResource", {**RESOURCE, "Tags": TAG_MAP}, required=("Tags", "ResourceARN"))
+def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
+    stream, resource = find_resource(account, request)
+    _add_tags(resource, request["Tags"])
+    account.mark_written(stream)
+    return {}
+
+
+@action("UntagResource", {**RESOURCE, "TagKeys": TAG_KEYS}, required=("TagKeys", "ResourceARN"))
+def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
+    stream, resource = find_resource(account, request)
+    _remove_tags(resource, request["TagKeys"])
+    account.mark_written(stream)
+    return {}
+
+
+@action("ListTagsForResource", {**RESOURCE}, required=("ResourceARN",))
+def list_tags_for_resource(account: Account, request: Request, now_ms: int) -> Answer:
+    _, resource = find_resource(account, request)
+    return {"Tags": _list_tags(resource)}
+
+
+@action("PutResourcePolicy", {**RESOURCE, "Policy": StringShape()}, required=("ResourceARN", "Policy"))
+def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
+    """Stored and returned, never enforced."""
+    stream, resource = find_resource(account, request)
+    try:
+        msgspec.json.decode(request["Policy"], type=dict)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        raise invalid_argument("The policy is not valid: it must be a JSON object.") from None
+    resource.policy = request["Policy"]
+    account.mark_written(stream)
+    return {}
+
+
+@action("GetResourcePolicy", {**RESOURCE}, required=("ResourceARN",))
+def get_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
+    _, resource = find_resource(account, request)
+    if resource.policy is None:
+        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}")
+    return {"Policy": resource.policy}
+
+
+@action("DeleteResourcePolicy", {**RESOURCE}, required=("ResourceARN",))
+def delete_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
+    stream, resource = find_resource(account, request)
+    if resource.policy is None:
+        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}")
+    resource.policy = None
+    account.mark_written(stream)
+    return {}

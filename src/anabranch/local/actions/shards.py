@@ -1,0 +1,216 @@
+"""Shards: listing, splitting, merging and scaling."""
+
+from collections.abc import Callable
+from typing import Final
+
+from anabranch._wire.timestamps import Timestamp
+from anabranch.limits import LIST_SHARDS_TOKEN_LIFETIME_MS, UPDATE_SHARD_COUNT_PER_DAY
+from anabranch.local.actions.lookups import (
+    check_active,
+    check_provisioned,
+    find_active_stream,
+    find_shard_to_change,
+    find_stream,
+)
+from anabranch.local.actions.registry import Answer, Request, action
+from anabranch.local.errors import invalid_argument, limit_exceeded, stream_not_found
+from anabranch.local.shapes import (
+    HASH_KEY,
+    NAMED_STREAM,
+    NEXT_TOKEN,
+    PAGE_SIZE,
+    POSITIVE_INTEGER,
+    SHARD_ID,
+    TIMESTAMP,
+    StringShape,
+    StructureShape,
+)
+from anabranch.local.state.account import Account
+from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
+from anabranch.local.state.shard import Shard
+from anabranch.local.state.stream import HOUR_MS, MergeChange, ScaleChange, SplitChange, Stream
+
+_FILTER_TYPES: Final = (
+    "AFTER_SHARD_ID",
+    "AT_TRIM_HORIZON",
+    "FROM_TRIM_HORIZON",
+    "AT_LATEST",
+    "AT_TIMESTAMP",
+    "FROM_TIMESTAMP",
+)
+_PAGE_MAX: Final = 1000  # API reference: also the default
+_SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateShardCount
+
+
+@action(
+    "ListShards",
+    {
+        **NAMED_STREAM,
+        "NextToken": NEXT_TOKEN,
+        "ExclusiveStartShardId": SHARD_ID,
+        "MaxResults": PAGE_SIZE,
+        "StreamCreationTimestamp": TIMESTAMP,
+        "ShardFilter": StructureShape(
+            {"Type": StringShape(values=_FILTER_TYPES), "ShardId": SHARD_ID, "Timestamp": TIMESTAMP},
+            required=("Type",),
+        ),
+    },
+)
+def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
+    """A shard is open from its own opening until its children open, so at any time the open shards cover the hash space
+    exactly once. A time before the trim horizon, or before the stream existed, counts as that time.
+    """
+    query = _query(account, request, now_ms)
+    stream = find_stream(account, {"StreamName": query.stream_name})
+    if stream.created_ms != query.stream_created_ms:
+        raise stream_not_found(stream.name, account.settings.account_id)
+    horizon_ms = account.horizon_ms(stream, now_ms)
+    stream.forget_expired_shards(horizon_ms)
+    wanted = _filter(query, max(horizon_ms, stream.created_ms))
+    candidates = [] if stream.status == "CREATING" else stream.shards.values()
+    shards = [shard for shard in candidates if shard.shard_id > query.after and wanted(shard)]
+    limit = min(request.get("MaxResults", _PAGE_MAX), _PAGE_MAX)
+    answer: Answer = {"Shards": [shard.members() for shard in shards[:limit]]}
+    if len(shards) > limit:
+        following = PageToken(
+            operation="ListShards",
+            after=shards[limit - 1].shard_id,
+            issued_ms=now_ms,
+            stream_name=stream.name,
+            stream_created_ms=stream.created_ms,
+            filter_type=query.filter_type,
+            filter_ms=query.filter_ms,
+        )
+        answer["NextToken"] = write_token(following)
+    return answer
+
+
+def _query(account: Account, request: Request, now_ms: int) -> PageToken:
+    """The query, in the form that a page token carries to the next page."""
+    if "NextToken" in request:
+        for name in ("StreamName", "StreamARN", "ExclusiveStartShardId", "StreamCreationTimestamp", "ShardFilter"):
+            if name in request and name != "StreamARN":
+                raise invalid_argument(f"NextToken and {name} cannot be provided together.")
+        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
+        return read_token(request["NextToken"], "ListShards", now_ms, lifetime_ms)
+    stream = find_stream(account, request)
+    _check_creation(account, stream, request)
+    shard_filter = request.get("ShardFilter", {"Type": "FROM_TRIM_HORIZON"})
+    kind = shard_filter["Type"]
+    after = [text for text in (request.get("ExclusiveStartShardId"), shard_filter.get("ShardId")) if text]
+    if (kind == "AFTER_SHARD_ID") != ("ShardId" in shard_filter):
+        raise invalid_argument(f"ShardFilter of type {kind}: only AFTER_SHARD_ID requires and accepts ShardId.")
+    if kind.endswith("_TIMESTAMP") != ("Timestamp" in shard_filter):
+        raise invalid_argument(
+            f"ShardFilter of type {kind}: only AT_TIMESTAMP and FROM_TIMESTAMP require and accept Timestamp."
+        )
+    return PageToken(
+        operation="ListShards",
+        after=max((full_shard_id(text) or text for text in after), default=""),
+        issued_ms=now_ms,
+        stream_name=stream.name,
+        stream_created_ms=stream.created_ms,
+        filter_type=kind,
+        filter_ms=Timestamp(shard_filter.get("Timestamp", 0)).milliseconds,
+    )
+
+
+def _check_creation(account: Account, stream: Stream, request: Request) -> None:
+    asked = request.get("StreamCreationTimestamp")
+    if asked is not None and int(asked) != int(stream.creation_timestamp):
+        raise stream_not_found(stream.name, account.settings.account_id)
+
+
+def _filter(query: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:
+    at_ms = max(query.filter_ms, horizon_ms)
+    match query.filter_type:
+        case "AT_LATEST":
+            return lambda shard: shard.is_open
+        case "AT_TRIM_HORIZON":
+            return lambda shard: shard.was_open_at(horizon_ms)
+        case "AT_TIMESTAMP":
+            return lambda shard: shard.was_open_at(at_ms)
+        case "FROM_TIMESTAMP":
+            return lambda shard: shard.closed_ms is None or shard.closed_ms >= at_ms
+        case _:
+            return lambda _: True
+
+
+@action(
+    "SplitShard",
+    {**NAMED_STREAM, "ShardToSplit": SHARD_ID, "NewStartingHashKey": HASH_KEY},
+    required=("ShardToSplit", "NewStartingHashKey"),
+)
+def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = check_provisioned("SplitShard", find_stream(account, request))
+    shard = find_shard_to_change(account, stream, request["ShardToSplit"], now_ms)
+    key = int(request["NewStartingHashKey"])
+    start, end = shard.hash_key_range
+    if not start + 1 < key < end:
+        raise invalid_argument(
+            f"NewStartingHashKey {key} used in SplitShard() on shard {shard.shard_id} in "
+            f"{account.stream_label(stream)} "
+            f"is not both greater than one plus the shard's StartingHashKey {start} "
+            f"and less than the shard's EndingHashKey {end}."
+        )
+    check_active(account, stream)
+    account.check_shard_room(1)
+    account.update_stream(stream, now_ms, SplitChange(shard.shard_id, str(key)))
+    return {}
+
+
+@action(
+    "MergeShards",
+    {**NAMED_STREAM, "ShardToMerge": SHARD_ID, "AdjacentShardToMerge": SHARD_ID},
+    required=("ShardToMerge", "AdjacentShardToMerge"),
+)
+def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
+    """ShardToMerge must be the lower of the two."""
+    stream = check_provisioned("MergeShards", find_stream(account, request))
+    shard = find_shard_to_change(account, stream, request["ShardToMerge"], now_ms)
+    adjacent = find_shard_to_change(account, stream, request["AdjacentShardToMerge"], now_ms)
+    if shard.hash_key_range.end + 1 != adjacent.hash_key_range.start:
+        raise invalid_argument(
+            f"Shards {shard.shard_id} and {adjacent.shard_id} in {account.stream_label(stream)} "
+            "are not an adjacent pair of shards eligible for merging"
+        )
+    check_active(account, stream)
+    account.update_stream(stream, now_ms, MergeChange(shard.shard_id, adjacent.shard_id))
+    return {}
+
+
+@action(
+    "UpdateShardCount",
+    {**NAMED_STREAM, "TargetShardCount": POSITIVE_INTEGER, "ScalingType": StringShape(values=("UNIFORM_SCALING",))},
+    required=("TargetShardCount", "ScalingType"),
+)
+def update_shard_count(account: Account, request: Request, now_ms: int) -> Answer:
+    """Uniform scaling: at most double or half the shards per call."""
+    stream = check_provisioned("UpdateShardCount", find_active_stream(account, request))
+    present, target = stream.open_shard_count, request["TargetShardCount"]
+    counts = f"Current open shard count: {present} Target shard count: {target}"
+    if target > 2 * present:
+        raise limit_exceeded(f"UpdateShardCount cannot scale up over double your current open shard count. {counts}")
+    if 2 * target < present:
+        raise limit_exceeded(f"UpdateShardCount cannot scale down below half your current open shard count. {counts}")
+    if target > max(_SHARDS_MAX, present):
+        raise limit_exceeded(f"UpdateShardCount cannot scale over {_SHARDS_MAX} shards in a stream. {counts}")
+    account.check_shard_room(target - present)
+    _count_call(account, stream, now_ms)
+    account.update_stream(stream, now_ms, ScaleChange(target))
+    return {
+        "StreamName": stream.name,
+        "CurrentShardCount": present,
+        "TargetShardCount": target,
+        "StreamARN": stream.arn,
+    }
+
+
+def _count_call(account: Account, stream: Stream, now_ms: int) -> None:
+    recent = [called_ms for called_ms in stream.scaled_at_ms if now_ms - called_ms < 24 * HOUR_MS]
+    if account.enforces_limits and len(recent) >= UPDATE_SHARD_COUNT_PER_DAY:
+        raise limit_exceeded(
+            f"UpdateShardCount can be called {UPDATE_SHARD_COUNT_PER_DAY} times in 24 hours for "
+            f"{account.stream_label(stream)}."
+        )
+    stream.scaled_at_ms = [*recent, now_ms][-UPDATE_SHARD_COUNT_PER_DAY:]

@@ -1,0 +1,410 @@
+"""Streams: create, delete, describe, list, and change their settings."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from anabranch.limits import (
+    KIB,
+    LIST_SHARDS_TOKEN_LIFETIME_MS,
+    ON_DEMAND_SHARD_COUNT,
+    RECORD_BYTES_DEFAULT_MAX,
+    RETENTION_HOURS_MAX,
+    RETENTION_HOURS_MIN,
+)
+from anabranch.local.actions.lookups import (
+    check_active,
+    check_on_demand,
+    find_active_stream,
+    find_stream,
+    find_stream_by_arn,
+)
+from anabranch.local.actions.registry import Answer, Request, action
+from anabranch.local.actions.resources import check_tags
+from anabranch.local.errors import in_use, invalid_argument, limit_exceeded, validation
+from anabranch.local.shapes import (
+    BOOLEAN,
+    DISTRIBUTION_STRATEGY,
+    ENCRYPTION_TYPE,
+    KEY_ID,
+    MAX_RECORD_SIZE_KIB,
+    METRICS,
+    NAMED_STREAM,
+    NATURAL_INTEGER,
+    NEXT_TOKEN,
+    PAGE_SIZE,
+    POSITIVE_INTEGER,
+    SHARD_ID,
+    STREAM_BY_ARN,
+    STREAM_MODE_DETAILS,
+    STREAM_NAME,
+    TAG_MAP,
+    IntegerShape,
+    Shape,
+)
+from anabranch.local.state.account import Account
+from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
+from anabranch.local.state.stream import EncryptionChange, Stream, StreamMode
+
+ON_DEMAND_STREAMS_MAX: Final = 50  # developer guide: on-demand streams per account
+_CREATING_MAX: Final = 5  # API reference: streams in CREATING at any time
+_PAGE_MAX: Final = 100  # API reference: shards of DescribeStream, streams of ListStreams; also the default
+_WARM_THROUGHPUT_MIBPS_MAX: Final = 10 * 1024  # API reference: 10 GiB per second
+_METRICS: Final = (
+    "IncomingBytes",
+    "IncomingRecords",
+    "IteratorAgeMilliseconds",
+    "OutgoingBytes",
+    "OutgoingRecords",
+    "ReadProvisionedThroughputExceeded",
+    "WriteProvisionedThroughputExceeded",
+)
+
+_RETENTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "RetentionPeriodHours": IntegerShape()}
+_MONITORING_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "ShardLevelMetrics": METRICS}
+_ENCRYPTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "EncryptionType": ENCRYPTION_TYPE, "KeyId": KEY_ID}
+
+
+@action(
+    "CreateStream",
+    {
+        "StreamName": STREAM_NAME,
+        "ShardCount": POSITIVE_INTEGER,
+        "StreamModeDetails": STREAM_MODE_DETAILS,
+        "Tags": TAG_MAP,
+        "WarmThroughputMiBps": NATURAL_INTEGER,
+        "MaxRecordSizeInKiB": MAX_RECORD_SIZE_KIB,
+        "RecordDistributionStrategy": DISTRIBUTION_STRATEGY,
+    },
+    required=("StreamName",),
+)
+def create_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    """Provisioned if ShardCount is given, otherwise on demand."""
+    name = request["StreamName"]
+    if name in account.streams:
+        raise in_use(f"Stream {name} under account {account.settings.account_id} already exists.")
+    mode, shard_count = _mode_and_count(account, request)
+    warm_throughput = _warm_throughput(account, request, mode, now_ms)
+    distribution = request.get("RecordDistributionStrategy", "USER_PARTITION_KEY")
+    if distribution == "AUTO" and mode != "ON_DEMAND":
+        raise invalid_argument("RecordDistributionStrategy AUTO is only supported for on-demand streams.")
+    tags = dict(request.get("Tags", {}))
+    check_tags(tags)
+    account.check_shard_room(shard_count)
+    if account.enforces_limits and _count(account, status="CREATING") >= _CREATING_MAX:
+        raise limit_exceeded(
+            f"This request would exceed the limit of {_CREATING_MAX} streams in CREATING of account "
+            f"{account.settings.account_id}."
+        )
+    stream = Stream(
+        name=name,
+        arn=account.stream_arn(name),
+        created_ms=now_ms,
+        status="CREATING",
+        deadline_ms=None,
+        mode=mode,
+        tags=tags,
+        max_record_kib=request.get("MaxRecordSizeInKiB", RECORD_BYTES_DEFAULT_MAX // KIB),
+        warm_throughput_mibps=warm_throughput,
+        distribution=distribution,
+    )
+    stream.open_first_shards(shard_count)
+    account.add_stream(stream, now_ms)
+    return {}
+
+
+def _mode_and_count(account: Account, request: Request) -> tuple[StreamMode, int]:
+    shard_count = request.get("ShardCount")
+    details = request.get("StreamModeDetails")
+    mode: StreamMode = details["StreamMode"] if details else "ON_DEMAND" if shard_count is None else "PROVISIONED"
+    if mode == "PROVISIONED":
+        if shard_count is None:
+            raise validation("ShardCount must be provided for a stream in PROVISIONED mode.")
+        return mode, shard_count
+    if shard_count is not None:
+        raise validation("ShardCount must not be provided for a stream in ON_DEMAND mode.")
+    present = sum(stream.mode == "ON_DEMAND" for stream in account.streams.values())
+    if present >= ON_DEMAND_STREAMS_MAX:
+        raise limit_exceeded(
+            f"This request would exceed the limit of {ON_DEMAND_STREAMS_MAX} on-demand streams of account "
+            f"{account.settings.account_id} in {account.settings.region}."
+        )
+    return mode, ON_DEMAND_SHARD_COUNT
+
+
+def _warm_throughput(account: Account, request: Request, mode: str, now_ms: int) -> int | None:
+    warm_throughput: int | None = request.get("WarmThroughputMiBps")
+    if warm_throughput is not None and (mode != "ON_DEMAND" or not account.commitment.is_enabled(now_ms)):
+        raise validation(
+            "WarmThroughputMiBps needs a stream in ON_DEMAND mode and an account with "
+            "MinimumThroughputBillingCommitment enabled."
+        )
+    return warm_throughput
+
+
+def _count(account: Account, status: str) -> int:
+    return sum(stream.status == status for stream in account.streams.values())
+
+
+@action("DeleteStream", {**NAMED_STREAM, "EnforceConsumerDeletion": BOOLEAN})
+def delete_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    """Fails while consumers are registered, unless EnforceConsumerDeletion is set."""
+    stream = find_stream(account, request)
+    if stream.consumers and not request.get("EnforceConsumerDeletion"):
+        raise in_use(
+            f"Stream {stream.name} under account {account.settings.account_id} has existing consumers, "
+            "they must be deleted first or EnforceConsumerDeletion must be set to true."
+        )
+    if stream.status != "DELETING":
+        account.delete_stream(stream, now_ms)
+    return {}
+
+
+@action("DescribeStream", {**NAMED_STREAM, "Limit": PAGE_SIZE, "ExclusiveStartShardId": SHARD_ID})
+def describe_stream(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_stream(account, request)
+    stream.forget_expired_shards(account.horizon_ms(stream, now_ms))
+    after = request.get("ExclusiveStartShardId", "")
+    after = full_shard_id(after) or after
+    shards = [] if stream.status == "CREATING" else [s for s in stream.shards.values() if s.shard_id > after]
+    limit = min(request.get("Limit", _PAGE_MAX), _PAGE_MAX)
+    description = _describe_settings(stream)
+    description["Shards"] = [shard.members() for shard in shards[:limit]]
+    description["HasMoreShards"] = len(shards) > limit
+    return {"StreamDescription": description}
+
+
+@action("DescribeStreamSummary", {**NAMED_STREAM})
+def describe_stream_summary(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_stream(account, request)
+    summary = _describe_settings(stream)
+    summary["OpenShardCount"] = 0 if stream.status == "CREATING" else stream.open_shard_count
+    summary["ConsumerCount"] = len(stream.consumers)
+    summary["MaxRecordSizeInKiB"] = stream.max_record_kib
+    if stream.mode == "ON_DEMAND":
+        summary["RecordDistributionStrategy"] = stream.distribution
+        if stream.warm_throughput_mibps is not None and account.commitment.is_enabled(now_ms):
+            summary["WarmThroughput"] = {
+                "TargetMiBps": stream.warm_throughput_mibps,
+                "CurrentMiBps": stream.warm_throughput_mibps,
+            }
+    return {"StreamDescriptionSummary": summary}
+
+
+def _describe_settings(stream: Stream) -> Answer:
+    """What DescribeStream and DescribeStreamSummary have in common."""
+    members: Answer = {
+        "StreamName": stream.name,
+        "StreamARN": stream.arn,
+        "StreamStatus": stream.status,
+        "StreamModeDetails": {"StreamMode": stream.mode},
+        "RetentionPeriodHours": stream.retention_hours,
+        "StreamCreationTimestamp": stream.creation_timestamp,
+        "EnhancedMonitoring": [{"ShardLevelMetrics": list(stream.metrics)}],
+        "EncryptionType": "NONE" if stream.key_id is None else "KMS",
+    }
+    if stream.key_id is not None:
+        members["KeyId"] = stream.key_id
+    return members
+
+
+@action("ListStreams", {"Limit": PAGE_SIZE, "ExclusiveStartStreamName": STREAM_NAME, "NextToken": NEXT_TOKEN})
+def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
+    """In the order of their names."""
+    after = request.get("ExclusiveStartStreamName", "")
+    if "NextToken" in request:
+        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
+        after = read_token(request["NextToken"], "ListStreams", now_ms, lifetime_ms).after
+    names = sorted(name for name in account.streams if name > after)
+    limit = min(request.get("Limit", _PAGE_MAX), _PAGE_MAX)
+    page = names[:limit]
+    answer: Answer = {
+        "StreamNames": page,
+        "HasMoreStreams": len(names) > limit,
+        "StreamSummaries": [
+            {
+                "StreamName": name,
+                "StreamARN": account.streams[name].arn,
+                "StreamStatus": account.streams[name].status,
+                "StreamModeDetails": {"StreamMode": account.streams[name].mode},
+                "StreamCreationTimestamp": account.streams[name].creation_timestamp,
+            }
+            for name in page
+        ],
+    }
+    if len(names) > limit:
+        answer["NextToken"] = write_token(PageToken(operation="ListStreams", after=page[-1], issued_ms=now_ms))
+    return answer
+
+
+def _checked_hours(request: Request) -> int:
+    hours: int = request["RetentionPeriodHours"]
+    if hours < RETENTION_HOURS_MIN:
+        raise invalid_argument(
+            f"Minimum allowed retention period is {RETENTION_HOURS_MIN} hours. "
+            f"Requested retention period ({hours} hours) is too short."
+        )
+    if hours > RETENTION_HOURS_MAX:
+        raise invalid_argument(
+            f"Maximum allowed retention period is {RETENTION_HOURS_MAX} hours. "
+            f"Requested retention period ({hours} hours) is too long."
+        )
+    return hours
+
+
+def _set_retention(account: Account, stream: Stream, hours: int, now_ms: int) -> None:
+    before_ms = account.horizon_ms(stream, now_ms)
+    stream.retention_hours = hours
+    # Records that are unreadable before or after the change stay unreadable.
+    stream.trimmed_before_ms = max(before_ms, account.horizon_ms(stream, now_ms))
+    account.mark_written(stream)
+
+
+@action("IncreaseStreamRetentionPeriod", _RETENTION_MEMBERS, required=("RetentionPeriodHours",))
+def increase_stream_retention_period(account: Account, request: Request, now_ms: int) -> Answer:
+    """Records that have already expired stay gone."""
+    stream = find_active_stream(account, request)
+    hours = _checked_hours(request)
+    if hours < stream.retention_hours:
+        raise invalid_argument(
+            f"Requested retention period ({hours} hours) for stream {stream.name} can not be shorter than "
+            f"existing retention period ({stream.retention_hours} hours). Use DecreaseRetentionPeriod API."
+        )
+    _set_retention(account, stream, hours, now_ms)
+    return {}
+
+
+@action("DecreaseStreamRetentionPeriod", _RETENTION_MEMBERS, required=("RetentionPeriodHours",))
+def decrease_stream_retention_period(account: Account, request: Request, now_ms: int) -> Answer:
+    """Older records become unreadable at once and for good."""
+    stream = find_active_stream(account, request)
+    hours = _checked_hours(request)
+    if hours > stream.retention_hours:
+        raise invalid_argument(
+            f"Requested retention period ({hours} hours) for stream {stream.name} can not be longer than "
+            f"existing retention period ({stream.retention_hours} hours). Use IncreaseRetentionPeriod API."
+        )
+    _set_retention(account, stream, hours, now_ms)
+    return {}
+
+
+@action("StartStreamEncryption", _ENCRYPTION_MEMBERS, required=("EncryptionType", "KeyId"))
+def start_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
+    """Marks later records as encrypted. No key is used or checked."""
+    stream = find_active_stream(account, request)
+    if request["EncryptionType"] != "KMS":
+        raise invalid_argument("The only valid EncryptionType of StartStreamEncryption is KMS.")
+    account.update_stream(stream, now_ms, EncryptionChange(request["KeyId"]))
+    return {}
+
+
+@action("StopStreamEncryption", _ENCRYPTION_MEMBERS, required=("EncryptionType", "KeyId"))
+def stop_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    if request["EncryptionType"] != "KMS":
+        raise invalid_argument("The only valid EncryptionType of StopStreamEncryption is KMS.")
+    account.update_stream(stream, now_ms, EncryptionChange(None))
+    return {}
+
+
+def _expand_metrics(names: Iterable[str]) -> set[str]:
+    chosen = set(names)
+    return set(_METRICS) if "ALL" in chosen else chosen
+
+
+def _set_metrics(account: Account, stream: Stream, metrics: set[str], now_ms: int) -> Answer:
+    before = list(stream.metrics)
+    stream.metrics = [name for name in _METRICS if name in metrics]
+    account.update_stream(stream, now_ms)
+    return {
+        "StreamName": stream.name,
+        "CurrentShardLevelMetrics": before,
+        "DesiredShardLevelMetrics": list(stream.metrics),
+        "StreamARN": stream.arn,
+    }
+
+
+@action("EnableEnhancedMonitoring", _MONITORING_MEMBERS, required=("ShardLevelMetrics",))
+def enable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    wanted = {*stream.metrics, *_expand_metrics(request["ShardLevelMetrics"])}
+    return _set_metrics(account, stream, wanted, now_ms)
+
+
+@action("DisableEnhancedMonitoring", _MONITORING_MEMBERS, required=("ShardLevelMetrics",))
+def disable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    wanted = set(stream.metrics) - _expand_metrics(request["ShardLevelMetrics"])
+    return _set_metrics(account, stream, wanted, now_ms)
+
+
+@action(
+    "UpdateStreamMode",
+    {**STREAM_BY_ARN, "StreamModeDetails": STREAM_MODE_DETAILS, "WarmThroughputMiBps": NATURAL_INTEGER},
+    required=("StreamARN", "StreamModeDetails"),
+)
+def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answer:
+    """The shards stay as they are."""
+    stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
+    mode, warm_throughput = request["StreamModeDetails"]["StreamMode"], request.get("WarmThroughputMiBps")
+    if warm_throughput is not None and (mode != "ON_DEMAND" or not account.commitment.is_enabled(now_ms)):
+        raise validation(
+            "WarmThroughputMiBps is only valid when the mode is updated to ON_DEMAND in an account with "
+            "MinimumThroughputBillingCommitment enabled."
+        )
+    stream.mode = mode
+    stream.warm_throughput_mibps = warm_throughput
+    if mode == "PROVISIONED":
+        stream.distribution = "USER_PARTITION_KEY"
+    account.update_stream(stream, now_ms)
+    return {}
+
+
+@action(
+    "UpdateStreamRecordDistributionStrategy",
+    {**STREAM_BY_ARN, "RecordDistributionStrategy": DISTRIBUTION_STRATEGY},
+    required=("StreamARN", "RecordDistributionStrategy"),
+)
+def update_stream_record_distribution_strategy(account: Account, request: Request, now_ms: int) -> Answer:
+    """USER_PARTITION_KEY: the key chooses the shard. AUTO: the service does."""
+    stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
+    check_on_demand("RecordDistributionStrategy", stream)
+    stream.distribution = request["RecordDistributionStrategy"]
+    account.mark_written(stream)
+    return {}
+
+
+@action(
+    "UpdateStreamWarmThroughput",
+    {**NAMED_STREAM, "WarmThroughputMiBps": NATURAL_INTEGER},
+    required=("WarmThroughputMiBps",),
+)
+def update_stream_warm_throughput(account: Account, request: Request, now_ms: int) -> Answer:
+    """Stored and returned. It changes no shard here."""
+    stream = check_on_demand("Warm throughput", find_active_stream(account, request))
+    if not account.commitment.is_enabled(now_ms):
+        raise validation("Warm throughput needs an account with MinimumThroughputBillingCommitment enabled.")
+    target = request["WarmThroughputMiBps"]
+    if target > _WARM_THROUGHPUT_MIBPS_MAX:
+        raise limit_exceeded(
+            f"Warm throughput of {target} MiBps is over the limit of {_WARM_THROUGHPUT_MIBPS_MAX} MiBps."
+        )
+    before = stream.warm_throughput_mibps
+    stream.warm_throughput_mibps = target
+    account.update_stream(stream, now_ms)
+    return {
+        "StreamARN": stream.arn,
+        "StreamName": stream.name,
+        "WarmThroughput": {"TargetMiBps": target, "CurrentMiBps": 0 if before is None else before},
+    }
+
+
+@action(
+    "UpdateMaxRecordSize",
+    {**STREAM_BY_ARN, "MaxRecordSizeInKiB": MAX_RECORD_SIZE_KIB},
+    required=("MaxRecordSizeInKiB",),
+)
+def update_max_record_size(account: Account, request: Request, now_ms: int) -> Answer:
+    stream = find_active_stream(account, request)
+    stream.max_record_kib = request["MaxRecordSizeInKiB"]
+    account.update_stream(stream, now_ms)
+    return {}

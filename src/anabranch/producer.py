@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
-from anabranch._aws.kinesis_by_region import KinesisByRegion
+from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
 from anabranch._engine.event_outlet import event_outlet
 from anabranch._engine.system_clock import SystemClock

@@ -259,7 +259,7 @@ def test_consumers_and_subscriptions_are_read_alike(monkeypatch, tls, http2):
 
 def test_refusals_carry_code_region_and_request_id(monkeypatch):
     async def test(client, ask, kinesis):
-        with pytest.raises(StreamNotFoundError, match=r"looked for in us-east-1") as failure:
+        with pytest.raises(StreamNotFoundError, match=r"searched in us-east-1") as failure:
             await client.describe_stream_summary(parse_stream("nowhere"))
         assert failure.value.code == "ResourceNotFoundException"
         assert failure.value.request_id
@@ -273,7 +273,7 @@ def test_refusals_carry_code_region_and_request_id(monkeypatch):
             ):
                 pytest.fail("accepted")
         control = KinesisControl(AwsAccount(Aws(endpoint_url=kinesis.endpoint_url)))
-        with pytest.raises(StreamNotFoundError, match=r"SplitShard.*looked for in us-east-1"):
+        with pytest.raises(StreamNotFoundError, match=r"SplitShard.*searched in us-east-1"):
             await control.split_shard(parse_stream("nowhere"), "shardId-000000000000", 7)
 
     against({}, test, monkeypatch=monkeypatch)

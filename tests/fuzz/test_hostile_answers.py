@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from anabranch._aws.account import ServiceAddress
 from anabranch._aws.credentials import CredentialSource
-from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
 from anabranch._http.client.dialer import Dialer

@@ -1,24 +1,120 @@
-"""What `Aws` stands for, resolved by botocore: region, endpoints, certificates, credentials.
+"""What `Aws` stands for, resolved by botocore: session, region, endpoints, certificates, credentials.
 
-botocore reads files, asks metadata services and imports a great deal: all of that happens in one thread of its own,
-when first needed. An account may be shared by clients of several event loops.
+botocore reads files, calls metadata services and is slow to import. All of that happens in one thread of its own, when
+it is first needed. An account may be shared by clients of several event loops.
+
+The endpoint comes from `Aws(endpoint_url=...)`, AWS_ENDPOINT_URL_KINESIS, AWS_ENDPOINT_URL or the profile's `services`
+section, else from botocore's data on partitions, dual-stack and FIPS names. To find it we create a botocore client and
+throw it away: that interface is stable across versions.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from anabranch._aws.credentials import CredentialSource, frozen_credentials
-from anabranch._aws.endpoints import ServiceAddress, configured_region, resolve_address, resolve_region
-from anabranch._aws.sessions import botocore_session
+from anabranch._http.client.dialer import system_has_certificates
+from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint, proxy_for
 from anabranch._model.streams import StreamName
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError, UsageError
 
-__all__ = ["AwsAccount"]
-
 T = TypeVar("T")
+
+
+# Sessions and addresses. These functions block: they read files.
+
+
+def botocore_session(aws: Aws) -> Any:
+    import botocore.session  # noqa: PLC0415 -- loaded when first needed, so that `import anabranch` is fast
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415 -- as above
+
+    if aws.session is not None:
+        # boto3's session wraps botocore's, which has region and profile.
+        session = getattr(aws.session, "_session", aws.session)
+        if not isinstance(session, botocore.session.Session):
+            raise ConfigurationError("session must be a boto3.Session or a botocore.session.Session")
+        if not _is_blocking(session):
+            raise ConfigurationError(
+                "session: aiobotocore sessions are not supported; pass a boto3 or botocore session"
+            )
+        return session
+    try:
+        session = botocore.session.Session(profile=aws.profile)
+        session.get_scoped_config()
+    except BotoCoreError as error:
+        raise CredentialsError(f"cannot use the AWS profile: {error}") from error
+    return session
+
+
+def _is_blocking(session: Any) -> bool:
+    return not type(session).__module__.startswith("aiobotocore")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddress:
+    region: str
+    endpoint: Endpoint
+    proxy: Proxy | None = None
+    ca_bundle: str | None = None
+    """None: use the system's certificates."""
+
+
+def configured_region(session: Any, aws: Aws) -> str | None:
+    """From botocore's chain, then AWS_REGION, which other SDKs and platforms use; None if no region is configured."""
+    found = aws.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+    return str(found) if found else None
+
+
+def resolve_region(session: Any, aws: Aws, region: str | None) -> str:
+    """`region` if given (it comes from a stream's ARN), else the configured region."""
+    found = region or configured_region(session, aws)
+    if found is None:
+        raise CredentialsError(
+            "no AWS region: set AWS_REGION, pass one (--region, Aws(region=...)), or set one in the profile "
+            "(aws configure)"
+        )
+    return found
+
+
+def resolve_address(session: Any, aws: Aws, service: str, region: str | None = None) -> ServiceAddress:
+    from botocore.exceptions import BotoCoreError  # noqa: PLC0415 -- botocore is loaded when first needed
+
+    region = resolve_region(session, aws, region)
+    try:
+        client = session.create_client(
+            service,
+            region_name=region,
+            endpoint_url=aws.endpoint_url if service == "kinesis" else None,
+            aws_access_key_id="nobody",  # no call is made; this keeps botocore from looking for real credentials
+            aws_secret_access_key="nothing",  # noqa: S106 -- as above
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigurationError(f"no endpoint for {service} in {region!r}: {error}") from error
+    url = client.meta.endpoint_url
+    client.close()
+    try:
+        endpoint = parse_endpoint(url)
+    except ValueError as error:
+        raise ConfigurationError(f"endpoint_url: {error}") from None
+    return ServiceAddress(region, endpoint, proxy_for(endpoint, os.environ), _ca_bundle(session))
+
+
+def _ca_bundle(session: Any) -> str | None:
+    named = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    if named:
+        return str(named)
+    if system_has_certificates():
+        return None
+    from botocore.httpsession import DEFAULT_CA_BUNDLE  # noqa: PLC0415 -- needed only in images without certificates
+
+    return str(DEFAULT_CA_BUNDLE)
+
+
+# The account
 
 
 class AwsAccount:
@@ -29,14 +125,14 @@ class AwsAccount:
         self._kept_session: Any = None
 
     async def address(self, service: str, *, region: str | None = None) -> ServiceAddress:
-        """`region` is what the caller knows better than the chain, from a stream's ARN."""
+        """`region` overrides the configured one: it comes from a stream's ARN."""
         return await self._in_thread(lambda: resolve_address(self._session(), self.aws, service, region))
 
     async def common_region(self, streams: Sequence[StreamName]) -> str | None:
-        """Where one client finds all these streams: the region that the ARNs among them name; None: the configured one.
+        """The one region of all these streams: the region of the ARNs among them, or None for the configured one.
 
-        A stream given by its name is in the configured region. Where that is not the ARNs', one of the two would be
-        looked for in the wrong place, and there another stream may have that name.
+        A stream given by its name is in the configured region. If the ARNs name another region, one client would look
+        for some of the streams in the wrong region, where another stream may have the same name.
         """
         by_arn = {stream.region: str(stream) for stream in streams if stream.region is not None}
         by_name = [stream.name for stream in streams if stream.region is None]
@@ -48,12 +144,12 @@ class AwsAccount:
             places = ", ".join(f"{stream} in {region}" for region, stream in sorted(by_arn.items()))
             raise ConfigurationError(
                 f"the streams of one consumer must be in one region, not {places}: use a consumer for each region, or "
-                "give the ARN of every stream"
+                "pass the ARN of every stream"
             )
         return next(iter(by_arn), None)
 
     async def client(self, service: str, *, region: str | None = None) -> Any:
-        """A botocore client for rare calls. It blocks, so it is called in threads."""
+        """A botocore client for rare calls. It blocks: call it in threads."""
         return await self._in_thread(lambda: self._client(service, region))
 
     def close(self) -> None:
@@ -67,24 +163,24 @@ class AwsAccount:
             raise UsageError("this client is closed") from None
         return await asyncio.wrap_future(pending)
 
-    # In a thread
+    # Runs in the thread
 
     def _session(self) -> Any:
         if self._kept_session is None:
             self._kept_session = botocore_session(self.aws)
         return self._kept_session
 
-    def _find_credentials(self, anew: bool) -> Any:  # noqa: FBT001 -- the source's one question
+    def _find_credentials(self, fresh: bool) -> Any:  # noqa: FBT001 -- the only argument of the callback
         from botocore.exceptions import BotoCoreError  # noqa: PLC0415 -- botocore is loaded when first needed
 
         if self.aws.credentials is not None:
             return self.aws.credentials
-        # A session reads files and variables once: what another program has renewed since is found by a new one.
-        session = botocore_session(self.aws) if anew and self.aws.session is None else self._session()
+        # A session reads files and variables only once. A new one sees what another program has renewed since.
+        session = botocore_session(self.aws) if fresh and self.aws.session is None else self._session()
         try:
             return session.get_credentials()
         except BotoCoreError as error:
-            raise CredentialsError(f"the AWS credentials cannot be found: {error}") from error
+            raise CredentialsError(f"cannot find AWS credentials: {error}") from error
 
     def _client(self, service: str, region: str | None) -> Any:
         from botocore.config import Config  # noqa: PLC0415 -- as above
@@ -98,8 +194,8 @@ class AwsAccount:
                 "aws_secret_access_key": frozen.secret_access_key,
                 "aws_session_token": frozen.session_token,
             }
-        # `endpoint_url` is Kinesis's: other services have their own variables and their own section of the profile.
+        # `endpoint_url` is for Kinesis only: other services have their own variables and profile sections.
         endpoint_url = self.aws.endpoint_url if service == "kinesis" else None
         region_name = resolve_region(session, self.aws, region)
-        once = Config(retries={"total_max_attempts": 1})  # whoever calls decides about trying again
+        once = Config(retries={"total_max_attempts": 1})  # the caller decides about retries
         return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=once, **given)

@@ -1,23 +1,106 @@
-"""The rare calls that change streams (create, delete, split, merge, scale) and look over the account. Through botocore,
-typed here.
+"""Rare calls through botocore, in threads: they change streams (create, delete, split, merge, scale) or list them.
 
-A change is only begun by its call, and made by the service then; `describe_stream_summary` tells when it is done.
+botocore's own retries are off, so that the caller decides about retries; its errors become ours. Cancelling a call
+abandons its answer, but the thread finishes the request. A change only starts with its call:
+`describe_stream_summary` shows when it is done.
 """
 
-from typing import Any
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from anabranch._aws.account import AwsAccount
-from anabranch._aws.botocore_calls import BotocoreCalls
+from anabranch._aws.credentials import NO_CREDENTIALS
+from anabranch._aws.errors import service_error
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import stream_members
+from anabranch._wire.bodies import AwsError, stream_members
+from anabranch.errors import AnabranchError, CredentialsError, InvalidRequestError, TransportError, UsageError
 
-__all__ = ["AccountLimits", "KinesisControl", "ListedStream"]
+_THREADS_MAX: Final = 4
+
+
+class BotocoreCalls:
+    def __init__(self, account: AwsAccount, service: str, *, region: str | None = None) -> None:
+        self._account = account
+        self._service = service
+        self._region = region
+        self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix=f"anabranch-{service}")
+        self._client: Any = None
+        self._making = asyncio.Lock()
+
+    async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """`operation` is AWS's name (`SplitShard`). Parameters that are None are left out."""
+        async with self._making:
+            if self._client is None:
+                self._client = await self._account.client(self._service, region=self._region)
+        given = {name: value for name, value in parameters.items() if value is not None}
+        try:
+            pending = self._threads.submit(partial(_call, self._client, operation, given))
+        except RuntimeError:
+            raise UsageError("this client is closed") from None
+        return await asyncio.wrap_future(pending)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            self._client.close()
+
+
+def _call(client: Any, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Runs in a thread."""
+    from botocore import xform_name  # noqa: PLC0415 -- botocore is loaded when first needed
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 -- as above
+
+    try:
+        answer: dict[str, Any] = getattr(client, xform_name(operation))(**parameters)
+    except ClientError as error:
+        raise _refusal(operation, error.response, client.meta.region_name) from error
+    except (BotoCoreError, OSError) as error:
+        raise _failure(operation, error) from error
+    return answer
+
+
+def _refusal(operation: str, answer: Any, region: str) -> AnabranchError:
+    error, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
+    return service_error(
+        operation,
+        AwsError(error.get("Code"), error.get("Message") or ""),
+        status=metadata.get("HTTPStatusCode", 400),
+        request_id=metadata.get("RequestId"),
+        region=region,
+    )
+
+
+def _failure(operation: str, error: Exception) -> AnabranchError:
+    from botocore.exceptions import (  # noqa: PLC0415 -- botocore is loaded when first needed
+        CredentialRetrievalError,
+        EndpointConnectionError,
+        NoCredentialsError,
+        ParamValidationError,
+        PartialCredentialsError,
+        TokenRetrievalError,
+    )
+
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return CredentialsError(NO_CREDENTIALS)
+    if isinstance(error, CredentialRetrievalError | TokenRetrievalError):
+        return CredentialsError(f"cannot fetch or refresh the AWS credentials: {error}")
+    if isinstance(error, ParamValidationError):
+        return InvalidRequestError(str(error), operation=operation, code="ParamValidation")
+    if isinstance(error, EndpointConnectionError):
+        return TransportError(
+            f"{operation}: no connection to {error.kwargs.get('endpoint_url')}: check that the server is running, "
+            "and check the region, endpoint_url, DNS and proxy",
+            maybe_sent=False,
+        )
+    return TransportError(f"{operation}: {error}")
 
 
 class ListedStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream in the account's list. Only its name is certain: other servers than AWS's may tell nothing more."""
+    """A stream in the account's list. Servers other than AWS may return only the name."""
 
     name: str
     arn: str | None = None
@@ -27,7 +110,7 @@ class ListedStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the account has and may have, in one region."""
+    """Usage and quotas of the account in one region."""
 
     open_shard_count: int
     shard_count_max: int
@@ -43,7 +126,7 @@ class KinesisControl:
         self._botocore.close()
 
     async def create_stream(self, name: str, *, shard_count: int | None = None) -> None:
-        """On demand where no number of shards is given."""
+        """On demand if `shard_count` is None."""
         mode = "ON_DEMAND" if shard_count is None else "PROVISIONED"
         await self._botocore.call(
             "CreateStream", StreamName=name, ShardCount=shard_count, StreamModeDetails={"StreamMode": mode}
@@ -77,7 +160,7 @@ class KinesisControl:
         await self._botocore.call("IncreaseStreamRetentionPeriod", RetentionPeriodHours=hours, **stream_members(stream))
 
     async def list_streams(self) -> list[ListedStream]:
-        """All of them, page by page."""
+        """All streams, page by page."""
         found: list[ListedStream] = []
         token: str | None = None
         last: str | None = None
@@ -89,7 +172,7 @@ class KinesisControl:
             found += [_listed(name, described.get(name, {})) for name in page["StreamNames"]]
             if not page.get("HasMoreStreams") or not page["StreamNames"]:
                 return found
-            token = page.get("NextToken")  # older servers know only the name to go on after
+            token = page.get("NextToken")  # older servers know only ExclusiveStartStreamName
             last = page["StreamNames"][-1]
 
     async def describe_limits(self) -> AccountLimits:

@@ -1,8 +1,6 @@
-"""The one table from AWS's error codes to our error tree, and the advice that goes with the errors a newcomer meets
-first.
+"""The table from AWS's error codes to our error classes, with advice for the errors that new users meet first.
 
-A code that is not in the table is judged by its HTTP status. Request ids are kept: they are what AWS's support asks
-for.
+A code that is not in the table is classified by its HTTP status. Request ids are kept: AWS support asks for them.
 """
 
 from typing import Final
@@ -20,10 +18,8 @@ from anabranch.errors import (
     UnavailableError,
 )
 
-__all__ = ["CLOCK_CODES", "TOKEN_CODES", "service_error"]
-
 _CODES: Final[dict[str, type[ServiceError]]] = {
-    # over a quota, of the shard, the account or the key
+    # over a quota of the shard, the account or the key
     "KMSThrottlingException": ThrottledError,
     "LimitExceededException": ThrottledError,
     "ProvisionedThroughputExceededException": ThrottledError,
@@ -33,7 +29,7 @@ _CODES: Final[dict[str, type[ServiceError]]] = {
     "ThrottlingException": ThrottledError,
     "ThrottledException": ThrottledError,
     "TooManyRequestsException": ThrottledError,
-    # failed inside
+    # failures inside the service
     "InternalFailure": UnavailableError,
     "InternalFailureException": UnavailableError,
     "InternalServerError": UnavailableError,
@@ -49,7 +45,7 @@ _CODES: Final[dict[str, type[ServiceError]]] = {
     "RequestExpired": ExpiredTokenError,
     "RequestInTheFuture": ExpiredTokenError,
     "RequestTimeTooSkewed": ExpiredTokenError,
-    # changing, or taken
+    # being changed, or already in use
     "ResourceInUseException": ResourceInUseError,
     # not allowed
     "AccessDenied": AccessDeniedError,
@@ -68,9 +64,9 @@ _CODES: Final[dict[str, type[ServiceError]]] = {
     "OptInRequired": AccessDeniedError,
     "SignatureDoesNotMatch": AccessDeniedError,
     "UnrecognizedClientException": AccessDeniedError,
-    # not there
+    # not found
     "ResourceNotFoundException": StreamNotFoundError,
-    # not understood
+    # invalid requests
     "InvalidArgumentException": InvalidRequestError,
     "SerializationException": InvalidRequestError,
     "UnknownOperationException": InvalidRequestError,
@@ -86,19 +82,19 @@ CLOCK_CODES: Final = frozenset(
         "SignatureDoesNotMatch",
     }
 )
-"""What a clock that is wrong may be answered with."""
+"""The codes that a wrong local clock can cause."""
 
 TOKEN_CODES: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
-"""What other credentials mend."""
+"""The codes that fresh credentials repair."""
 
-_RENEW: Final = "renew them (aws sso login, a new session token), or let a profile or a role do so"
+_RENEW: Final = "renew the credentials (aws sso login, a new session token), or use a profile or role that renews them"
 _ADVICE: Final = {
     "ExpiredToken": _RENEW,
     "ExpiredTokenException": _RENEW,
-    "InvalidClientTokenId": "is the access key still active, and of this AWS partition?",
-    "InvalidSignatureException": "does the secret belong to the access key, and is this machine's clock right?",
-    "SignatureDoesNotMatch": "does the secret belong to the access key, and is this machine's clock right?",
-    "UnrecognizedClientException": "is the access key still active, and of this AWS partition?",
+    "InvalidClientTokenId": "check that the access key is active and belongs to this AWS partition",
+    "InvalidSignatureException": "check that the secret belongs to the access key and that the local clock is right",
+    "SignatureDoesNotMatch": "check that the secret belongs to the access key and that the local clock is right",
+    "UnrecognizedClientException": "check that the access key is active and belongs to this AWS partition",
 }
 
 
@@ -116,7 +112,7 @@ def service_error(
     message = error.message
     advice = _ADVICE.get(code)
     if kind is StreamNotFoundError and region is not None:
-        advice = f"looked for in {region}: is that its region, and is this its account?"
+        advice = f"searched in {region}: check the region and the account"
     if advice:
         message = f"{message} ({advice})" if message else advice
     return kind(
@@ -131,7 +127,7 @@ def service_error(
 
 def _kind(code: str, message: str, status: int) -> type[ServiceError]:
     if message.startswith(("Signature expired", "Signature not yet current")):
-        return ExpiredTokenError  # one code for two causes: a wrong clock here, a wrong secret otherwise
+        return ExpiredTokenError  # one code, two causes: this one is a wrong clock, the other a wrong secret
     known = _CODES.get(code)
     if known is not None:
         return known

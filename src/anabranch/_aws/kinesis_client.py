@@ -1,17 +1,19 @@
-"""Kinesis's data plane: the calls that carry data, and the small ones beside them.
+"""The Kinesis data plane: the calls that carry data, and the small ones beside them.
 
-Typed values in, typed values out; bodies go out in pieces and answers are decoded straight from the receive buffer.
-Nothing is retried here beyond the repairs of `service`. Reads, writes and everything else have connections of their
-own, so that none of them waits for another; subscriptions have theirs too.
+Typed values in, typed values out. Request bodies are sent in pieces, answers are decoded straight from the receive
+buffer. Nothing is retried here except the repairs in `service`. Reads, writes, all other calls and subscriptions each
+have their own connections, so that none of them waits for another.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
 
 from anabranch._aws.account import AwsAccount
+from anabranch._aws.errors import service_error
 from anabranch._aws.service import (
     USER_AGENT,
     AwsService,
@@ -20,7 +22,6 @@ from anabranch._aws.service import (
     open_service,
     request_id,
 )
-from anabranch._aws.subscription import read_events
 from anabranch._http.client.body_stream import BodyStream
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.limits import ClientTimeouts
@@ -29,6 +30,8 @@ from anabranch._model.shard_filters import ShardFilter
 from anabranch._model.start_positions import StartingPosition
 from anabranch._model.streams import StreamName
 from anabranch._wire import bodies
+from anabranch._wire.bodies import AwsError, decode_subscription_message
+from anabranch._wire.event_stream import MessageDecoder
 from anabranch._wire.messages import (
     ConsumerDescription,
     GetRecordsResponse,
@@ -40,30 +43,29 @@ from anabranch._wire.messages import (
     StreamSummary,
     SubscribeToShardEvent,
 )
-from anabranch.errors import ServiceError, TransportError
-
-__all__ = ["ClientSettings", "KinesisClient", "open_kinesis"]
+from anabranch.config import Aws
+from anabranch.errors import CodecError, ServiceError, TransportError
 
 KINESIS: Final = ServiceName("kinesis", "Kinesis_20131202")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """How many connections there may be for each purpose, and how long things may take."""
+    """The most connections for each purpose, and the timeouts."""
 
     read_connections_max: int = 64
     write_connections_max: int = 32
     other_connections_max: int = 8
     subscriptions_max: int = 1_000
     http2: Literal["auto", "always", "never"] = "auto"
-    """For subscriptions: `auto` lets TLS decide and speaks HTTP/1.1 in clear text, `always` speaks HTTP/2 there too."""
+    """For subscriptions. `auto`: TLS negotiates, clear text uses HTTP/1.1. `always`: HTTP/2 in clear text too."""
     timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
 
 
 async def open_kinesis(
     account: AwsAccount, *, region: str | None = None, settings: ClientSettings | None = None
 ) -> "KinesisClient":
-    """Finds region, endpoint and credentials: what is missing is said before the first call. Opens no connection."""
+    """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection."""
     settings = settings or ClientSettings()
     timeouts = settings.timeouts
     address = await account.address("kinesis", region=region)
@@ -90,7 +92,7 @@ async def open_kinesis(
 
 
 class KinesisClient:
-    """Fulfils `_ports.kinesis.Kinesis` and `_ports.kinesis_writing.KinesisWriting`, and has the calls of fan-out."""
+    """Implements the Kinesis ports of the consumer and the producer, and the calls for fan-out."""
 
     def __init__(self, service: AwsService, streams: StreamPool) -> None:
         self._service = service
@@ -105,7 +107,7 @@ class KinesisClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends what is under way with a TransportError, and returns when every connection is gone."""
+        """Fails calls in progress with a TransportError, and returns when all connections are closed."""
         await self._streams.close()
         await self._service.close()
 
@@ -138,7 +140,7 @@ class KinesisClient:
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
     ) -> AsyncIterator[AsyncIterator[SubscribeToShardEvent]]:
-        """Entering returns once the service has accepted the subscription; leaving closes it at once."""
+        """Entering waits until the service accepts the subscription; leaving closes it at once."""
         body = b"".join(bodies.encode_subscribe_to_shard(consumer_arn, shard_id, position))
         stream = await self._open_stream("SubscribeToShard", body)
         events = read_events(stream)
@@ -164,7 +166,7 @@ class KinesisClient:
             raise self._service.refusal(operation, answer)
         return answer
 
-    # What there is
+    # Describing
 
     async def list_shards(
         self,
@@ -216,8 +218,8 @@ class KinesisClient:
         )
         if len(answer.entries) != len(entries):
             raise TransportError(
-                f"PutRecords: {len(entries)} records were sent and {len(answer.entries)} answered; "
-                f"which of them were written cannot be told (request id {answer.request_id})"
+                f"PutRecords: sent {len(entries)} records, but the answer has {len(answer.entries)}; "
+                f"it is unknown which were written (request id {answer.request_id})"
             )
         return answer
 
@@ -259,6 +261,92 @@ class KinesisClient:
             "others",
             "DeregisterStreamConsumer",
             bodies.encode_deregister_stream_consumer(consumer_arn),
-            lambda response: None,  # noqa: ARG005 -- its answer has no body
+            lambda response: None,  # noqa: ARG005 -- the answer has no body
             repeatable=False,
         )
+
+
+# The events of a subscription
+
+
+async def read_events(stream: BodyStream) -> AsyncGenerator[SubscribeToShardEvent, None]:
+    """Ends after a complete message (the five minutes are over, or the shard has ended). Raises if the service sends an
+    exception, or the stream breaks.
+    """
+    decoder = MessageDecoder()
+    request_id = stream.headers.get(b"x-amzn-requestid")
+    while pieces := await stream.receive():
+        for piece in pieces:
+            try:
+                messages = decoder.feed(piece)
+            except CodecError as error:
+                raise TransportError(f"SubscribeToShard: {error}") from error
+            if messages:
+                stream.progress()
+            for message in messages:
+                try:
+                    meaning = decode_subscription_message(message)
+                except CodecError as error:
+                    raise TransportError(f"SubscribeToShard: {error}") from error
+                if isinstance(meaning, AwsError):
+                    raise service_error(
+                        "SubscribeToShard",
+                        meaning,
+                        status=400,
+                        request_id=None if request_id is None else request_id.decode("latin-1"),
+                    )
+                if meaning is not None:
+                    yield meaning
+    if decoder.buffered_bytes:
+        raise TransportError("SubscribeToShard: the stream ended in the middle of a message")
+
+
+# Several regions
+
+
+class KinesisByRegion:
+    """Kinesis for a producer that writes to streams of several regions: one client per region, opened on first use.
+
+    A stream given by its ARN has its own region; one given by its name is in the account's. If a client cannot be
+    opened (no region, no credentials), the call that needs it raises, and the next call tries again. Implements the
+    Kinesis port of the producer. Belongs to one event loop.
+    """
+
+    def __init__(self, aws: Aws | None) -> None:
+        self._account = AwsAccount(aws)
+        self._clients: dict[str | None, KinesisClient] = {}
+        self._opening = asyncio.Lock()
+
+    async def client(self, region: str | None = None) -> KinesisClient:
+        if (client := self._clients.get(region)) is None:
+            async with self._opening:
+                if (client := self._clients.get(region)) is None:
+                    client = self._clients[region] = await open_kinesis(self._account, region=region)
+        return client
+
+    async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse:
+        client = self._clients.get(stream.region) or await self.client(stream.region)
+        return await client.put_records(stream, entries)
+
+    async def list_shards(
+        self,
+        stream: StreamName,
+        *,
+        shard_filter: ShardFilter | None = None,
+        next_token: str | None = None,
+        max_results: int | None = None,
+    ) -> ListShardsResponse:
+        client = await self.client(stream.region)
+        return await client.list_shards(
+            stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
+        )
+
+    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
+        client = await self.client(stream.region)
+        return await client.describe_stream_summary(stream)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+        self._account.close()

@@ -1,12 +1,10 @@
-"""Trying again, as one explicit layer: around a small call, by whoever decided that it may be repeated.
+"""Retries as one explicit layer, around small calls that may be repeated: listings, descriptions, registrations.
 
-No retry hides inside another. The client below sends a call once and repairs, at most once each, only what the
-service refused without acting (an expired token, a wrong clock) or never saw (a kept connection that was closed); the
-engine above decides about the calls that carry data. `Retries` is for the rest: listings, descriptions,
-registrations.
+Retries are never nested. The client below sends a call once and repairs only what the service refused without acting or
+never saw; the engine above decides about calls that carry data.
 
-Delays have full jitter: uniform between nothing and a ceiling that doubles. A budget that all calls share is spent by
-retries and earned by successes, so that a service in trouble is not answered with more calls than before.
+Delays have full jitter. All calls share a budget: retries spend it and successes refill it, so that a failing service
+does not get more calls than a healthy one.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,8 +14,6 @@ from typing import Final, TypeVar
 from anabranch._model.entropy import Entropy
 from anabranch._ports.clock import Clock
 from anabranch.errors import ServiceError, ThrottledError, TransportError, UnavailableError
-
-__all__ = ["Retries", "RetryBudget", "RetryPolicy"]
 
 T = TypeVar("T")
 
@@ -31,7 +27,7 @@ class RetryPolicy:
     delay_ms_max: int = 10_000
 
     def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
-        """How long to wait after that many failures; never less than the service asked for, within reason."""
+        """The delay after `failures` failures; at least what the service asked for, up to a minute."""
         ceiling = min(self.delay_ms_max, self.first_delay_ms << min(failures - 1, 30))
         jittered = round(ceiling * entropy.random())
         if retry_after_seconds is None:
@@ -40,7 +36,7 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """A bucket of tokens: a retry costs some, a success earns one back."""
+    """A token bucket: a retry costs several tokens, a success earns one."""
 
     def __init__(self, tokens_max: int = 500, *, retry_cost: int = 5, transport_cost: int = 10) -> None:
         self._tokens_max = tokens_max
@@ -53,7 +49,7 @@ class RetryBudget:
         return self._tokens
 
     def spend(self, error: Exception) -> bool:
-        """False where the budget does not allow another try. No answer at all costs more than a refusal."""
+        """False if the budget does not allow another attempt. A transport error costs more than an error answer."""
         cost = self._transport_cost if isinstance(error, TransportError) else self._retry_cost
         if cost > self._tokens:
             return False
@@ -74,7 +70,7 @@ class Retries:
         self._budget = budget or RetryBudget()
 
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The first success, or the last failure. What another try cannot mend is raised at once."""
+        """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once."""
         failures = 0
         while True:
             try:

@@ -1,9 +1,8 @@
 """Signed calls to one AWS service that speaks JSON over `POST /`: Kinesis here, DynamoDB for leases.
 
-A call is sent once. Three things are repaired on the way, each at most once and only where the service has certainly
-not acted: a kept connection that was closed (by the HTTP client, for calls that are harmless to repeat), an expired
-token (fresh credentials), and a clock that is off (by the service's own Date). Everything else is the caller's to
-decide.
+A call is sent once. Three failures are repaired, each at most once and only if the service has certainly not acted: a
+kept connection that was closed (by the HTTP client, for calls that are harmless to repeat), an expired token (fresh
+credentials), and a wrong clock (corrected by the service's Date header). All other retries are up to the caller.
 """
 
 import asyncio
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 
+from anabranch._aws.account import ServiceAddress
 from anabranch._aws.credentials import CredentialSource
-from anabranch._aws.endpoints import ServiceAddress
 from anabranch._aws.errors import CLOCK_CODES, TOKEN_CODES, service_error
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.dialer import Dialer, client_tls_context
@@ -26,20 +25,18 @@ from anabranch._wire.bodies import JSON, decode_aws_error
 from anabranch._wire.sigv4 import SignedHeaders, Signer, SigningCredentials
 from anabranch.errors import CodecError, ServiceError, TransportError
 
-__all__ = ["AwsService", "ServiceName", "date_seconds", "make_dialer", "request_id"]
-
 T = TypeVar("T")
 
 USER_AGENT: Final = f"anabranch/{__version__} python/{platform.python_version()}"
-_CLOCK_OFF_MS: Final = 60_000  # signatures are good for five minutes either way
+_CLOCK_OFF_MS: Final = 60_000  # signatures are valid for five minutes before and after
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceName:
     name: str
-    """As signatures and endpoints have it: `kinesis`."""
+    """As in signatures and endpoints: `kinesis`."""
     target_prefix: str
-    """What stands before the operation in X-Amz-Target: `Kinesis_20131202`."""
+    """The part of X-Amz-Target before the operation: `Kinesis_20131202`."""
 
 
 class AwsService:
@@ -75,7 +72,7 @@ class AwsService:
         *,
         repeatable: bool,
     ) -> T:
-        """`read` turns a successful answer into a value; `repeatable` says that sending it twice does no harm."""
+        """`read` turns a successful answer into a value. `repeatable`: sending the call twice does no harm."""
 
         def accept(response: ClientResponse) -> T:
             if response.status != 200:
@@ -117,7 +114,7 @@ class AwsService:
         return signer.sign(target, JSON, pieces, self._wall_ms() + self._clock_offset_ms)
 
     async def repair(self, error: ServiceError, used_offset_ms: int) -> bool:
-        """True if the same call, signed again, has a chance: the service refused it without acting on it."""
+        """True if the same call, signed again, may succeed: the service refused it without acting on it."""
         if error.code in CLOCK_CODES and abs(self._seen_offset_ms - used_offset_ms) > _CLOCK_OFF_MS:
             self._clock_offset_ms = self._seen_offset_ms
             return True
@@ -127,7 +124,7 @@ class AwsService:
 
     @property
     def clock_offset_ms(self) -> int:
-        """What is added to this machine's clock in signatures: 0 until the service has said that it is off."""
+        """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
         return self._clock_offset_ms
 
     def refusal(self, operation: str, response: ClientResponse) -> ServiceError:
@@ -147,7 +144,7 @@ class AwsService:
         )
 
     def server_seconds(self, response: ClientResponse) -> float | None:
-        """The service's clock, by the Date of its answer; read once a second."""
+        """The service's clock, from the Date header of its answer; parsed once a second."""
         value = response.headers.get(b"date")
         if value != self._date[0]:
             self._date = (value, date_seconds(value))
@@ -188,7 +185,7 @@ def request_id(response: ClientResponse) -> str | None:
 
 
 def date_seconds(value: bytes | None) -> float | None:
-    """Of an HTTP date; None where there is none that can be read."""
+    """An HTTP date in seconds since 1970; None if it is missing or invalid."""
     if value is None:
         return None
     try:
@@ -198,7 +195,7 @@ def date_seconds(value: bytes | None) -> float | None:
 
 
 def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float | None) -> float | None:
-    """Seconds, or a date that is judged by the service's own clock."""
+    """The header holds seconds, or a date, which is compared with the service's clock."""
     value = headers.get(b"retry-after")
     if value is None:
         return None
@@ -206,3 +203,38 @@ def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float |
         return float(value[:9])
     at = date_seconds(value)
     return None if at is None or server_seconds is None else max(0.0, at - server_seconds)
+
+
+# An unsigned request, to check the network and the clock
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    round_trip_ms: int
+    """Includes connecting."""
+    clock_ahead_ms: int | None
+    """How far this machine's clock is ahead of the service's, to half a second; None if the answer has no Date."""
+
+
+async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = None) -> ProbeAnswer:
+    """Any answer will do, also an error: it shows that the network works, whatever the permissions."""
+    timeouts = timeouts or ClientTimeouts()
+    http = HttpClient(await make_dialer(address, ("http/1.1",), timeouts), purposes={"probe": 1}, timeouts=timeouts)
+    headers = (
+        f"host: {address.endpoint.host_header}\r\n"
+        f"content-type: {JSON}\r\n"
+        "x-amz-target: Kinesis_20131202.ListStreams\r\n"
+        f"user-agent: {USER_AGENT}\r\n"
+        "content-length: 2\r\n\r\n"
+    ).encode("ascii")
+    started = time.monotonic()
+    try:
+        date = await http.post(
+            "probe", headers, [b"{}"], lambda response: date_seconds(response.headers.get(b"date")), repeatable=True
+        )
+    finally:
+        await http.close()
+    now_ms = time.time_ns() // 1_000_000
+    # A Date has whole seconds: half a second later is the best estimate.
+    ahead_ms = None if date is None else now_ms - round(date * 1000) - 500
+    return ProbeAnswer(round((time.monotonic() - started) * 1000), ahead_ms)

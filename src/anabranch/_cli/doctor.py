@@ -25,8 +25,7 @@ from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anabranch._aws.account import AwsAccount
-    from anabranch._aws.endpoints import ServiceAddress
+    from anabranch._aws.account import AwsAccount, ServiceAddress
     from anabranch._aws.kinesis_client import KinesisClient
     from anabranch._wire.messages import StreamSummary
 
@@ -86,8 +85,8 @@ class Checkup:
             yield finding
 
     async def _credentials(self) -> Finding:
+        from anabranch._aws.account import botocore_session
         from anabranch._aws.credentials import frozen_credentials
-        from anabranch._aws.sessions import botocore_session
 
         def find() -> tuple[str, str]:
             found = botocore_session(self._aws).get_credentials()
@@ -100,8 +99,7 @@ class Checkup:
         return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, found by {method}")
 
     async def _service_findings(self, account: "AwsAccount", region: str | None) -> AsyncIterator[Finding]:
-        from anabranch._aws.botocore_calls import BotocoreCalls
-        from anabranch._aws.control import KinesisControl
+        from anabranch._aws.control import BotocoreCalls, KinesisControl
         from anabranch._aws.kinesis_client import open_kinesis
 
         control = KinesisControl(account, region=region)
@@ -230,7 +228,7 @@ def _versions() -> Finding:
 
 
 async def _endpoint(address: "ServiceAddress") -> list[Finding]:
-    from anabranch._aws.probe import probe
+    from anabranch._aws.service import probe
 
     where = address.endpoint.url if address.proxy is None else f"{address.endpoint.url} through {address.proxy!r}"
     try:

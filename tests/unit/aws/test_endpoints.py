@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from anabranch._aws import endpoints
+from anabranch._aws import account as account_module
 from anabranch._aws.account import AwsAccount
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError
@@ -62,7 +62,7 @@ def test_dual_stack_and_fips_endpoints_are_botocores(monkeypatch):
 def test_the_certificate_bundle_comes_from_the_standard_settings(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
-    monkeypatch.setattr(endpoints, "system_has_certificates", lambda: True)
+    monkeypatch.setattr(account_module, "system_has_certificates", lambda: True)
     assert address().ca_bundle is None
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/requests.pem")
     assert address().ca_bundle == "/requests.pem"
@@ -70,7 +70,7 @@ def test_the_certificate_bundle_comes_from_the_standard_settings(monkeypatch):
     assert address().ca_bundle == "/aws.pem"
     monkeypatch.delenv("AWS_CA_BUNDLE")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
-    monkeypatch.setattr(endpoints, "system_has_certificates", lambda: False)
+    monkeypatch.setattr(account_module, "system_has_certificates", lambda: False)
     assert address().ca_bundle.endswith(".pem")
 
 

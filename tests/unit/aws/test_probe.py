@@ -6,8 +6,8 @@ from email.utils import formatdate
 
 import pytest
 
-from anabranch._aws.endpoints import ServiceAddress
-from anabranch._aws.probe import probe
+from anabranch._aws.account import ServiceAddress
+from anabranch._aws.service import probe
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch.errors import TransportError
 from canned_server import answer, canned_server, read_request

@@ -7,7 +7,6 @@ import threading
 import time
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 import anabranch
@@ -18,11 +17,6 @@ from anabranch.stores.memory import MemoryLeaseStore
 from stream_world import QUICK, check_order, now_ms, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(8)]
-
-
-class Order(msgspec.Struct):
-    item: str
-    count: int
 
 
 def exit_or_return_a_lock(record):
@@ -178,46 +172,6 @@ def test_a_failing_key_does_not_hold_up_other_keys():
             await consumer.run(handle)
             assert [record.partition_key for record in done] == ["good", "good", "good", "bad", "bad"]
             check_order(done)
-
-    run(main)
-
-
-def test_a_payload_that_does_not_decode_is_a_failure_of_its_record():
-    async def main():
-        async with stream_world(2) as world:
-            for data in (b'{"item": "pen", "count": 2}', b"no json", b'{"item": "ink", "count": 1}'):
-                world.call("PutRecord", PartitionKey="a", Data=data)
-            world.call("PutRecord", PartitionKey="user-1", Data=b'{"item": "cup", "count": 9}')
-            happened, items = [], []
-            consumer = world.consumer(
-                app="billing", leases="memory://", decode=Order, until="tip", on_event=happened.append,
-                on_failure=Retry(attempts=1),
-            )  # fmt: skip
-            await consumer.run(lambda record: items.append(record.value.item))
-            assert sorted(items) == ["cup", "pen"]
-            assert any(isinstance(event, events.ShardStopped) for event in happened)
-
-    run(main)
-
-
-def test_the_record_of_a_batch_that_does_not_decode_is_named():
-    async def main():
-        async with stream_world(1) as world:
-            places = [
-                world.call("PutRecord", PartitionKey=key, Data=data)["SequenceNumber"]
-                for key, data in {"a": b"1", "b": b"2", "c": b"oops", "d": b"4"}.items()
-            ]
-            happened, handled = [], []
-            consumer = world.consumer(
-                app="billing", leases="memory://", decode=int, until="tip", on_event=happened.append,
-                on_failure=Retry(attempts=2, backoff=0.01),
-            )  # fmt: skip
-            await consumer.run_batches(handled.append, max_wait=0.1)
-            assert handled == []
-            found = [event for event in happened if isinstance(event, (events.HandlerFailed, events.ShardStopped))]
-            assert len(found) == 3
-            assert {(event.position, event.partition_key) for event in found} == {(places[2], "c")}
-            assert found[-1].reason.startswith("its payload failed to decode 2 times, the last time with DecodeError: ")
 
     run(main)
 

@@ -146,6 +146,8 @@ class ShardStopped(Event, frozen=True, kw_only=True):
     reason: str
     position: str | None
     partition_key: str | None
+    exception: BaseException | None = None
+    """What the handler or the decoder raised, where that is why."""
 
     def sentence(self) -> str:
         at = f" at record {self.position} (partition key {self.partition_key!r})" if self.position else ""
@@ -200,6 +202,9 @@ class HandlerFailed(Event, frozen=True, kw_only=True):
     attempt: int
     error: str
     retry_in_ms: int | None
+    """None after the last attempt; then the shard stops. A payload that does not decode has only one."""
+    exception: BaseException | None = None
+    """What the handler or the decoder raised."""
 
     def sentence(self) -> str:
         then = "no further attempt" if self.retry_in_ms is None else f"again in {self.retry_in_ms} ms"

@@ -40,7 +40,9 @@ class Partings:
         self._deadline_ms = round(settings.drain_deadline * 1000)
         self._forces = settings.hand_off == "force"
 
-    async def stop_shard(self, session: Session, record: Record[bytes] | None, reason: str) -> None:
+    async def stop_shard(
+        self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
+    ) -> None:
         """Drain, commit, free the buffers, keep the lease (rule D4)."""
         clock = self._outside.clock
         await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
@@ -66,6 +68,7 @@ class Partings:
                 reason=reason,
                 position=None if stopped.position is None else str(stopped.position),
                 partition_key=stopped.partition_key,
+                exception=error,
             )
         )
 

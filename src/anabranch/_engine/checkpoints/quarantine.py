@@ -15,7 +15,6 @@ other.
 Records that the caller acknowledges by hand may be in its hands for long: such shards are only stopped.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from anabranch._core.handling.batches import BatchLane
 from anabranch._core.leases.steps import Write
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.handling.failures import OnFailed
 from anabranch._engine.handling.sinks import Sink
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.outside import Outside
@@ -50,7 +50,7 @@ class Quarantine:
         checkpointer: Checkpointer,
         sink: Sink,
         *,
-        on_failed: Callable[[Session, Record[bytes], str], None],
+        on_failed: OnFailed,
     ) -> None:
         self._outside = outside
         self._leases = leases
@@ -192,7 +192,7 @@ class Quarantine:
         if record is not None:
             owners = self._suspects.pop(suspect)
             suspect.lane.stop()
-            self._on_failed(suspect, record, f"{owners} owners in a row ended while they handled it")
+            self._on_failed(suspect, record, f"{owners} owners in a row ended while they handled it", None)
 
     async def _sleep(self, pause_ms: int) -> None:
         await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + pause_ms)

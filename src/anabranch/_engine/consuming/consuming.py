@@ -97,6 +97,7 @@ class Consuming:
                 finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_finished=worker.on_finished,
                 on_failed=worker.on_failed,
+                on_undecodable=worker.on_undecodable,
             )
             limits = LaneLimits(
                 open_keys_max=handling.concurrency + PARKED_KEYS_MAX,
@@ -123,6 +124,7 @@ class Consuming:
                 handling,
                 finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_failed=worker.on_failed,
+                on_undecodable=worker.on_undecodable,
             )
             self._interrupt = runners.interrupt
             return BatchSink(runners, feed, limits, handling.concurrency)
@@ -132,7 +134,7 @@ class Consuming:
     def walk(self, limits: BatchLimits) -> SinkMaker:
         def make(worker: Worker) -> WalkSink:
             feed = BatchFeed(self._outside, worker.member, worker.scheduler, on_finished=worker.on_finished)
-            self._walk = Walk(feed, self._handling.decode, on_failed=worker.on_failed)
+            self._walk = Walk(feed, self._handling, on_undecodable=worker.on_undecodable)
             return WalkSink(self._walk, feed, limits)
 
         return make
@@ -144,7 +146,7 @@ class Consuming:
                 worker.member,
                 self._handling.decode,
                 on_finished=worker.on_finished,
-                on_failed=worker.on_failed,
+                on_undecodable=worker.on_undecodable,
             )
             return self._manual
 

@@ -23,6 +23,8 @@ from anabranch._engine.consuming.fence_watch import FenceWatch
 from anabranch._engine.consuming.shard_reports import ShardReports
 from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.handling.begun_calls import failed
+from anabranch._engine.handling.failures import failed_attempt
+from anabranch._engine.handling.handling import UndecodableError
 from anabranch._engine.handling.runner_tasks import RunnerTasks
 from anabranch._engine.handling.sinks import Sink
 from anabranch._engine.host import begin
@@ -265,7 +267,7 @@ class Worker:
         self._quarantine.admit(session)
         if self._quarantine.is_hopeless(session):
             reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
-            self._spawn(self._partings.stop_shard(session, None, reason), f"stop {session.shard_id}")
+            self._spawn(self._partings.stop_shard(session, None, reason, None), f"stop {session.shard_id}")
             return
         if row.stopped is not None and not self.leases.book.tries_again(row):
             session.reason = row.stopped.reason
@@ -339,9 +341,15 @@ class Worker:
             session.ending = True
             self._spawn(self._lineage.finish(session, self._checkpointer), f"finish {session.shard_id}")
 
-    def on_failed(self, session: Session, record: Record[bytes], reason: str) -> None:
+    def on_failed(self, session: Session, record: Record[bytes], reason: str, error: BaseException | None) -> None:
         """A record's policy has ended in Stop."""
-        self._spawn(self._partings.stop_shard(session, record, reason), f"stop {session.shard_id}")
+        self._spawn(self._partings.stop_shard(session, record, reason, error), f"stop {session.shard_id}")
+
+    def on_undecodable(self, session: Session, error: UndecodableError) -> None:
+        """A record whose payload does not decode is not retried: its shard stops there."""
+        failed = failed_attempt(session, error.record, error.cause, attempt=1, retry_in_ms=None)
+        self._outside.emit(failed)
+        self.on_failed(session, error.record, f"its payload does not decode: {failed.error}", error.cause)
 
     def _is_busy(self) -> bool:
         """Something is at work here, or would be: a pause is no silence. What the caller keeps in hand is no work."""

@@ -1,25 +1,23 @@
 """Runs a handler batch by batch: one batch of a shard at a time, several shards at once.
 
 A batch whose handler fails is tried again whole, by the policy; after the last attempt its shard stops loudly at the
-batch's first record, or at the one that does not decode. A batch whose lease is lost is cancelled, and nothing
-of it counts.
+batch's first record. A batch ends before a record that does not decode; when it is handled, the shard stops at that
+record. A batch whose lease is lost is cancelled, and nothing of it counts.
 """
 
 import asyncio
-from collections.abc import Callable
 from traceback import StackSummary
 from typing import Any
 
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.handling.batch_feed import BatchFeed, batch_lane
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, take_back_cancellation
-from anabranch._engine.handling.error_text import error_text
+from anabranch._engine.handling.failures import OnFailed, OnUndecodable, failed_attempt
 from anabranch._engine.handling.handling import Handling, UndecodableError
 from anabranch._engine.handling.time_limit import TimeLimit
 from anabranch._engine.leases.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
-from anabranch.events import HandlerFailed
 from anabranch.records import Batch, Context, Record
 
 __all__ = ["BatchRunners"]
@@ -38,7 +36,8 @@ class BatchRunners:
         handling: Handling,
         *,
         finishes_at_end: bool = False,
-        on_failed: Callable[[Session, Record[bytes], str], None],
+        on_failed: OnFailed,
+        on_undecodable: OnUndecodable,
     ) -> None:
         self._outside = outside
         self._member = member
@@ -48,6 +47,7 @@ class BatchRunners:
         self._policy = handling.policy
         self._finishes_at_end = finishes_at_end
         self._on_failed = on_failed
+        self._on_undecodable = on_undecodable
         self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
         self._waiting: dict[asyncio.Task[Any], None] = {}
@@ -111,15 +111,19 @@ class BatchRunners:
     async def _attempt(
         self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]
     ) -> BaseException | None:
+        """What went wrong, if anything did. What comes before a record that does not decode is handled then."""
         if not self._feed.may_go_on(session):
             return NotStarted()
         try:
             if self._outside.before_call is not None:
                 await self._outside.before_call()
+            decoded, undecodable = self._handling.decode_leading(records)
+            if not decoded:
+                return undecodable
             batch: Batch[Any] = Batch(
                 stream=session.stream.name,
                 shard_id=session.shard_id,
-                records=self._handling.decode_all(records),
+                records=decoded,
                 millis_behind_latest=session.behind_ms,
             )
             async with self._limit.of_call():
@@ -132,7 +136,7 @@ class BatchRunners:
             return NotStarted() if was_revoked else error
         except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its batch
             return error
-        return None
+        return undecodable
 
     def _judge(self, session: Session, records: list[Record[bytes]], failure: BaseException) -> int | None:
         """After how long to try again; None if this batch is not to be tried by this call any more."""
@@ -141,28 +145,24 @@ class BatchRunners:
         if isinstance(failure, NotStarted):
             return NOT_STARTED_PAUSE_MS  # fenced, or to be handed over: until that is over, or the lease is lost
         lane, record = batch_lane(session), records[0]
-        failed = f"the handler of a batch of {len(records)} records from it on failed"
         if isinstance(failure, UndecodableError):
-            record, failure, failed = failure.record, failure.cause, "its payload failed to decode"
+            lane.stop()
+            self._feed.finish_through(session, next(n for n, one in enumerate(records) if one is failure.record))
+            self._on_undecodable(session, failure)
+            return None
         lane.fail()
         pause_ms = retry_in_ms(self._policy, lane.attempts, self._outside.entropy)
         if self._finishes_at_end and session.phase == "ended" and lane.is_last:
             pause_ms = None  # only this batch keeps the shard's children waiting (rule M4)
-        reason = error_text(failure)
-        self._outside.emit(
-            HandlerFailed(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                position=str(record.position),
-                partition_key=record.partition_key,
-                attempt=lane.attempts,
-                error=reason,
-                retry_in_ms=pause_ms,
-            )
-        )
+        failed = failed_attempt(session, record, failure, attempt=lane.attempts, retry_in_ms=pause_ms)
+        self._outside.emit(failed)
         if pause_ms is None:
             lane.stop()
-            self._on_failed(session, record, f"{failed} {lane.attempts} times, the last time with {reason}")
+            reason = (
+                f"the handler of a batch of {len(records)} records from it on failed {lane.attempts} times, "
+                f"the last time with {failed.error}"
+            )
+            self._on_failed(session, record, reason, failure)
         return pause_ms
 
     def _context(self, session: Session) -> Context:

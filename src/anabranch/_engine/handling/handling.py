@@ -1,7 +1,8 @@
 """How records are handled, as the user said it: in what order, how many at once, decoded how, and what after a failure.
 
-A record is decoded when it is handed out, one that is tried again anew. `decode` is None where the value is the data
-itself, which then costs nothing.
+A record is decoded when it is handed out, and again for each attempt. `decode` is None where the value is the data
+itself, which then costs nothing. A payload that does not decode will not decode next time either, so it is never
+retried: its shard stops there.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ Decode: TypeAlias = Callable[[Record[bytes]], Record[Any]] | None
 
 
 class UndecodableError(Exception):
-    """One record of several does not decode; what the decoder raised is its cause."""
+    """A record does not decode; what the decoder raised is its cause."""
 
     def __init__(self, record: Record[bytes], cause: Exception) -> None:
         super().__init__(f"record {record.position} does not decode")
@@ -36,17 +37,29 @@ class Handling:
         self.policy = policy
         self.decode: Decode = None
         if decode is not None:
-            self.decode = lambda record: replace(record, value=decode(record.data))
+            self.decode = _record_decoder(decode)
 
-    def decode_all(self, records: list[Record[bytes]]) -> list[Record[Any]]:
-        """A list of its own: what becomes of it in the handler's hands changes nothing here."""
+    def decode_leading(self, records: list[Record[bytes]]) -> tuple[list[Record[Any]], UndecodableError | None]:
+        """The records before the first one that does not decode, and the error of that one. The list is a copy: the
+        handler may change it.
+        """
         decode = self.decode
         if decode is None:
-            return records.copy()
+            return records.copy(), None
         decoded: list[Record[Any]] = []
-        for record in records:
-            try:
-                decoded.append(decode(record))
-            except Exception as error:
-                raise UndecodableError(record, error) from error
-        return decoded
+        try:
+            for record in records:
+                decoded.append(decode(record))  # noqa: PERF401 -- what was decoded before an error counts
+        except UndecodableError as error:
+            return decoded, error
+        return decoded, None
+
+
+def _record_decoder(decode: Callable[[bytes], Any]) -> Callable[[Record[bytes]], Record[Any]]:
+    def decode_record(record: Record[bytes]) -> Record[Any]:
+        try:
+            return replace(record, value=decode(record.data))
+        except Exception as error:
+            raise UndecodableError(record, error) from error
+
+    return decode_record

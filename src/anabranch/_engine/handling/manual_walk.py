@@ -11,8 +11,8 @@ from typing import Any
 
 from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane, LaneLimits
-from anabranch._engine.handling.error_text import error_text
-from anabranch._engine.handling.handling import Decode
+from anabranch._engine.handling.failures import OnUndecodable
+from anabranch._engine.handling.handling import Decode, UndecodableError
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.stacks import task_stack
 from anabranch._engine.handling.walk import SLICE
@@ -42,13 +42,13 @@ class ManualWalk:
         decode: Decode,
         *,
         on_finished: Callable[[Session], None],
-        on_failed: Callable[[Session, Record[bytes], str], None],
+        on_undecodable: OnUndecodable,
     ) -> None:
         self._outside = outside
         self._member = member
         self._decode = decode
         self._on_finished = on_finished
-        self._on_failed = on_failed
+        self._on_undecodable = on_undecodable
         self._in_hand: dict[Name, tuple[Session, Entry]] = {}
         self._lost: set[tuple[str, str]] = set()
         """Shards whose lease was lost with records in hand: they may have been handed out again since."""
@@ -73,10 +73,10 @@ class ManualWalk:
             session, entry = taken
             try:
                 decoded = entry.record if self._decode is None else self._decode(entry.record)
-            except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
+            except UndecodableError as error:
                 _lane(session).retry_at(entry, self._outside.clock.now_ms())
                 _lane(session).stop()
-                self._on_failed(session, entry.record, f"its payload does not decode: {error_text(error)}")
+                self._on_undecodable(session, error)
                 continue
             self._in_hand[_name(entry.record)] = (session, entry)
             return decoded

@@ -20,15 +20,14 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.handling.retries import retry_in_ms
 from anabranch._engine.handling.begun_calls import FINISHED, failed, going_on
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, refuse_unfinished, take_back_cancellation
-from anabranch._engine.handling.error_text import error_text
-from anabranch._engine.handling.handling import Handling
+from anabranch._engine.handling.failures import OnFailed, OnUndecodable, failed_attempt
+from anabranch._engine.handling.handling import Handling, UndecodableError
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.time_limit import TimeLimit
 from anabranch._engine.leases.member import Member
 from anabranch._engine.outside import Outside
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
-from anabranch.events import HandlerFailed
 from anabranch.records import Context, Record
 
 __all__ = ["RecordRunners"]
@@ -87,7 +86,8 @@ class RecordRunners:
         *,
         finishes_at_end: bool = False,
         on_finished: Callable[[Session], None],
-        on_failed: Callable[[Session, Record[bytes], str], None],
+        on_failed: OnFailed,
+        on_undecodable: OnUndecodable,
     ) -> None:
         self._outside = outside
         self._member = member
@@ -99,6 +99,7 @@ class RecordRunners:
         self._finishes_at_end = finishes_at_end
         self._on_finished = on_finished
         self._on_failed = on_failed
+        self._on_undecodable = on_undecodable
         self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self.shelf = Shelf(one_at_a_time=handling.order == "shard")
         self._runners: list[_Runner] = []
@@ -282,24 +283,20 @@ class RecordRunners:
 
     def _fail(self, session: Session, lane: Lane, entry: Entry, failure: BaseException) -> None:
         record, now_ms = entry.record, self._outside.clock.now_ms()
+        if isinstance(failure, UndecodableError):
+            lane.retry_at(entry, now_ms)
+            lane.stop()
+            self._on_undecodable(session, failure)
+            return
         entry.attempts += 1
         pause_ms = retry_in_ms(self._policy, entry.attempts, self._outside.entropy)
-        reason = error_text(failure)
-        self._outside.emit(
-            HandlerFailed(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                position=str(record.position),
-                partition_key=record.partition_key,
-                attempt=entry.attempts,
-                error=reason,
-                retry_in_ms=pause_ms,
-            )
-        )
+        event = failed_attempt(session, record, failure, attempt=entry.attempts, retry_in_ms=pause_ms)
+        self._outside.emit(event)
         lane.retry_at(entry, now_ms + (pause_ms or 0))
         if pause_ms is None:
             lane.stop()
-            self._on_failed(session, record, f"its handler failed {entry.attempts} times, the last time with {reason}")
+            reason = f"its handler failed {entry.attempts} times, the last time with {event.error}"
+            self._on_failed(session, record, reason, failure)
         else:
             self._scheduler.call_at(now_ms + pause_ms, lambda: self.shelf.offer(session))
 
@@ -311,6 +308,7 @@ class RecordRunners:
             failing.record,
             f"its handler failed {failing.attempts} times, and at the end of the shard no further attempt is made "
             "(at_shard_end='finish')",
+            None,
         )
 
     def _context(self, session: Session, failed_attempts: int) -> Context:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from anabranch._engine.handling.batch_feed import BatchFeed
-from anabranch._engine.handling.error_text import error_text
-from anabranch._engine.handling.handling import Decode
+from anabranch._engine.handling.failures import OnUndecodable
+from anabranch._engine.handling.handling import Handling, UndecodableError
 from anabranch._engine.session import Session
 from anabranch.records import Batch, Record
 
@@ -25,13 +25,15 @@ class Walk:
     def __init__(
         self,
         feed: BatchFeed,
-        decode: Decode,
+        handling: Handling,
         *,
-        on_failed: Callable[[Session, Record[bytes], str], None],
+        on_undecodable: OnUndecodable,
     ) -> None:
         self._feed = feed
-        self._decode = decode
-        self._on_failed = on_failed
+        self._handling = handling
+        self._on_undecodable = on_undecodable
+        self._undecodable: UndecodableError | None = None
+        """Of the record after the batch in hand: the shard stops there when the batch is acknowledged."""
         self._session: Session | None = None
         self._stretch: list[Record[bytes]] = []
         self._handed_out = 0
@@ -48,7 +50,7 @@ class Walk:
 
     def _records(self) -> Iterator[Record[Any] | None]:
         """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
-        may_start, decode = self._feed.may_start, self._decode
+        may_start, decode = self._feed.may_start, self._handling.decode
         while True:
             taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
@@ -63,8 +65,10 @@ class Walk:
                     yield None  # fenced, or to be handed over: both may end without that
                 if not session.is_live:
                     break
-                decoded = record if decode is None else self._decoded(session, record)
-                if decoded is None:
+                try:
+                    decoded = record if decode is None else decode(record)
+                except UndecodableError as error:
+                    self._stop_at(session, error)
                     break
                 self._handed_out = place
                 yield decoded
@@ -77,7 +81,10 @@ class Walk:
     def next_batch(self) -> Batch[Any] | None:
         """Acknowledges the batch in hand; the next one, or None if there is none at this moment."""
         self._acknowledged = self._handed_out
+        session, undecodable = self._session, self._undecodable
         self.settle()
+        if session is not None and undecodable is not None and session.is_live:
+            self._stop_at(session, undecodable)
         while True:
             taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
@@ -85,15 +92,17 @@ class Walk:
             session, stretch = taken
             self._since_turn += len(stretch)
             self._session, self._stretch, self._acknowledged = session, stretch, 0
-            records = self._decoded_all(session, stretch)
-            if records is not None:
-                self._handed_out = len(stretch)
+            records, self._undecodable = self._handling.decode_leading(stretch)
+            if records:
+                self._handed_out = len(records)
                 return Batch(
                     stream=session.stream.name,
                     shard_id=session.shard_id,
                     records=records,
                     millis_behind_latest=session.behind_ms,
                 )
+            assert self._undecodable is not None, "a batch has at least one record"
+            self._stop_at(session, self._undecodable)
 
     def _is_to_turn(self) -> bool:
         if self._since_turn < SLICE:
@@ -103,25 +112,10 @@ class Walk:
 
     # what does not decode stops its shard
 
-    def _decoded(self, session: Session, record: Record[bytes]) -> Record[Any] | None:
-        assert self._decode is not None
-        try:
-            return self._decode(record)
-        except Exception as error:  # noqa: BLE001 -- whatever a decoder raises is a failure of its record
-            self.settle()
-            self._drop()
-            self._on_failed(session, record, f"its payload does not decode: {error_text(error)}")
-            return None
-
-    def _decoded_all(self, session: Session, records: list[Record[bytes]]) -> list[Record[Any]] | None:
-        if self._decode is None:
-            return records.copy()  # the caller may do with it what it likes
-        decoded: list[Record[Any]] = []
-        for record in records:
-            if (one := self._decoded(session, record)) is None:
-                return None
-            decoded.append(one)
-        return decoded
+    def _stop_at(self, session: Session, error: UndecodableError) -> None:
+        self.settle()
+        self._drop()
+        self._on_undecodable(session, error)
 
     # what is acknowledged
 
@@ -159,5 +153,5 @@ class Walk:
         return self._session, self._stretch[self._acknowledged]
 
     def _drop(self) -> None:
-        self._session, self._stretch = None, []
+        self._session, self._stretch, self._undecodable = None, [], None
         self._handed_out = self._acknowledged = 0

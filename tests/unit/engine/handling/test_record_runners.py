@@ -48,7 +48,8 @@ class Works:
             HandlerCall(bare or self._handle, threads=1),
             Handling(order=order, concurrency=concurrency, decode=None, policy=policy or Retry()),
             on_finished=lambda _: None,
-            on_failed=lambda _, record, reason: self.failed.append((int(record.sequence_number), reason)),
+            on_failed=lambda _, record, reason, error: self.failed.append((int(record.sequence_number), reason)),
+            on_undecodable=lambda _, error: self.failed.append((int(error.record.sequence_number), str(error.cause))),
         )
         row = LeaseRow(key=LeaseKey("1:orders:1", 0, SHARD))
         unpacker = Unpacker(STREAM, SHARD, None)

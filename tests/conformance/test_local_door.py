@@ -120,9 +120,9 @@ def test_faults_are_scripted_listed_and_removed_over_http(ask, plain_kinesis):
     [
         ("POST", "/_local/faults", b'{"fault": "explode"}', 400, "Invalid enum value"),
         ("POST", "/_local/faults", b'{"fault": "drop", "tmes": 1}', 400, "unknown field `tmes`"),
-        ("POST", "/_local/faults", b"nonsense", 400, "not a rule"),
-        ("PUT", "/_local/faults", b"{}", 405, "POST adds"),
-        ("GET", "/_local/reset", None, 405, "POST resets"),
+        ("POST", "/_local/faults", b"nonsense", 400, "not a fault rule"),
+        ("PUT", "/_local/faults", b"{}", 405, "POST to add"),
+        ("GET", "/_local/reset", None, 405, "use POST"),
         ("GET", "/_local/nothing", None, 404, "/_local/faults and /_local/reset"),
     ],
 )

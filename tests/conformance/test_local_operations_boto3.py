@@ -14,8 +14,8 @@ import botocore.session
 import pytest
 
 from anabranch._wire.timestamps import Timestamp
-from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
+from anabranch.local.service import LocalState
 
 MODEL = botocore.session.Session().get_service_model("kinesis")
 OPERATIONS = [name for name in MODEL.operation_names if "Channel" not in name]

@@ -10,10 +10,9 @@ from hypothesis import given, settings, strategies as st
 from anabranch._http.server.exchange import Request, Response
 from anabranch._wire import cbor
 from anabranch.local.actions.registry import REQUESTS
-from anabranch.local.calls import LocalState
-from anabranch.local.event_streams import EventStreams
 from anabranch.local.faults import Faults
-from anabranch.local.http import FrontDoor
+from anabranch.local.http import EventStreams, KinesisHttpApp
+from anabranch.local.service import LocalState
 
 NOW_MS = 1_794_000_000_000
 AUTHORIZATION = (
@@ -29,7 +28,7 @@ def make_door():
     state.call("CreateStream", {"StreamName": "orders", "ShardCount": 2}, now_ms=NOW_MS)
     state.settle(NOW_MS)
     streams = EventStreams(lambda: NOW_MS)
-    return FrontDoor(
+    return KinesisHttpApp(
         state,
         Faults(random.Random(1)),
         streams,

@@ -59,7 +59,7 @@ async def test_it_can_be_started_again_after_a_stop_and_not_twice():
         async with kinesis:
             assert kinesis.certificate_path.exists()
             assert kinesis.environment()["AWS_CA_BUNDLE"] == str(kinesis.certificate_path)
-            with pytest.raises(UsageError, match="runs already"):
+            with pytest.raises(UsageError, match="is already running"):
                 await kinesis.start()
         assert kinesis.certificate_path is None
 
@@ -156,7 +156,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_settings_that_cannot_be_are_refused_at_once(tmp_path):
-    with pytest.raises(ConfigurationError, match="a key alone"):
+    with pytest.raises(ConfigurationError, match="a key needs its certificate"):
         LocalKinesis(key="key.pem")
     with pytest.raises(ConfigurationError, match=r"region: 'moon'.*account_id: '1'"):
         LocalKinesis(region="moon", account_id="1")

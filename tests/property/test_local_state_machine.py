@@ -14,7 +14,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from anabranch._wire.timestamps import Timestamp
-from anabranch.local.calls import LocalState
+from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
 HASH_KEYS = 1 << 128

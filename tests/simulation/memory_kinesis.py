@@ -13,8 +13,8 @@ from anabranch._model.shards import Shard
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import ListShardsResponse, PutRecordsResponse, PutRecordsResultEntry, StreamSummary
-from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
+from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 from anabranch.producer import Ports, Producer
 from anabranch.testing.loop import run

@@ -1,4 +1,4 @@
-"""A local Kinesis that AWS's own clients believe: embedded in tests and the demo, or run as `anabranch serve`."""
+"""A Kinesis emulator that works with the AWS SDKs: embedded in tests and the demo, or run as `anabranch serve`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +9,9 @@ __all__ = ["LocalKinesis"]
 
 
 def __getattr__(name: str) -> Any:
-    """The server is loaded when it is first asked for: the pure state needs neither sockets nor h2."""
+    """Imports the server on first use: the pure state needs neither sockets nor h2."""
     if name == "LocalKinesis":
-        from anabranch.local.server import LocalKinesis  # noqa: PLC0415 -- that is the point
+        from anabranch.local.server import LocalKinesis  # noqa: PLC0415 -- lazy on purpose
 
         return LocalKinesis
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,24 +1,166 @@
-"""Bodies as the service writes them: JSON, which most SDKs speak, and CBOR, which AWS's Java SDK and KCL speak.
+"""Request and response bodies: JSON for most SDKs, CBOR for the AWS SDK for Java and KCL.
 
-A codec turns a body into a request of plain members and an answer into bytes. What a member must be is known to
-`serialization`, what it may be to `validation`; here are only bytes.
+A codec decodes a body into a request whose members have the types of their shapes, or raises SerializationException.
+JSON has blobs as base64 strings and timestamps as seconds. CBOR has byte strings, and milliseconds with or without
+their tag. Unknown members are dropped and null members count as absent. `shapes.validate` checks constraints later.
 """
 
-from typing import Any, Final, Protocol
+import binascii
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+import pybase64
 
 from anabranch._wire import cbor
-from anabranch._wire.timestamps import json_enc_hook
+from anabranch._wire.timestamps import Timestamp, json_enc_hook
 from anabranch.errors import CodecError
-from anabranch.local.calls import PutRecordsRequest
-from anabranch.local.errors import LocalError
-from anabranch.local.serialization import from_cbor, from_json
+from anabranch.local.actions.records import PutRecordsRequest
+from anabranch.local.actions.registry import REQUESTS
+from anabranch.local.errors import LocalError, unknown_operation
+from anabranch.local.shapes import (
+    BlobShape,
+    BooleanShape,
+    IntegerShape,
+    ListShape,
+    MapShape,
+    Shape,
+    StringShape,
+    StructureShape,
+)
 
-__all__ = ["CBOR", "CODECS", "JSON", "BodyCodec", "Call"]
+
+def from_json(operation: str, body: Any) -> dict[str, Any]:
+    return _request(operation, body, _JSON_ENCODING)
+
+
+def from_cbor(operation: str, body: Any) -> dict[str, Any]:
+    return _request(operation, body, _CBOR_ENCODING)
+
+
+class _Encoding(NamedTuple):
+    blob: Callable[[Any], bytes]
+    timestamp: Callable[[Any], Timestamp]
+
+
+def _request(operation: str, body: Any, encoding: _Encoding) -> dict[str, Any]:
+    shape = REQUESTS.get(operation)
+    if shape is None:
+        raise unknown_operation(operation)
+    return _structure(shape, body, encoding)
+
+
+def _structure(shape: StructureShape, value: Any, encoding: _Encoding) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _type_error(value, "Structure")
+    members = shape.members
+    return {
+        name: _member(members[name], member, encoding)
+        for name, member in value.items()
+        if member is not None and name in members
+    }
+
+
+def _member(shape: Shape, value: Any, encoding: _Encoding) -> Any:
+    match shape:
+        case StringShape():
+            return _exactly(str, value, "String")
+        case IntegerShape():
+            return _integer(value)
+        case BooleanShape():
+            return _exactly(bool, value, "Boolean")
+        case BlobShape():
+            return encoding.blob(value)
+        case ListShape():
+            items = _exactly(list, value, "List")
+            return [_member(shape.item, item, encoding) for item in items if item is not None]
+        case MapShape():
+            pairs = _exactly(dict, value, "Map")
+            return {key: _exactly(str, member, "String") for key, member in pairs.items() if member is not None}
+        case StructureShape():
+            return _structure(shape, value, encoding)
+        case _:
+            return encoding.timestamp(value)
+
+
+def _exactly(kind: type, value: Any, name: str) -> Any:
+    if type(value) is not kind:
+        raise _type_error(value, name)
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if type(value) is not int:
+        raise _type_error(value, "Integer")
+    return value
+
+
+def _json_blob(value: Any) -> bytes:
+    if type(value) is not str:
+        raise _type_error(value, "Blob")
+    try:
+        return pybase64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise _serialization_error(f"'{value[:80]}' can not be converted to a Blob: it is not base64") from None
+
+
+def _cbor_blob(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise _type_error(value, "Blob")
+
+
+def _json_timestamp(value: Any) -> Timestamp:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _type_error(value, "Timestamp")
+    return _timestamp(value * 1000)
+
+
+def _cbor_timestamp(value: Any) -> Timestamp:
+    if isinstance(value, Timestamp):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _type_error(value, "Timestamp")
+    return _timestamp(value)
+
+
+def _timestamp(milliseconds: float) -> Timestamp:
+    try:
+        return Timestamp.from_milliseconds(milliseconds)
+    except (CodecError, OverflowError):
+        raise _serialization_error("A number this large can not be converted to a Timestamp") from None
+
+
+def _serialization_error(message: str) -> LocalError:
+    return LocalError("SerializationException", message)
+
+
+def _type_error(value: Any, expected: str) -> LocalError:
+    """The messages of AWS's Java parser, which name Java classes."""
+    if isinstance(value, list):
+        return _serialization_error("Start of list found where not expected")
+    if isinstance(value, dict):
+        return _serialization_error("Start of structure or map found where not expected.")
+    found = "java.lang.Object"
+    if isinstance(value, bool):
+        found = "java.lang.Boolean"
+    elif isinstance(value, str):
+        found = "java.lang.String"
+    elif isinstance(value, bytes):
+        found = "java.nio.HeapByteBuffer"
+    elif isinstance(value, int | float):
+        found = "com.amazon.coral.value.json.numbers.TruncatingBigNumber"
+    return _serialization_error(f"class {found} can not be converted to an {expected}")
+
+
+_JSON_ENCODING = _Encoding(_json_blob, _json_timestamp)
+_CBOR_ENCODING = _Encoding(_cbor_blob, _cbor_timestamp)
+
 
 Call = dict[str, Any] | PutRecordsRequest
-"""A request's members, or the typed form of the one request that is worth it."""
+"""The members of a request. PutRecords, the hot path, has a typed form."""
 
 
 class BodyCodec(Protocol):
@@ -40,7 +182,7 @@ class _Json:
             try:
                 return self._put_records.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                pass  # the generic path knows AWS's words for what is wrong
+                pass  # the generic path has AWS's error messages
         try:
             members = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -66,7 +208,7 @@ class _Cbor:
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists all the way down: CBOR has no typed structs."""
+    """Turns structs into dicts, which the CBOR encoder needs."""
     if isinstance(value, dict):
         return {name: _plain(member) for name, member in value.items()}
     if isinstance(value, list | tuple):

@@ -1,29 +1,29 @@
-"""The front door: an HTTP request in, the service's answer out, with the headers, statuses and bodies that AWS gives.
+"""The Kinesis API over HTTP: requests in, responses out, with AWS's headers, status codes and bodies.
 
-AWS looks at a request in a fixed order, and clients can tell: origin, method, content type, body, operation, signature,
-and only then what the call says. Faults strike after the signature. Answers that need neither a fault nor a disk are
-made at once, without a task.
+AWS checks a request in a fixed order that clients can observe: origin, method, content type, body, operation,
+signature, and then the members. Faults apply after the signature. A call without a fault and without a journal is
+answered in the same step, with no task.
 """
 
 import asyncio
 import os
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
 from uuid import UUID
 
-from anabranch._http.server.exchange import Abandon, Answer, Headers, Request, Response, StreamingResponse
+from anabranch._http.server.exchange import Abandon, Answer, HangUp, Headers, Request, Response, StreamingResponse
+from anabranch._wire.event_stream import encode_headers, frame
+from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, Call
-from anabranch.local.calls import LocalState, PutRecordsRequest
 from anabranch.local.errors import LocalError
-from anabranch.local.event_streams import CONTENT_TYPE as EVENT_STREAM, EventStreams
 from anabranch.local.faults import NO_FAULT, CallPlan, Faults, Loss
-from anabranch.local.signatures import check_signature_form
+from anabranch.local.service import LocalState
 from anabranch.local.state.identifiers import decode_iterator
-
-__all__ = ["Durability", "FrontDoor"]
+from anabranch.local.state.subscription import Subscription
 
 _SERVICE: Final = "Kinesis_20131202"
 _EXPOSED_HEADERS: Final = "x-amzn-RequestId,x-amzn-ErrorType,x-amz-request-id,x-amz-id-2,x-amzn-ErrorMessage,Date"
@@ -34,27 +34,101 @@ _UNDETERMINED: Final = b"""\
 """
 _UNKNOWN: Final = b"<UnknownOperationException/>\n"
 _LOSSES: Final[dict[Loss, Abandon]] = {"hang_up": Abandon.HANG_UP, "silence": Abandon.SILENCE}
+_EVENT_STREAM: Final = "application/vnd.amazon.eventstream"
+_HEADER_PARTS: Final = ("Credential", "Signature", "SignedHeaders")
+_QUERY_PARTS: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders", "X-Amz-Date")
+
+
+class EventStreams:
+    """The bodies of SubscribeToShard responses: event frames for as long as the client stays.
+
+    The subscription decides what to send and when. A stream sleeps until its shard changes (`wake`) or its next
+    deadline comes. It is polled only when the client reads, so nothing piles up.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._waiting: dict[tuple[str, str], dict[asyncio.Event, None]] = {}
+
+    def wake(self, stream_name: str, shard_id: str) -> None:
+        """The shard got records, was closed or deleted, or another subscription took over."""
+        for event in self._waiting.get((stream_name, shard_id), ()):
+            event.set()
+
+    async def chunks(self, subscription: Subscription, codec: BodyCodec, plan: CallPlan) -> AsyncGenerator[bytes, None]:
+        changed = asyncio.Event()
+        key = (subscription.stream_name, subscription.shard_id)
+        self._waiting.setdefault(key, {})[changed] = None
+        event_headers = _event_headers(codec)
+        sent = 0
+        try:
+            yield _initial_response(codec)
+            while not subscription.is_over:
+                if plan.events is not None and sent >= plan.events:
+                    await _end_by_fault(plan)
+                changed.clear()
+                event = subscription.poll(self._clock_ms())
+                if event is None:
+                    await self._sleep(changed, subscription.next_deadline_ms)
+                else:
+                    sent += 1
+                    headers = _exception_headers(codec, event.type) if event.is_exception else event_headers
+                    yield frame(headers, codec.encode(event.members))
+        finally:
+            subscription.close()
+            waiting = self._waiting[key]
+            del waiting[changed]
+            if not waiting:
+                del self._waiting[key]
+
+    async def _sleep(self, changed: asyncio.Event, deadline_ms: int) -> None:
+        try:
+            async with asyncio.timeout(max(0, deadline_ms - self._clock_ms()) / 1000):
+                await changed.wait()
+        except TimeoutError:
+            pass
+
+
+async def _end_by_fault(plan: CallPlan) -> None:
+    if plan.loss_after == "hang_up":
+        raise HangUp
+    await asyncio.Event().wait()  # silence until the client gives up
+
+
+def _initial_response(codec: BodyCodec) -> bytes:
+    headers = {":event-type": "initial-response", ":content-type": codec.content_type, ":message-type": "event"}
+    return frame(encode_headers(headers), codec.encode({}))
+
+
+def _event_headers(codec: BodyCodec) -> bytes:
+    return encode_headers(
+        {":event-type": "SubscribeToShardEvent", ":content-type": codec.content_type, ":message-type": "event"}
+    )
+
+
+def _exception_headers(codec: BodyCodec, code: str) -> bytes:
+    return encode_headers({":exception-type": code, ":content-type": codec.content_type, ":message-type": "exception"})
 
 
 class Durability(Protocol):
-    """Where changes are kept, if they are kept."""
+    """Where changes are stored."""
 
     @property
     def failure(self) -> LocalError | None:
-        """Why nothing can be kept any more."""
+        """Why nothing can be stored any more."""
 
     async def durable(self) -> None:
-        """Returns when everything changed so far is on disk."""
+        """Returns when all changes so far are on disk."""
 
 
 @dataclass(slots=True)
-class _Refused(Exception):  # noqa: N818 -- an answer found early
+class _Rejected(Exception):  # noqa: N818 -- carries a response
     response: Response
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A request that has passed the door."""
+    """A request that passed the checks of `_read`."""
 
     operation: str
     codec: BodyCodec
@@ -62,7 +136,7 @@ class _Incoming:
     headers: Headers
 
 
-class FrontDoor:
+class KinesisHttpApp:
     def __init__(
         self,
         state: LocalState,
@@ -84,12 +158,12 @@ class FrontDoor:
         headers = _answer_headers(request)
         try:
             incoming = _read(request, headers)
-        except _Refused as refused:
-            return refused.response
+        except _Rejected as rejected:
+            return rejected.response
         plan = self._plan(incoming)
         if plan is NO_FAULT and self._durability is None:
             return self._perform(incoming, plan)
-        return self._perform_slowly(incoming, plan)
+        return self._perform_with_faults(incoming, plan)
 
     def _plan(self, incoming: _Incoming) -> CallPlan:
         if self._faults.is_empty:
@@ -101,7 +175,7 @@ class FrontDoor:
             stream, slot_count = _stream_name(call), len(call.get("Records", ()))
         return self._faults.plan(incoming.operation, stream=stream, slot_count=slot_count, now_ms=self._clock_ms())
 
-    async def _perform_slowly(self, incoming: _Incoming, plan: CallPlan) -> Answer:
+    async def _perform_with_faults(self, incoming: _Incoming, plan: CallPlan) -> Answer:
         if plan.delay_ms:
             await asyncio.sleep(plan.delay_ms / 1000)
         if plan.loss_before is not None:
@@ -113,11 +187,11 @@ class FrontDoor:
         except LocalError as error:
             return _error(error, incoming.codec, incoming.headers)
         if plan.loss_after is not None and plan.events is None:
-            return _LOSSES[plan.loss_after]  # a subscription stays, unread, until it is taken over: it took effect
+            return _LOSSES[plan.loss_after]  # a subscription took effect: it stays until it is taken over
         return answer
 
     async def _perform_durably(self, incoming: _Incoming, plan: CallPlan) -> Answer:
-        """Reads wait as well: nobody may see what a crash could still undo."""
+        """Reads wait too: no response may show a change that a crash could still undo."""
         if self._durability is None:
             return self._perform(incoming, plan)
         if self._durability.failure is not None:
@@ -148,7 +222,7 @@ class FrontDoor:
         assert isinstance(incoming.call, dict)
         subscription = self._state.subscribe(incoming.call, now_ms=self._clock_ms())
         chunks = self._streams.chunks(subscription, incoming.codec, plan)
-        return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", EVENT_STREAM)])
+        return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
 
 
 def _answer_headers(request: Request) -> Headers:
@@ -165,27 +239,27 @@ def _answer_headers(request: Request) -> Headers:
 
 
 def _read(request: Request, headers: Headers) -> _Incoming:
-    """The checks of the door, in AWS's order."""
+    """Checks the request in AWS's order."""
     if request.method == "OPTIONS" and "origin" in request.headers:
-        raise _Refused(_preflight(request, headers))
+        raise _Rejected(_preflight(request, headers))
     if request.method != "POST":
-        raise _Refused(Response(403, _UNDETERMINED, headers))
+        raise _Rejected(Response(403, _UNDETERMINED, headers))
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     service, _, operation = request.headers.get("x-amz-target", "").partition(".")
     known = service == _SERVICE and operation in REQUESTS
     codec = CODECS.get(content_type)
     if not request.body:
         codec = codec or CBOR
-        raise _Refused(_bare_error("SerializationException" if known else "UnknownOperationException", codec, headers))
+        raise _Rejected(_bare_error("SerializationException" if known else "UnknownOperationException", codec, headers))
     if codec is None:
-        raise _Refused(_foreign_content(content_type, headers, targeted=bool(service and operation)))
+        raise _Rejected(_unknown_content_type(content_type, headers, targeted=bool(service and operation)))
     if not known:
-        raise _Refused(_bare_error("UnknownOperationException", codec, headers))
+        raise _Rejected(_bare_error("UnknownOperationException", codec, headers))
     try:
         check_signature_form(request.headers, request.query)
         call = codec.decode(operation, request.body)
     except LocalError as error:
-        raise _Refused(_error(error, codec, headers)) from None
+        raise _Rejected(_error(error, codec, headers)) from None
     return _Incoming(operation, codec, call, headers)
 
 
@@ -200,8 +274,8 @@ def _preflight(request: Request, headers: Headers) -> Response:
     return Response(200, b"", headers)
 
 
-def _foreign_content(content_type: str, headers: Headers, *, targeted: bool) -> Response:
-    if content_type == "application/json":  # AWS answers in the envelope of an older protocol, with success
+def _unknown_content_type(content_type: str, headers: Headers, *, targeted: bool) -> Response:
+    if content_type == "application/json":  # AWS returns 200 and the envelope of an older protocol
         error = {"__type": "com.amazon.coral.service#UnknownOperationException", "message": None}
         return Response(
             200, JSON.encode({"Output": error, "Version": "1.0"}), [*headers, ("content-type", "application/json")]
@@ -210,7 +284,7 @@ def _foreign_content(content_type: str, headers: Headers, *, targeted: bool) -> 
 
 
 def _bare_error(code: str, codec: BodyCodec, headers: Headers) -> Response:
-    """What AWS says before it has looked at a request's members: a code without a message."""
+    """A code without a message, which AWS returns before it looks at the members of a request."""
     return _response(400, codec.encode({"__type": code}), codec, headers)
 
 
@@ -237,3 +311,36 @@ def _name_in_arn(arn: str | None) -> str | None:
     """`arn:aws:kinesis:region:account:stream/NAME/consumer/...`"""
     parts = (arn or "").partition(":stream/")[2].split("/")
     return parts[0] or None
+
+
+def check_signature_form(headers: dict[str, str], query: str) -> None:
+    """The signature must be complete, but it is not verified: any credentials will do."""
+    authorization = headers.get("authorization")
+    in_query = "X-Amz-Algorithm=" in query
+    if authorization is None and not in_query:
+        raise LocalError("MissingAuthenticationTokenException", "Missing Authentication Token")
+    if authorization is not None and in_query:
+        raise LocalError(
+            "InvalidSignatureException",
+            "Found both 'X-Amz-Algorithm' as a query-string param and 'Authorization' as HTTP header.",
+        )
+    if authorization is not None:
+        _check_header_signature(authorization, headers)
+    else:
+        _check_query_signature(query)
+
+
+def _check_header_signature(authorization: str, headers: dict[str, str]) -> None:
+    if all(f"{part}=" in authorization for part in _HEADER_PARTS) and ("x-amz-date" in headers or "date" in headers):
+        return
+    missing = [f"Authorization header requires '{p}' parameter." for p in _HEADER_PARTS if f"{p}=" not in authorization]
+    if "x-amz-date" not in headers and "date" not in headers:
+        missing.append("Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header.")
+    raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Authorization={authorization}")
+
+
+def _check_query_signature(query: str) -> None:
+    given = parse_qs(query)
+    missing = [f"AWS query-string parameters must include '{part}'." for part in _QUERY_PARTS if part not in given]
+    if missing:
+        raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Re-examine the query-string parameters.")

@@ -1,4 +1,4 @@
-"""`LocalKinesis`: the local Kinesis as one object to start, use and stop. It wires its parts and decides nothing.
+"""`LocalKinesis`: the local server as one object to start, use and stop.
 
 async with LocalKinesis(create={"orders": 4}) as kinesis:
     client = boto3.client("kinesis", endpoint_url=kinesis.endpoint_url, region_name=kinesis.region, ...)
@@ -11,29 +11,32 @@ import random
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Final, Literal, Self
 
-from anabranch._http.server.exchange import Answer, Request
+import msgspec
+
+from anabranch._http.server.exchange import Answer, Request, Response
 from anabranch._http.server.http_server import HttpServer
+from anabranch._version import __version__
 from anabranch.errors import ConfigurationError, UsageError
-from anabranch.local.admin import Admin
-from anabranch.local.calls import LocalState
 from anabranch.local.certificate import load_certificate, write_self_signed_certificate
 from anabranch.local.errors import LocalError
-from anabranch.local.event_streams import EventStreams
-from anabranch.local.faults import Faults
-from anabranch.local.http import FrontDoor
+from anabranch.local.faults import Fault, Faults
+from anabranch.local.http import EventStreams, KinesisHttpApp
 from anabranch.local.journal import Journal
+from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
-__all__ = ["LocalKinesis"]
+_RULES: Final = msgspec.json.Decoder(Fault | list[Fault])
+_ENCODER: Final = msgspec.json.Encoder()
+_JSON: Final = [("content-type", "application/json")]
 
 
 class LocalKinesis:
-    """A Kinesis in this process, on a port of its own. Streams live in memory unless `data` names a folder."""
+    """A Kinesis server in this process. Streams are kept in memory unless `data` names a folder."""
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class LocalKinesis:
         seed: int | None = None,
     ) -> None:
         if key is not None and certificate is None:
-            raise ConfigurationError("key: a key alone does not make TLS; give its certificate too")
+            raise ConfigurationError("key: a key needs its certificate: pass certificate= too")
         self.settings = LocalSettings(
             region=region,
             account_id=account_id,
@@ -66,7 +69,7 @@ class LocalKinesis:
         self.state = LocalState(self.settings, entropy=random.Random(seed), on_change=self._streams.wake)  # noqa: S311 -- no secrets
         self.faults = Faults(random.Random(seed))  # noqa: S311 -- as above
         self.certificate_path: Path | None = None if certificate is None else Path(certificate)
-        """What a client has to trust, where the server speaks TLS."""
+        """The certificate that clients must trust, if the server uses TLS."""
         self._create = dict(create or {})
         self._host = host
         self._port = port
@@ -91,7 +94,7 @@ class LocalKinesis:
         return self.settings.region
 
     def environment(self) -> dict[str, str]:
-        """The variables that make an AWS SDK, or the AWS CLI, use this server: endpoint, region, credentials."""
+        """Environment variables that point an AWS SDK or the AWS CLI to this server."""
         variables = {
             "AWS_ENDPOINT_URL_KINESIS": self.endpoint_url,
             "AWS_REGION": self.region,
@@ -105,7 +108,7 @@ class LocalKinesis:
 
     async def start(self) -> None:
         if self._server is not None:
-            raise UsageError("this local Kinesis runs already")
+            raise UsageError("this local Kinesis is already running")
         try:
             await self._start()
         except BaseException:
@@ -119,8 +122,8 @@ class LocalKinesis:
             self.state.journal = self._journal.append
         self._create_streams()
         tls = await asyncio.to_thread(self._prepare_tls) if self._tls else None
-        admin = Admin(self.faults, self.reset, lambda: self.endpoint_url)
-        door = FrontDoor(
+        admin = AdminHttpApp(self.faults, self.reset, lambda: self.endpoint_url)
+        api = KinesisHttpApp(
             self.state,
             self.faults,
             self._streams,
@@ -130,7 +133,7 @@ class LocalKinesis:
         )
 
         def handle(request: Request) -> Answer | Awaitable[Answer]:
-            return admin(request) if Admin.serves(request.path) else door(request)
+            return admin(request) if AdminHttpApp.serves(request.path) else api(request)
 
         server = HttpServer(handle, host=self._host, port=self._port, tls=tls)
         await server.start()
@@ -138,7 +141,7 @@ class LocalKinesis:
         self._schedule_settling()
 
     async def stop(self) -> None:
-        """Ends subscriptions, lets other answers finish, and leaves the data on disk complete."""
+        """Ends subscriptions, finishes other responses and writes all changes to disk."""
         server, self._server = self._server, None
         journal, self._journal = self._journal, None
         try:
@@ -157,7 +160,7 @@ class LocalKinesis:
                 await asyncio.to_thread(folder.cleanup)
 
     async def reset(self) -> None:
-        """As it was at its start: no faults, no streams but those of `create`, empty."""
+        """Removes all faults and streams, and creates the streams of `create` again."""
         self.faults.clear()
         self.state.reset()
         if self._journal is not None:
@@ -192,7 +195,7 @@ class LocalKinesis:
                     "CreateStream", {"StreamName": name, "ShardCount": shard_count}, now_ms=self._clock.now_ms()
                 )
             except LocalError as error:
-                if error.code != "ResourceInUseException":  # a stream that the data folder already had
+                if error.code != "ResourceInUseException":  # the data folder already has this stream
                     raise ConfigurationError(f"create: {name} with {shard_count} shards: {error.message}") from None
 
     def _prepare_tls(self) -> ssl.SSLContext:
@@ -205,7 +208,7 @@ class LocalKinesis:
         return load_certificate(self.certificate_path, self._key_path)
 
     def _schedule_settling(self) -> None:
-        """State changes that only time makes (CREATING to ACTIVE) must reach those who wait without calling."""
+        """Applies timed state changes (CREATING to ACTIVE) when they are due, so that idle subscribers see them."""
         if self._settling is not None:
             self._settling.cancel()
             self._settling = None
@@ -220,7 +223,7 @@ class LocalKinesis:
 
 
 class _Clock:
-    """Wall time that never goes back, whatever the machine's clock does."""
+    """Wall time that never goes backwards."""
 
     def __init__(self) -> None:
         self._latest_ms = 0
@@ -228,3 +231,65 @@ class _Clock:
     def now_ms(self) -> int:
         self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
         return self._latest_ms
+
+
+class AdminHttpApp:
+    """`/health`, and the admin endpoint for faults and resets:
+
+        GET    /health          {"status": "ok", ...} as soon as the server answers
+        GET    /_local/faults   the rules, and how often each has matched and struck
+        POST   /_local/faults   adds one rule or a list: `{"operation": "PutRecords", "fault": "throttle", "times": 1}`
+        DELETE /_local/faults   removes every rule
+        POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
+
+    Requests are not authenticated, so the server listens on loopback by default.
+    """
+
+    def __init__(self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str]) -> None:
+        self._faults = faults
+        self._reset = reset
+        self._endpoint = endpoint
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        return path == "/health" or path.startswith("/_local/")
+
+    def __call__(self, request: Request) -> Response | Awaitable[Response]:
+        if request.path == "/health":
+            return self._health(request)
+        if request.path == "/_local/faults":
+            return self._change_faults(request)
+        if request.path == "/_local/reset":
+            return self._reset_server() if request.method == "POST" else _refuse(405, "use POST to reset the server")
+        return _refuse(404, f"unknown path {request.path}; the admin endpoint has /_local/faults and /_local/reset")
+
+    def _health(self, request: Request) -> Response:
+        if request.method not in {"GET", "HEAD"}:
+            return _refuse(405, "use GET")
+        return _answer({"status": "ok", "server": "anabranch", "version": __version__, "endpoint": self._endpoint()})
+
+    def _change_faults(self, request: Request) -> Response:
+        if request.method == "POST":
+            try:
+                rules = _RULES.decode(request.body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                return _refuse(400, f"not a fault rule or a list of them: {error}")
+            for rule in rules if isinstance(rules, list) else [rules]:
+                self._faults.add(rule)
+        elif request.method == "DELETE":
+            self._faults.clear()
+        elif request.method != "GET":
+            return _refuse(405, "use GET to list faults, POST to add, DELETE to remove all")
+        return _answer({"faults": self._faults.rules})
+
+    async def _reset_server(self) -> Response:
+        await self._reset()
+        return _answer({"status": "reset"})
+
+
+def _answer(value: dict[str, Any]) -> Response:
+    return Response(200, _ENCODER.encode(value) + b"\n", list(_JSON))
+
+
+def _refuse(status: int, message: str) -> Response:
+    return Response(status, _ENCODER.encode({"error": message}) + b"\n", list(_JSON))

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
+from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
 START_MS = 1_800_000_000_000

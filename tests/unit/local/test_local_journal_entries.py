@@ -3,7 +3,7 @@ import random
 import pytest
 
 from anabranch.errors import CodecError
-from anabranch.local.calls import LocalState
+from anabranch.local.service import LocalState
 
 ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
 LOW = "shardId-000000000000"

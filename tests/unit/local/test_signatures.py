@@ -1,7 +1,7 @@
 import pytest
 
 from anabranch.local.errors import LocalError
-from anabranch.local.signatures import check_signature_form
+from anabranch.local.http import check_signature_form
 
 SIGNED = "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=0f"
 QUERY = "X-Amz-Algorithm=A&X-Amz-Credential=c&X-Amz-Signature=s&X-Amz-SignedHeaders=h&X-Amz-Date=d"

@@ -50,6 +50,8 @@ from anabranch.local.shapes import (
     ListShape,
     StringShape,
     StructureShape,
+    null_member,
+    validate,
 )
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
@@ -61,7 +63,6 @@ from anabranch.local.state.identifiers import (
 )
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
-from anabranch.local.validation import null_member, validate
 
 _SECONDS_AHEAD_MAX: Final = 60  # after fast resharding, the seconds in sequence numbers run ahead of the clock
 _STREAM: Final = StructureShape({**NAMED_STREAM})

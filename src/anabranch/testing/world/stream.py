@@ -15,8 +15,8 @@ from anabranch._model.hash_keys import md5_hash_key
 from anabranch._model.leases import LeaseKey
 from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
 from anabranch._wire.aggregate import AggregateBuilder
-from anabranch.local.calls import LocalState
 from anabranch.local.errors import LocalError
+from anabranch.local.service import LocalState
 from anabranch.testing.checkers import Checker, Commit, Journal, ShardOpened, Written, place
 
 __all__ = ["STREAM", "SimulatedStream"]

@@ -1,34 +1,24 @@
-"""The whole local Kinesis as one pure object: `call(operation, request, now_ms=...)` is the service.
+"""The Kinesis service as one pure object: `call(operation, request, now_ms=...)`.
 
-No sockets, no clock, no tasks: `now_ms` is wall time in integer milliseconds, entropy is given at construction,
-and the same calls in the same order give the same answers. The HTTP shell and the simulation are two ways to drive
-it.
+No sockets, no clock, no tasks: `now_ms` is wall time in milliseconds, entropy is passed at construction, and the same
+calls in the same order give the same answers. The HTTP server and the simulation both drive this object.
 
-Requests and answers are plain dicts with AWS's member names; members that AWS leaves out are absent. Blobs are
-`bytes`, timestamps are `Timestamp` (requests may also hold plain numbers of seconds). Two values are typed for
-speed, and msgspec writes both as JSON without help: the records of GetRecords and of subscription events are
-`StoredRecord`s, the slots of a PutRecords answer are `PutRecordsResultEntry`s; `.members()` of either is the dict
-for other encodings. An error is a raised `LocalError`.
+Requests and answers are plain dicts with AWS's member names; absent members are left out. Blobs are `bytes`, timestamps
+are `Timestamp` (requests may also have seconds as plain numbers). Two kinds of values are structs, for speed: records
+(`StoredRecord`) and the entries of a PutRecords response (`PutRecordsResultEntry`). msgspec writes both as JSON, and
+their `.members()` is the dict for other encodings. Errors are raised as `LocalError`.
 
-- `serialization.from_json(operation, decoded)` and `from_cbor` turn a decoded body into a request, or raise AWS's
-  SerializationException; `call` itself checks constraints (ValidationException).
-- `put_records(PutRecordsRequest)` is the fast path: decode a JSON body with
-  `msgspec.json.Decoder(PutRecordsRequest)` and, when msgspec refuses it, fall back to the generic path for AWS's
-  message.
-- `subscribe(request)` is SubscribeToShard. `subscription.poll(now_ms)` gives one event or None; None means wait
-  for `on_change` of its shard or for `subscription.next_deadline_ms`, whichever is first. Once
-  `subscription.is_over` (look after every poll, events included) the connection ends. Call `subscription.close()`
-  when the client goes away.
+- `put_records` is the fast path for a `PutRecordsRequest` that was decoded by msgspec.
+- `subscribe` is SubscribeToShard. Its `poll(now_ms)` returns one event or None; after None, wait for `on_change` of the
+  shard or for `next_deadline_ms`. Check `is_over` after every poll, and call `close()` when the client disconnects.
 - `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was
-  closed or was deleted, or whose subscription was taken over. It must not call back into this object.
-- `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) wants `settle(now_ms)`.
-  Every call settles by itself; a shell needs the deadline only so that idle subscribers hear of the change.
-- Durability: `journal(entry)` is called once for each change, before the call returns. Entries are opaque bytes;
-  framing, checksums and fsync are the shell's. Write entries in order, before any later answer leaves the process,
-  and answer after fsync. At start, `restore(entries)`; `snapshot()` gives the entries that make the present state
-  anew, for compaction. Entries hold deadlines, so a change that was due while nobody ran takes effect, as of its
-  deadline, at the first call after a restart.
-- `refused_slots` (a fault) maps indices of a PutRecords request to an ErrorCode: these slots fail, the others are
+  closed or deleted, or whose subscription was taken over. It must not call back into this object.
+- `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) is due. Every call applies
+  due changes itself; a server calls `settle` at the deadline only for the sake of idle subscribers.
+- `journal(entry)` is called once for each change, before the call returns. Write the entries in order, and respond
+  after fsync. At start, pass them to `restore`; `snapshot()` gives the entries of the present state, for compaction. A
+  change that was due while no process ran takes effect at the first call after the restart, as of its deadline.
+- `refused_slots` (a fault) maps indices of PutRecords entries to an ErrorCode: these entries fail, the others are
   written.
 """
 
@@ -41,12 +31,10 @@ from anabranch.local.actions.records import PutRecordsRequest, PutRecordsRespons
 from anabranch.local.actions.registry import ACTIONS, REQUESTS
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
+from anabranch.local.shapes import validate
 from anabranch.local.state import journal_entries
 from anabranch.local.state.account import Account
 from anabranch.local.state.subscription import Subscription
-from anabranch.local.validation import validate
-
-__all__ = ["LocalState", "PutRecordsRequest", "PutRecordsResponse"]
 
 
 class LocalState:
@@ -65,7 +53,7 @@ class LocalState:
     def call(
         self, operation: str, request: Mapping[str, Any], *, now_ms: int, refused_slots: Mapping[int, str] | None = None
     ) -> dict[str, Any]:
-        """Any operation but SubscribeToShard."""
+        """Any operation except SubscribeToShard."""
         if operation == "PutRecords":
             validate(REQUESTS[operation], request)
             typed = PutRecordsRequest.from_members(request)
@@ -96,7 +84,7 @@ class LocalState:
         return subscription
 
     def settle(self, now_ms: int) -> None:
-        """Apply the state changes whose time has come."""
+        """Applies the state changes that are due."""
         deadline_ms = self.account.next_deadline_ms
         if deadline_ms is not None and deadline_ms <= now_ms:
             self.account.settle(now_ms)
@@ -106,7 +94,7 @@ class LocalState:
         return self.account.next_deadline_ms
 
     def reset(self) -> None:
-        """An empty account again; subscriptions end as their streams are gone."""
+        """Deletes everything in the account. Subscriptions end because their streams are gone."""
         self.account.reset()
         self._publish()
 

@@ -1,7 +1,7 @@
-"""A certificate for the local server: the one it is given, or a self-signed one made anew at each start.
+"""TLS certificates for the local server: the user's own, or a self-signed one that is created at each start.
 
-Made by `cryptography`, which the extra `tls` brings. It names the loopback addresses, `localhost` and the host that the
-server was told to listen on; clients trust it by its own file (`AWS_CA_BUNDLE`, boto3's `verify=`).
+A self-signed certificate needs `cryptography` (the extra `tls`). It names the loopback addresses, `localhost` and the
+host that the server listens on. Clients trust it through its file (`AWS_CA_BUNDLE`, boto3's `verify=`).
 """
 
 import datetime as dt
@@ -12,26 +12,24 @@ from pathlib import Path
 
 from anabranch.errors import ConfigurationError
 
-__all__ = ["load_certificate", "write_self_signed_certificate"]
-
 _LIFETIME = dt.timedelta(days=30)
 _MISSING = (
     "a self-signed certificate needs the package `cryptography`: pip install 'anabranch[tls]', "
-    "or give your own certificate and key"
+    "or pass your own certificate and key"
 )
 
 
 def load_certificate(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """A server's TLS context. `key` may be left out where the certificate's file holds it too."""
+    """A TLS context for a server. `key` is optional if the certificate file contains it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except FileNotFoundError:
         missing = next(path for path in (certificate, key) if path is not None and not path.exists())
-        raise ConfigurationError(f"there is no file {missing}") from None
+        raise ConfigurationError(f"no such file: {missing}") from None
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
-            f"{certificate} and {key or certificate} are no certificate and its key: {error}"
+            f"cannot load certificate {certificate} with key {key or certificate}: {error}"
         ) from None
     return context
 
@@ -39,7 +37,7 @@ def load_certificate(certificate: Path, key: Path | None) -> ssl.SSLContext:
 def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> tuple[Path, Path]:
     """Writes `certificate.pem` and `key.pem` into `folder` and returns their paths."""
     try:
-        from cryptography import x509  # noqa: PLC0415 -- an extra; everything else works without it
+        from cryptography import x509  # noqa: PLC0415 -- an optional dependency
         from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
         from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
@@ -72,6 +70,6 @@ def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> 
     certificate_path, key_path = folder / "certificate.pem", folder / "key.pem"
     certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    with open(os.open(key_path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 -- born private
+    with open(os.open(key_path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 -- private from the start
         file.write(pem)
     return certificate_path, key_path

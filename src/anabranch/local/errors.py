@@ -1,28 +1,11 @@
-"""AWS's errors as values to be raised: a code, a message, an HTTP status.
+"""AWS's errors: a code, a message, an HTTP status.
 
-The shell writes `LocalError.members()` into the body, whatever its encoding. One quirk of the service lives here
-and nowhere else: a SerializationException calls its message `Message`, all others `message`. Texts are AWS's where
-they are known, because clients match on them; the functions below form those that more than one place needs.
+`LocalError.members()` is the body of the response. A SerializationException calls its message `Message`, all others
+`message`, as on AWS. Messages are AWS's where they are known, because clients match on them.
 """
 
 from datetime import UTC, datetime
 from typing import Final
-
-__all__ = [
-    "LocalError",
-    "dry_run",
-    "expired_iterator",
-    "in_use",
-    "invalid_argument",
-    "limit_exceeded",
-    "not_found",
-    "shard_not_found",
-    "slot_message",
-    "stream_not_found",
-    "throughput_exceeded",
-    "unknown_operation",
-    "validation",
-]
 
 INTERNAL_FAILURE: Final = "InternalFailure"
 THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
@@ -32,7 +15,7 @@ _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
 
 
 class LocalError(Exception):
-    """An answer of the service that is an error."""
+    """An error that the service returns."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -46,7 +29,7 @@ class LocalError(Exception):
 
 
 def dry_run() -> LocalError:
-    """What a request with DryRun gets when it would have succeeded."""
+    """The response to a DryRun request that would have succeeded."""
     return LocalError("DryRunOperationException", "Request would have succeeded, but the DryRun flag is set.")
 
 
@@ -79,7 +62,7 @@ def stream_not_found(stream_name: str, account_id: str) -> LocalError:
 
 
 def shard_not_found(shard_id: str, stream_name: str, account_id: str) -> LocalError:
-    """As the calls that read a shard say it; SplitShard and MergeShards have words of their own."""
+    """For operations that read a shard. SplitShard and MergeShards have another message."""
     return not_found(f"Shard {shard_id} in stream {stream_name} under account {account_id} does not exist")
 
 
@@ -88,7 +71,7 @@ def throughput_exceeded(shard_id: str, stream_name: str, account_id: str) -> Loc
 
 
 def slot_message(code: str, shard_id: str, stream_name: str, account_id: str) -> str:
-    """The ErrorMessage that goes with an ErrorCode in one slot of a PutRecords answer."""
+    """The ErrorMessage for an ErrorCode of one PutRecords entry."""
     if code == INTERNAL_FAILURE:
         return "Internal Service Failure"
     return f"Rate exceeded for shard {shard_id} in stream {stream_name} under account {account_id}."
@@ -104,6 +87,6 @@ def expired_iterator(created_ms: int, now_ms: int, lifetime_ms: int) -> LocalErr
 
 
 def _java_date(ms: int) -> str:
-    """`Mon Nov 16 08:27:04 UTC 2026`, as Java prints a date, in English whatever the locale."""
+    """`Mon Nov 16 08:27:04 UTC 2026`, as Java prints a date, independent of the locale."""
     when = datetime.fromtimestamp(ms // 1000, UTC)
     return f"{_DAYS[when.weekday()]} {_MONTHS[when.month - 1]} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"

@@ -1,11 +1,10 @@
-"""Scripted faults: which calls go wrong, how, and how often. Pure: it decides, the shell (or the simulation) does.
+"""Scripted faults: which calls go wrong, how, and how often. Pure: the server or the simulation performs the plan.
 
     faults.on("PutRecords").throttle(slots=[1, 3]).once()
     faults.on("GetRecords", stream="orders").lose_response().with_probability(0.1)
 
-Every matching rule is asked for every call, in the order they were made. What strikes together adds up: delays are
-summed, slots are joined, and the first of the rules that end the call decides how it ends. Chance comes from the
-entropy given at construction, so one seed gives one run.
+Every call is matched against all rules, in the order they were added. Delays add up, slots are combined, and the first
+rule that ends the call decides how. Probabilities use the entropy passed at construction, so a seed repeats a run.
 """
 
 from collections.abc import Sequence
@@ -16,33 +15,30 @@ import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_ITERATOR_LIFETIME_MS
-from anabranch.local.errors import LocalError, expired_iterator
-
-__all__ = ["NO_FAULT", "CallPlan", "Fault", "FaultScript", "Faults", "Loss"]
+from anabranch.local.errors import THROUGHPUT_EXCEEDED, LocalError, expired_iterator
 
 FaultKind = Literal[
     "delay", "drop", "error", "expire_iterator", "fall_silent", "half_open", "lose_response", "throttle", "time_out"
 ]
-"""See FaultScript for what each does."""
+"""FaultScript describes each."""
 
 Loss = Literal["hang_up", "silence"]
-"""How an answer is lost: the connection is reset, or stays open and nothing comes."""
+"""How a response is lost: the connection is reset, or it stays open and silent."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-_THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
 
 
 class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One rule. As JSON it is what the admin endpoint takes and shows."""
+    """One rule. The admin endpoint takes and returns it as JSON."""
 
     fault: FaultKind
     operation: str = "*"
     stream: str | None = None
     times: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How often it strikes at most; None is for ever."""
+    """How often it strikes at most; None for no limit."""
     skip: _Count = 0
-    """How many matching calls are let through first."""
+    """How many matching calls pass first."""
     probability: _Share = 1.0
     slots: list[_Count] | None = None
     slot_probability: _Share | None = None
@@ -51,7 +47,7 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     status: Annotated[int, msgspec.Meta(ge=400, le=599)] | None = None
     seconds: Annotated[float, msgspec.Meta(ge=0.0, le=3_600.0)] = 0.0
     events: _Count | None = None
-    """SubscribeToShard: how many events arrive before the subscription goes wrong; None is before the first byte."""
+    """SubscribeToShard: how many events are sent before the fault; None for a fault before the first byte."""
     matched: _Count = 0
     struck: _Count = 0
 
@@ -63,13 +59,13 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
         return self
 
     def after(self, calls: int) -> "Fault":
-        """Strikes only after so many matching calls went well."""
+        """Lets this many matching calls pass first."""
         self.skip = calls
         return self
 
     def with_probability(self, probability: float) -> "Fault":
         if not 0.0 <= probability <= 1.0:
-            raise ValueError(f"a probability lies between 0 and 1, not at {probability}")
+            raise ValueError(f"probability must be between 0 and 1, not {probability}")
         self.probability = probability
         return self
 
@@ -80,27 +76,26 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 @dataclass(slots=True)
 class CallPlan:
-    """What happens to one call."""
+    """What happens to one call: the combined effect of all matching rules."""
 
     delay_ms: int = 0
-    """Before anything else."""
     refusal: LocalError | None = None
-    """The answer, in place of doing the call."""
+    """The call is not performed and fails with this error."""
     loss_before: Loss | None = None
-    """The call is not done and there is no answer."""
+    """The call is not performed and gets no response."""
     loss_after: Loss | None = None
-    """The call is done and there is no answer."""
+    """The call is performed and gets no response."""
     refused_slots: dict[int, str] = field(default_factory=dict)
-    """PutRecords: index of an entry to the ErrorCode it gets."""
+    """PutRecords: the ErrorCode of each entry that fails, by index."""
     events: int | None = None
-    """SubscribeToShard: after so many events the subscription ends as `loss_after` says."""
+    """SubscribeToShard: `loss_after` applies after this many events."""
 
 
 NO_FAULT: Final = CallPlan()
 
 
 class FaultScript:
-    """The faults that a call can have. Each method makes one rule and returns it, for `.once()` and the like."""
+    """The kinds of faults. Each method adds a rule and returns it, so that `.once()` and others can follow."""
 
     def __init__(self, faults: "Faults", operation: str, stream: str | None) -> None:
         self._faults = faults
@@ -108,17 +103,17 @@ class FaultScript:
         self._stream = stream
 
     def throttle(self, *, slots: Sequence[int] | None = None, slot_probability: float | None = None) -> Fault:
-        """ProvisionedThroughputExceededException, for the call or (PutRecords) for some of its entries."""
+        """ProvisionedThroughputExceededException, for the call or for some entries of PutRecords."""
         return self._add("throttle", slots=None if slots is None else list(slots), slot_probability=slot_probability)
 
     def fail(
         self, status: int = 500, code: str = "InternalFailure", message: str = "Internal Service Failure"
     ) -> Fault:
-        """A 5xx for the whole call, which is not done; `error(..., slots=...)` fails single entries of a PutRecords."""
+        """A 5xx for the whole call, which is not performed. Use `error(..., slots=...)` to fail PutRecords entries."""
         return self._add("error", status=status, code=code, message=message)
 
     def error(self, code: str, message: str = "", *, status: int = 400, slots: Sequence[int] | None = None) -> Fault:
-        """Any error of the service; with `slots`, the ErrorCode of these entries of a PutRecords."""
+        """Any error of the service. With `slots`, it is the ErrorCode of these PutRecords entries."""
         listed = None if slots is None else list(slots)
         return self._add("error", code=code, message=message, status=status, slots=listed)
 
@@ -129,26 +124,26 @@ class FaultScript:
         return self._add("delay", seconds=seconds)
 
     def time_out(self) -> Fault:
-        """The call takes effect and no answer ever comes."""
+        """The call takes effect and no response ever comes."""
         return self._add("time_out")
 
     def lose_response(self) -> Fault:
-        """The call takes effect and the connection breaks before the answer."""
+        """The call takes effect and the connection breaks before the response."""
         return self._add("lose_response")
 
     def drop(self, *, events: int | None = None) -> Fault:
-        """The connection breaks before the call is done; a subscription, after so many events."""
+        """The connection breaks before the call takes effect. A subscription breaks after `events` events."""
         return self._add("drop", events=events)
 
     def half_open(self) -> Fault:
-        """The call is not done, the connection stays, nothing comes."""
+        """The call has no effect, and the connection stays open and silent."""
         return self._add("half_open")
 
     def expire_iterator(self) -> Fault:
         return self._add("expire_iterator")
 
     def fall_silent(self, *, events: int = 0) -> Fault:
-        """A subscription that is accepted and, after so many events, sends nothing more, not even heartbeats."""
+        """A subscription is accepted but sends nothing after `events` events, not even heartbeats."""
         return self._add("fall_silent", events=events)
 
     def _add(self, kind: FaultKind, **settings: Any) -> Fault:
@@ -161,11 +156,11 @@ class Faults:
         self._rules: list[Fault] = []
 
     def on(self, operation: str = "*", *, stream: str | None = None) -> FaultScript:
-        """`operation` is AWS's name of the call, or `*` for every call."""
+        """`operation` is AWS's name of the operation, or `*` for all."""
         return FaultScript(self, operation, stream)
 
     def add(self, fault: Fault) -> Fault:
-        """Rules from JSON come here; the fluent form does it by itself."""
+        """For rules from JSON. The methods of `on(...)` add their rules themselves."""
         self._rules.append(fault)
         return fault
 
@@ -184,7 +179,7 @@ class Faults:
         return not self._rules
 
     def plan(self, operation: str, *, stream: str | None, slot_count: int, now_ms: int) -> CallPlan:
-        """What happens to this call, which counts for every rule that matches; `slot_count`: a PutRecords' entries."""
+        """Counts the call for every matching rule. `slot_count` is the number of PutRecords entries."""
         plan = NO_FAULT
         for rule in self._rules:
             if rule.spent or rule.operation not in {"*", operation} or rule.stream not in {None, stream}:
@@ -199,13 +194,13 @@ class Faults:
         return plan
 
     def _apply(self, rule: Fault, plan: CallPlan, slot_count: int, now_ms: int) -> bool:
-        """False where the rule found nothing to do in this call."""
+        """False if the rule has no effect on this call."""
         if rule.fault == "delay":
             plan.delay_ms += round(rule.seconds * 1000)
             return True
         if rule.slots is not None or rule.slot_probability is not None:
             slots = self._choose_slots(rule, slot_count)
-            plan.refused_slots.update(dict.fromkeys(slots, rule.code or _THROUGHPUT_EXCEEDED))
+            plan.refused_slots.update(dict.fromkeys(slots, rule.code or THROUGHPUT_EXCEEDED))
             return bool(slots)
         if plan.refusal is not None or plan.loss_before is not None or plan.loss_after is not None:
             return False
@@ -230,5 +225,5 @@ def _refusal(rule: Fault, now_ms: int) -> LocalError:
     if rule.fault == "expire_iterator":
         return expired_iterator(now_ms - SHARD_ITERATOR_LIFETIME_MS - 1_000, now_ms, SHARD_ITERATOR_LIFETIME_MS)
     if rule.fault == "throttle":
-        return LocalError(rule.code or _THROUGHPUT_EXCEEDED, rule.message or "Rate exceeded.", rule.status or 400)
+        return LocalError(rule.code or THROUGHPUT_EXCEEDED, rule.message or "Rate exceeded.", rule.status or 400)
     return LocalError(rule.code or "InternalFailure", rule.message or "Internal Service Failure", rule.status or 500)

@@ -1,11 +1,11 @@
-"""The file behind `--data DIR`: an append-only journal that holds every acknowledged change after `kill -9`.
+"""The file behind `--data DIR`: an append-only journal. Every acknowledged change survives `kill -9`.
 
     magic | entry | entry | ...        entry: length (4) | CRC-32 of the payload (4) | payload      (big-endian)
 
-Entries are opaque here. They are written in the order they were appended, many at a time, and synced once for all of
-them; `durable` returns when everything appended so far is on disk. A tail that was being written when the process died
-is dropped, as nobody was told of it. At each start the journal is written anew from the present state, beside the old
-one, and takes its place by a rename. One process at a time: a lock on the folder says so.
+Entries are opaque bytes. They are written in order, in batches with one fsync each; `durable` returns when everything
+appended so far is on disk. An incomplete entry at the end is dropped: it was never acknowledged. At each start the
+journal is rewritten from the present state to a new file, which then replaces the old one. A lock on the folder keeps
+other processes out.
 """
 
 import asyncio
@@ -23,8 +23,6 @@ from zlib import crc32
 from anabranch.errors import ConfigurationError
 from anabranch.local.errors import LocalError
 
-__all__ = ["Journal"]
-
 logger = logging.getLogger("anabranch.local")
 
 _MAGIC: Final = b"anabranch local kinesis 1\n"
@@ -34,7 +32,7 @@ _ENTRY_BYTES_MAX: Final = 256 << 20
 
 class Journal:
     def __init__(self, folder: Path) -> None:
-        """Blocks: makes the folder and takes its lock."""
+        """Creates the folder and takes its lock. Blocks."""
         self._folder = folder
         self._path = folder / "journal"
         self._lock = _take_lock(folder)
@@ -48,29 +46,31 @@ class Journal:
         self._flushing = False
         self._failure: LocalError | None = None
 
-    # At the start, blocking
+    # At start; these block
 
     def entries(self) -> Iterator[bytes]:
-        """What earlier processes were told is kept; without a torn tail."""
+        """The complete entries of the file."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
             return
         with file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ConfigurationError(f"{self._path} is no journal of this local Kinesis: choose another folder")
+                raise ConfigurationError(f"{self._path} is not a journal of a local Kinesis: choose another folder")
             while True:
                 start = file.tell()
                 entry = _read_entry(file)
                 if entry is None:
                     torn_bytes = os.fstat(file.fileno()).st_size - start
                     if torn_bytes:
-                        logger.warning("%s: dropped %d bytes that were never acknowledged", self._path, torn_bytes)
+                        logger.warning(
+                            "%s: dropped an incomplete entry of %d bytes (never acknowledged)", self._path, torn_bytes
+                        )
                     return
                 yield entry
 
     def rewrite(self, entries: Iterable[bytes]) -> None:
-        """Begins a new journal that holds just these; the old one stays until the new one is safe."""
+        """Replaces the journal by these entries. The old file stays until the new one is on disk."""
         new_path = self._folder / "journal.new"
         new = new_path.open("wb")
         new.write(_MAGIC)
@@ -86,19 +86,19 @@ class Journal:
     # While the server runs
 
     def append(self, entry: bytes) -> None:
-        """Never blocks; the write begins in this step of the event loop, together with all other changes made in it."""
+        """Never blocks. All entries of one step of the event loop are written together."""
         self._pending.append(_framed(entry))
-        self._wanted()
+        self._schedule_flush()
 
     def replace(self, entries: list[bytes]) -> None:
-        """Forgets all that was before; what is appended from now on comes after `entries`."""
+        """Replaces all earlier entries. Later ones follow after `entries`."""
         self._pending = []
         self._replacement = entries
-        self._wanted()
+        self._schedule_flush()
 
     @property
     def failure(self) -> LocalError | None:
-        """Set once a write has failed: nothing may be acknowledged any more."""
+        """Set after a write failed: no change may be acknowledged any more."""
         return self._failure
 
     async def durable(self) -> None:
@@ -111,7 +111,7 @@ class Journal:
 
     async def close(self) -> None:
         try:
-            with contextlib.suppress(LocalError):  # said when it happened, and to everyone who waited
+            with contextlib.suppress(LocalError):  # already logged and raised to every waiter
                 await self.durable()
         finally:
             await asyncio.to_thread(self._close)
@@ -122,7 +122,7 @@ class Journal:
             self._file.close()
         self._lock.close()
 
-    def _wanted(self) -> None:
+    def _schedule_flush(self) -> None:
         self._appended += 1
         if not self._flushing:
             self._flushing = True
@@ -146,7 +146,7 @@ class Journal:
     def _flushed(self, writing: "asyncio.Future[None]", until: int) -> None:
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
-            logger.error("%s: cannot be written: %s", self._path, error)
+            logger.error("cannot write %s: %s", self._path, error)
             self._failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
         else:
             self._synced = until
@@ -187,7 +187,7 @@ def _take_lock(folder: Path) -> BinaryIO:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("a+b")
     except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be used to keep data: {error.strerror}") from None
+        raise ConfigurationError(f"cannot use {folder} as data folder: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -56,7 +56,7 @@ class LocalKinesis:
         seed: int | None = None,
     ) -> None:
         if key is not None and certificate is None:
-            raise ConfigurationError("key: a key needs its certificate: pass certificate= too")
+            raise ConfigurationError("key: a key needs its certificate: pass the certificate too")
         self.settings = LocalSettings(
             region=region,
             account_id=account_id,

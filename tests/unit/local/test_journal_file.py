@@ -65,7 +65,7 @@ def test_a_tail_with_the_wrong_bytes_is_dropped(tmp_path):
 
 def test_another_file_is_not_taken_for_a_journal(tmp_path):
     (tmp_path / "journal").write_bytes(b"something else")
-    with pytest.raises(ConfigurationError, match="no journal of this local Kinesis"):
+    with pytest.raises(ConfigurationError, match="is not a journal of a local Kinesis"):
         read(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="cannot be used to keep data"):
+    with pytest.raises(ConfigurationError, match="as data folder"):
         Journal(tmp_path / "file" / "folder")
 
 

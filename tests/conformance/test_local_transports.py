@@ -15,9 +15,8 @@ import h2.events
 import pytest
 from botocore.config import Config
 
-from anabranch._wire import cbor
 from anabranch._wire.event_stream import MessageDecoder
-from anabranch.local import LocalKinesis
+from anabranch.local import LocalKinesis, cbor
 
 SHARD_0 = "shardId-000000000000"
 AUTHORIZATION = (

@@ -11,7 +11,6 @@ from zlib import crc32
 import pytest
 from hypothesis import given, strategies as st
 
-from anabranch._wire import cbor
 from anabranch._wire.bodies import (
     AwsError,
     decode_aws_error,
@@ -29,6 +28,7 @@ from anabranch._wire.bodies import (
 )
 from anabranch._wire.event_stream import MessageDecoder, encode_message, frame
 from anabranch.errors import CodecError
+from anabranch.local import cbor
 
 Decode = Callable[[bytes], Any]
 DECODERS: list[Decode] = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from anabranch._http.server.exchange import Request, Response
-from anabranch._wire import cbor
+from anabranch.local import cbor
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.faults import Faults
 from anabranch.local.http import EventStreams, KinesisHttpApp

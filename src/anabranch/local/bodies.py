@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pybase64
 
-from anabranch._wire import cbor
 from anabranch._wire.timestamps import Timestamp, json_enc_hook
 from anabranch.errors import CodecError
+from anabranch.local import cbor
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.errors import LocalError, unknown_operation

@@ -1,14 +1,13 @@
-"""CBOR as AWS's `application/x-amz-cbor-1.1` uses it: a reader and a writer for whole bodies.
+"""CBOR bodies as in AWS's `application/x-amz-cbor-1.1`, which the AWS SDK for Java uses.
 
-Bodies are None, bool, int, float, str, bytes, list, dict with text keys, and `Timestamp`. AWS differs from RFC
-8949 in one point: tag 1 holds whole *milliseconds*, not seconds, so a stock decoder refuses it or is wrong by a
-factor of 1000. A peer may also leave the tag out; only whoever knows the member's name can tell then, so such a
-number stays a number here.
+Values are None, bool, int, float, str, bytes, list, dict with text keys, and `Timestamp`. AWS differs from RFC 8949 in
+one point: tag 1 holds whole *milliseconds*, not seconds, so a stock decoder rejects it or is wrong by a factor of 1000.
+A client may also leave the tag out. Only the shape of the member tells then, so such a number stays a number here.
 
-Definite and indefinite lengths are read, definite ones are written. Depth and number of items are bounded, and
-a length is believed only as far as there are bytes: a hostile body costs a small multiple of its own size. Tags
-other than 1, simple values other than false, true, null and undefined, and keys that are no text are refused:
-AWS has no use for them.
+Definite and indefinite lengths are read, definite ones are written. Depth and number of items are limited, and a length
+is checked against the remaining bytes, so a hostile body costs a small multiple of its own size. Tags other than 1,
+simple values other than false, true, null and undefined, and keys that are not text are rejected: AWS uses none of
+them.
 """
 
 import struct
@@ -18,10 +17,8 @@ from typing import Any, Final
 from anabranch._wire.timestamps import Timestamp
 from anabranch.errors import CodecError
 
-__all__ = ["DEPTH_MAX", "ITEMS_MAX", "decode", "encode"]
-
 DEPTH_MAX: Final = 32
-ITEMS_MAX: Final = 1 << 20  # a full GetRecords answer has about 120,000
+ITEMS_MAX: Final = 1 << 20  # a full GetRecords response has about 120,000
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _TIMESTAMP_TAG: Final = 1
@@ -94,10 +91,10 @@ class _Reader:
             return self._array(argument, depth + 1)
         if major == _TAG and argument == _TIMESTAMP_TAG:
             return self._timestamp(depth + 1)
-        raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} begins nothing that AWS's bodies have")
+        raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} starts no value that AWS uses")
 
     def _string(self, initial: int) -> bytes:
-        """Of definite length. Strings are nine tenths of a body, most of them short: those take no further call."""
+        """A string of definite length. Most values are short strings, so their length is read without another call."""
         information = initial & 31
         if information < 24:
             size, start = information, self.position + 1
@@ -110,7 +107,7 @@ class _Reader:
         return self.body[start:end]
 
     def _argument(self) -> int:
-        """The number that goes with an initial byte: a value, a length, a count or a tag."""
+        """The number after an initial byte: a value, a length, a count or a tag."""
         start = self.position
         information = self.body[start] & 31
         self.position = start + 1
@@ -139,7 +136,7 @@ class _Reader:
         while not self._ended():
             initial = self.body[self.position]
             if initial >> 5 != major or initial & 31 == 31:
-                raise CodecError("CBOR string of indefinite length holds something other than its chunks")
+                raise CodecError("CBOR string of indefinite length contains something other than chunks")
             self.items_left -= 1
             if self.items_left < 0:
                 raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
@@ -152,7 +149,7 @@ class _Reader:
         return b"".join(self._chunks(_BYTES))
 
     def _ended(self) -> bool:
-        """Whether a collection of indefinite length ends here; then its break is passed."""
+        """Whether a collection of indefinite length ends here. Skips its break if so."""
         if self.body[self.position] != _BREAK:
             return False
         self.position += 1
@@ -184,7 +181,7 @@ class _Reader:
             return self._string(initial).decode()
         key = self.read(depth)
         if not isinstance(key, str):
-            raise CodecError(f"CBOR map has a key that is no text: {type(key).__name__}")
+            raise CodecError(f"CBOR map has a key that is not text: {type(key).__name__}")
         return key
 
     def _timestamp(self, depth: int) -> Timestamp:
@@ -208,7 +205,7 @@ def encode(value: Any) -> bytes:
     try:
         _write(value, parts, 0)
     except UnicodeEncodeError as error:
-        raise CodecError(f"a text that is not Unicode cannot be written as CBOR: {error}") from None
+        raise CodecError(f"text that is not valid Unicode cannot be encoded as CBOR: {error}") from None
     return b"".join(parts)
 
 
@@ -218,11 +215,11 @@ def _head(major: int, argument: int) -> bytes:
     for limit, information, layout in _ARGUMENTS:
         if argument < limit:
             return layout.pack(major << 5 | information, argument)
-    raise CodecError(f"CBOR has no integer as large as {argument}")
+    raise CodecError(f"integer {argument} is too large for CBOR")
 
 
 def _write(value: Any, parts: list[bytes], depth: int) -> None:
-    """In the order of how often a body has them; a bool is an int and a Timestamp a float, so they go before those."""
+    """Frequent types come first. Timestamp comes before float and bool before int, as they are subclasses of these."""
     if isinstance(value, str):
         text = value.encode()
         parts += (_head(_TEXT, len(text)), text)
@@ -238,7 +235,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
     elif isinstance(value, float):
         parts.append(_FLOAT_64.pack(_SIMPLE << 5 | 27, value))
     elif depth >= DEPTH_MAX:
-        raise CodecError(f"a value nested deeper than {DEPTH_MAX} levels is not written as CBOR")
+        raise CodecError(f"value is nested deeper than {DEPTH_MAX} levels, the maximum for CBOR")
     elif isinstance(value, dict):
         parts.append(_head(_MAP, len(value)))
         for key, member in value.items():
@@ -249,4 +246,4 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         for item in value:
             _write(item, parts, depth + 1)
     else:
-        raise CodecError(f"AWS's CBOR has no form for a value of type {type(value).__name__}")
+        raise CodecError(f"cannot encode a value of type {type(value).__name__} as CBOR")

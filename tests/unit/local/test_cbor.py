@@ -164,7 +164,12 @@ def test_the_number_of_items_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     "value, reason",
-    [(1 << 64, "too large for CBOR"), (-1 - (1 << 64), "no integer"), ("\ud800", "not valid Unicode"), (1j, "complex")],
+    [
+        (1 << 64, "too large for CBOR"),
+        (-1 - (1 << 64), "too large for CBOR"),
+        ("\ud800", "not valid Unicode"),
+        (1j, "complex"),
+    ],
 )
 def test_what_has_no_form_is_not_written(value: Any, reason: str) -> None:
     with pytest.raises(CodecError, match=reason):

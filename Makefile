@@ -53,7 +53,7 @@ test-all: .venv/dev.stamp  ## adds real servers, processes, long simulation, exa
 test-long: .venv/dev.stamp  ## runs of minutes, by hand: all, or ONLY=fleet
 	@$(PYTEST) tests -m soak -q -s $(if $(ONLY),-k "$(ONLY)")
 
-services:  ## the servers that test-all needs, from Debian's packages
+services:  ## Redis, which test-all needs, from Debian's packages
 	@.ci/services
 
 check: lint types layers docs  ## the gates: ruff, mypy, import-linter, docs

@@ -38,6 +38,8 @@ def test_the_length_of_a_body_is_known_from_the_head():
     "lines, status",
     [
         ([], 400),  # no host
+        (["Host: x", "host: x"], 400),
+        (["Host: x", "Host: y"], 400),
         (["Host: x", "no colon"], 400),
         (["Host: x", " folded: line"], 400),
         (["Host: x", "space : before"], 400),

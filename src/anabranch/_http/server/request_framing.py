@@ -82,6 +82,8 @@ def _parse_headers(text: str) -> dict[str, str]:
             raise BadRequest(400, "a header value holds a control character")
         name = name.lower()
         value = value.strip(" \t")
+        if name == "host" and name in headers:
+            raise BadRequest(400, "there is more than one host header")  # RFC 9112, 3.2
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
 

@@ -24,7 +24,17 @@ QUICK_TESTS = (
     "tests/conformance/test_client_against_botocore.py",
     "tests/conformance/test_sigv4_against_botocore.py",
 )
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "blockbuster", "boto3", "cryptography>=42")
+TEST_TOOLS = (
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "blockbuster",
+    "boto3",
+    "cryptography>=46",
+    "h11",
+    "cbor2",
+    "protobuf",
+)
 # Clients that tests compare with; they follow the newest botocore and cannot be installed beside the oldest.
 NEWEST_ONLY = ("aiobotocore",)
 

@@ -4,8 +4,8 @@ import cbor2
 import pytest
 from hypothesis import given, strategies as st
 
-from anabranch._wire import cbor
 from anabranch._wire.timestamps import Timestamp
+from anabranch.local import cbor
 
 SCALARS = st.one_of(
     st.none(),

@@ -24,7 +24,7 @@ from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._model.streams import parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
-from anabranch.local.certificate import write_self_signed_certificate
+from anabranch.local.server import write_self_signed_certificate
 
 SERVER = Path(__file__).parent / "servers" / "canned_kinesis.py"
 STREAM = parse_stream("orders")

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.errors import CodecError, ConfigurationError, UsageError
 from anabranch.local import LocalKinesis
-from anabranch.local.certificate import write_self_signed_certificate
+from anabranch.local.server import write_self_signed_certificate
 
 AUTHORIZATION = (
     "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"

@@ -2,7 +2,7 @@
 
 AWS checks a request in a fixed order that clients can observe: origin, method, content type, body, operation,
 signature, and then the members. Faults apply after the signature. A call without a fault and without a journal is
-answered in the same step, with no task.
+answered in the same step, with no task. The admin endpoint, which AWS does not have, is at the end.
 """
 
 import asyncio
@@ -14,13 +14,16 @@ from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 from uuid import UUID
 
+import msgspec
+
 from anabranch._http.server.exchange import Abandon, Answer, HangUp, Headers, Request, Response, StreamingResponse
+from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, Call
 from anabranch.local.errors import LocalError
-from anabranch.local.faults import NO_FAULT, CallPlan, Faults, Loss
+from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults, Loss
 from anabranch.local.service import LocalState
 from anabranch.local.state.identifiers import decode_iterator
 from anabranch.local.state.subscription import Subscription
@@ -37,6 +40,8 @@ _LOSSES: Final[dict[Loss, Abandon]] = {"hang_up": Abandon.HANG_UP, "silence": Ab
 _EVENT_STREAM: Final = "application/vnd.amazon.eventstream"
 _HEADER_PARTS: Final = ("Credential", "Signature", "SignedHeaders")
 _QUERY_PARTS: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders", "X-Amz-Date")
+_FAULT_RULES: Final = msgspec.json.Decoder(Fault | list[Fault])
+_ADMIN_ENCODER: Final = msgspec.json.Encoder()
 
 
 class EventStreams:
@@ -344,3 +349,71 @@ def _check_query_signature(query: str) -> None:
     missing = [f"AWS query-string parameters must include '{part}'." for part in _QUERY_PARTS if part not in given]
     if missing:
         raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Re-examine the query-string parameters.")
+
+
+class AdminHttpApp:
+    """`/health`, and the admin endpoint for faults and resets:
+
+        GET    /health          {"status": "ok", ...} as soon as the server answers
+        GET    /_local/faults   the rules, and how often each has matched and struck
+        POST   /_local/faults   adds one rule or a list: `{"operation": "PutRecords", "fault": "throttle", "times": 1}`
+        DELETE /_local/faults   removes every rule
+        POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
+
+    Requests are not authenticated, so the server listens on loopback by default.
+    """
+
+    def __init__(self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str]) -> None:
+        self._faults = faults
+        self._reset = reset
+        self._endpoint = endpoint
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        return path == "/health" or path.startswith("/_local/")
+
+    def __call__(self, request: Request) -> Response | Awaitable[Response]:
+        if request.path == "/health":
+            return self._health(request)
+        if request.path == "/_local/faults":
+            return self._change_faults(request)
+        if request.path == "/_local/reset" and request.method != "POST":
+            return _admin_error(405, "use POST to reset the server")
+        if request.path == "/_local/reset":
+            return self._reset_server()
+        return _admin_error(
+            404, f"unknown path {request.path}; the admin endpoint has /_local/faults and /_local/reset"
+        )
+
+    def _health(self, request: Request) -> Response:
+        if request.method not in {"GET", "HEAD"}:
+            return _admin_error(405, "use GET")
+        return _admin_response(
+            {"status": "ok", "server": "anabranch", "version": __version__, "endpoint": self._endpoint()}
+        )
+
+    def _change_faults(self, request: Request) -> Response:
+        if request.method == "POST":
+            try:
+                rules = _FAULT_RULES.decode(request.body)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                return _admin_error(400, f"not a fault rule or a list of them: {error}")
+            for rule in rules if isinstance(rules, list) else [rules]:
+                self._faults.add(rule)
+        elif request.method == "DELETE":
+            self._faults.clear()
+        elif request.method != "GET":
+            return _admin_error(405, "use GET to list faults, POST to add, DELETE to remove all")
+        return _admin_response({"faults": self._faults.rules})
+
+    async def _reset_server(self) -> Response:
+        await self._reset()
+        return _admin_response({"status": "reset"})
+
+
+def _admin_response(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(status, _ADMIN_ENCODER.encode(value) + b"\n", [("content-type", "application/json")])
+
+
+def _admin_error(status: int, message: str) -> Response:
+    return _admin_response({"error": message}, status)

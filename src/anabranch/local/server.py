@@ -6,33 +6,32 @@ async with LocalKinesis(create={"orders": 4}) as kinesis:
 
 import asyncio
 import datetime as dt
+import ipaddress
 import os
 import random
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Literal, Self
 
-import msgspec
-
-from anabranch._http.server.exchange import Answer, Request, Response
+from anabranch._http.server.exchange import Answer, Request
 from anabranch._http.server.http_server import HttpServer
-from anabranch._version import __version__
 from anabranch.errors import ConfigurationError, UsageError
-from anabranch.local.certificate import load_certificate, write_self_signed_certificate
 from anabranch.local.errors import LocalError
-from anabranch.local.faults import Fault, Faults
-from anabranch.local.http import EventStreams, KinesisHttpApp
+from anabranch.local.faults import Faults
+from anabranch.local.http import AdminHttpApp, EventStreams, KinesisHttpApp
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
-_RULES: Final = msgspec.json.Decoder(Fault | list[Fault])
-_ENCODER: Final = msgspec.json.Encoder()
-_JSON: Final = [("content-type", "application/json")]
+_CERTIFICATE_LIFETIME = dt.timedelta(days=30)
+_CRYPTOGRAPHY_MISSING = (
+    "a self-signed certificate needs the package `cryptography`: pip install 'anabranch[tls]', "
+    "or pass your own certificate and key"
+)
 
 
 class LocalKinesis:
@@ -233,63 +232,61 @@ class _Clock:
         return self._latest_ms
 
 
-class AdminHttpApp:
-    """`/health`, and the admin endpoint for faults and resets:
+def load_certificate(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """A TLS context for a server. `key` is optional if the certificate file contains it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except FileNotFoundError:
+        missing = next(path for path in (certificate, key) if path is not None and not path.exists())
+        raise ConfigurationError(f"no such file: {missing}") from None
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"cannot load certificate {certificate} with key {key or certificate}: {error}"
+        ) from None
+    return context
 
-        GET    /health          {"status": "ok", ...} as soon as the server answers
-        GET    /_local/faults   the rules, and how often each has matched and struck
-        POST   /_local/faults   adds one rule or a list: `{"operation": "PutRecords", "fault": "throttle", "times": 1}`
-        DELETE /_local/faults   removes every rule
-        POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
 
-    Requests are not authenticated, so the server listens on loopback by default.
+def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> tuple[Path, Path]:
+    """Writes `certificate.pem` and `key.pem` into `folder` and returns their paths.
+
+    The certificate names the loopback addresses, `localhost` and `host`. Clients trust it through its file
+    (`AWS_CA_BUNDLE`, boto3's `verify=`).
     """
+    try:
+        from cryptography import x509  # noqa: PLC0415 -- an optional dependency
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
+    except ImportError:
+        raise ConfigurationError(_CRYPTOGRAPHY_MISSING) from None
 
-    def __init__(self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str]) -> None:
-        self._faults = faults
-        self._reset = reset
-        self._endpoint = endpoint
-
-    @staticmethod
-    def serves(path: str) -> bool:
-        return path == "/health" or path.startswith("/_local/")
-
-    def __call__(self, request: Request) -> Response | Awaitable[Response]:
-        if request.path == "/health":
-            return self._health(request)
-        if request.path == "/_local/faults":
-            return self._change_faults(request)
-        if request.path == "/_local/reset":
-            return self._reset_server() if request.method == "POST" else _refuse(405, "use POST to reset the server")
-        return _refuse(404, f"unknown path {request.path}; the admin endpoint has /_local/faults and /_local/reset")
-
-    def _health(self, request: Request) -> Response:
-        if request.method not in {"GET", "HEAD"}:
-            return _refuse(405, "use GET")
-        return _answer({"status": "ok", "server": "anabranch", "version": __version__, "endpoint": self._endpoint()})
-
-    def _change_faults(self, request: Request) -> Response:
-        if request.method == "POST":
-            try:
-                rules = _RULES.decode(request.body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                return _refuse(400, f"not a fault rule or a list of them: {error}")
-            for rule in rules if isinstance(rules, list) else [rules]:
-                self._faults.add(rule)
-        elif request.method == "DELETE":
-            self._faults.clear()
-        elif request.method != "GET":
-            return _refuse(405, "use GET to list faults, POST to add, DELETE to remove all")
-        return _answer({"faults": self._faults.rules})
-
-    async def _reset_server(self) -> Response:
-        await self._reset()
-        return _answer({"status": "reset"})
-
-
-def _answer(value: dict[str, Any]) -> Response:
-    return Response(200, _ENCODER.encode(value) + b"\n", list(_JSON))
-
-
-def _refuse(status: int, message: str) -> Response:
-    return Response(status, _ENCODER.encode({"error": message}) + b"\n", list(_JSON))
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anabranch local Kinesis")])
+    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    addresses = ["127.0.0.1", "::1"]
+    try:
+        addresses.append(str(ipaddress.ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    names.extend(x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(addresses))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + _CERTIFICATE_LIFETIME)
+        .add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_path, key_path = folder / "certificate.pem", folder / "key.pem"
+    certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    with open(os.open(key_path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123 -- private from the start
+        file.write(pem)
+    return certificate_path, key_path

@@ -17,7 +17,7 @@ from anabranch._http.client.stream_pool import StreamPool
 from anabranch._http.server.exchange import Response, StreamingResponse
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError, TransportError
-from anabranch.local.certificate import load_certificate, write_self_signed_certificate
+from anabranch.local.server import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request
 
 

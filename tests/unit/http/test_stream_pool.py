@@ -15,7 +15,7 @@ from anabranch._http.client.stream_pool import StreamPool
 from anabranch._http.server.exchange import StreamingResponse
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import TransportError, UsageError
-from anabranch.local.certificate import load_certificate, write_self_signed_certificate
+from anabranch.local.server import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request
 
 HEADERS = [("host", "here"), ("x-test", "1")]

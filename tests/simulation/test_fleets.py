@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from variants.engine_variants import MISTAKES
 
 from anabranch.testing.sim import main
 from anabranch.testing.world import FleetOptions, fleet_options_for, run_fleet
+from anabranch.testing.world.options import Form
 
 REGRESSIONS = [
     int(line.split()[1])
@@ -51,6 +53,23 @@ def test_a_fleet_without_faults_repeats_nothing():
     verdict = run_fleet(1, FleetOptions(worker_count=3, shard_count=4, record_count=200, faulty_seconds=20.0))
     assert verdict.violations == ()
     assert verdict.starts == 200
+
+
+@pytest.mark.parametrize("interval", [0.1, 1.0])
+@pytest.mark.parametrize("form", get_args(Form))
+def test_a_crash_in_the_midst_of_a_page_repeats_no_more_than_the_interval(form, interval):
+    options = FleetOptions(
+        form=form,
+        worker_count=1,
+        shard_count=1,
+        record_count=200,
+        backlog=0.8,
+        checkpoint_seconds=interval,
+        handler_seconds_max=0.3,
+        faulty_seconds=20.0,
+        script=((6.0, "crash"),),
+    )
+    assert [verdict.violations for verdict in (run_fleet(seed, options) for seed in range(5))] == [()] * 5
 
 
 def test_a_seed_is_the_same_fleet_in_every_process():

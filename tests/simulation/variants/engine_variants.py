@@ -28,6 +28,7 @@ from anabranch.testing.world import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
 ROUGH = replace(BUSY, pauses_each=10.0, crashes_each=30.0)
+LOADED = replace(BUSY, backlog=0.8, crashes_each=15.0)
 MERGING = replace(BUSY, worker_count=4, shard_count=4, reshards_each=4.0)
 
 TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
@@ -98,6 +99,29 @@ def _older_after_newer(original):
         return outcome
 
     return write
+
+
+def _commit_whole_pages(original):
+    """A loop over records tells of what is finished when it has walked through a page, and when its worker stops."""
+
+    async def commit_all(self):
+        pull = self._before_commit
+        if not self._leases.draining:
+            self._before_commit = lambda: None
+        try:
+            return await original(self)
+        finally:
+            self._before_commit = pull
+
+    return commit_all
+
+
+def _commit_late(original):
+    async def commit_all(self):
+        await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + 2 * self._interval_ms)
+        return await original(self)
+
+    return commit_all
 
 
 def _leave_uncommitted(original):
@@ -183,6 +207,14 @@ MISTAKES = {
     ),
     "a clean stop forgets its last commit": Mistake(
         [(Worker, "_leave", _leave_uncommitted(Worker._leave))], "few duplicates", replace(BUSY, stops_each=15.0)
+    ),
+    "commits wait for the end of the page": Mistake(
+        [(Checkpointer, "commit_all", _commit_whole_pages(Checkpointer.commit_all))],
+        "few duplicates",
+        replace(LOADED, form="records"),
+    ),
+    "commits come every third interval": Mistake(
+        [(Checkpointer, "commit_all", _commit_late(Checkpointer.commit_all))], "few duplicates", LOADED
     ),
     "bytes are not given back": Mistake(
         [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)

@@ -3,8 +3,9 @@
 import hashlib
 
 import pytest
+from msgspec.structs import replace
 
-from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, OpenKey
+from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, OpenKey, Stopped
 from anabranch._model.sequence_numbers import Position
 from anabranch.records import Attempt, PutResult
 from anabranch.testing.checkers import (
@@ -150,6 +151,62 @@ def test_handling_again_what_was_finished_before_an_end_in_order_is_found():
 
     assert repeated(loses=True) == []
     assert "a had finished it and ended in order" in repeated(loses=False)[0]
+
+
+def owned(at_ms, process, *, token=1, stopped=None):
+    row = LeaseRow(key=KEY, epoch=token, owner=f"{process}#1", stopped=stopped)
+    return Commit(at_ms, row)
+
+
+def repeated_after_a_crash(*between, finished_ms=1_000, died_ms=3_000, before=()):
+    """What is said when "a" finishes a record and dies, and "b" handles it again; `between` happens meanwhile."""
+    journal = Journal([Duplicates(commit_ms=1_500)])
+    journal.owned("a", owned(0, "a"))
+    for name, *arguments in before:
+        getattr(journal, name)(*arguments)
+    journal.started(call(1))
+    journal.finished(replace(call(1), at_ms=finished_ms))
+    for name, *arguments in between:
+        getattr(journal, name)(*arguments)
+    journal.died(died_ms, "a")
+    journal.owned("b", owned(13_000, "b", token=2))
+    journal.started(replace(call(1, process="b", token=2), at_ms=14_000))
+    return [violation.what for violation in journal.violations]
+
+
+def test_handling_again_what_should_have_been_committed_is_found():
+    assert "a had finished it at 1.000 s and could have committed it for 2000 ms" in repeated_after_a_crash()[0]
+    assert repeated_after_a_crash(finished_ms=1_501) == []
+
+
+def test_the_time_in_which_a_process_cannot_commit_does_not_count():
+    assert repeated_after_a_crash(("hindered", "a", 1_400, 1_600)) == []
+    assert repeated_after_a_crash(("hindered", "b", 1_400, 1_600)) != []
+    assert repeated_after_a_crash(("hindered", "a", 2_600, 3_500)) != []  # it could before
+    assert repeated_after_a_crash(("hindered", "a", 0, 1_400)) != []  # and here, after
+
+
+def test_what_finishes_after_the_lease_was_lost_is_not_to_be_committed():
+    assert repeated_after_a_crash(("left", 2_000, "a#1")) == []
+    assert repeated_after_a_crash(("left", 2_000, "a#2")) != []
+    assert repeated_after_a_crash(("owned", None, owned(2_000, "nobody"))) == []
+    assert repeated_after_a_crash(("store_went_back",)) == []
+    assert repeated_after_a_crash(before=[("owned", "c", owned(500, "c", token=7))]) == []
+
+
+def test_what_finishes_after_its_shard_was_stopped_is_not_to_be_committed():
+    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="a#1", at_wall_ms=0)
+    assert repeated_after_a_crash(("committed", owned(2_000, "a", stopped=stopped))) == []
+    assert repeated_after_a_crash(("committed", owned(2_000, "a"))) != []
+
+
+def test_what_lies_beyond_a_thousand_open_records_is_not_to_be_committed():
+    def repeated(open_count):
+        records = [call(number, key=f"key-{number}") for number in range(-open_count, 0)]
+        return repeated_after_a_crash(before=[("started", record) for record in records])
+
+    assert repeated(1_001) == []
+    assert repeated(1_000) != []
 
 
 def test_a_shard_that_is_finished_before_its_children_have_rows_is_found():

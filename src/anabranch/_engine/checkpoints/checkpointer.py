@@ -6,6 +6,7 @@ nothing else.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -29,9 +30,18 @@ ADOPTIONS_MAX = 3
 
 
 class Checkpointer:
-    def __init__(self, outside: Outside, leases: LeaseLoop, settings: CheckpointSettings) -> None:
+    def __init__(
+        self,
+        outside: Outside,
+        leases: LeaseLoop,
+        settings: CheckpointSettings,
+        *,
+        before_commit: Callable[[], None],
+    ) -> None:
         self._outside = outside
         self._leases = leases
+        self._before_commit = before_commit
+        """Makes the sink report what is finished (rule M6). A loop over records does not report each one."""
         self._interval_ms = round(settings.interval * 1000)
         self._records_max = settings.records
         self._dirty: dict[Session, None] = {}
@@ -54,12 +64,13 @@ class Checkpointer:
         clock = self._outside.clock
         while True:
             await self._alarm.wait(clock.now_ms() + self._interval_ms)
-            if not await self.commit_all():
+            while not await self.commit_all():
                 # A store that refuses at once would be asked again for every record that is finished.
                 await clock.sleep_until_ms(clock.now_ms() + self._interval_ms)
 
     async def commit_all(self) -> bool:
         """Everything that is finished and not committed; True if all of it is now."""
+        self._before_commit()
         sessions, self._dirty = list(self._dirty), {}
         for start in range(0, len(sessions), WRITES_AT_ONCE):
             async with asyncio.TaskGroup() as group:

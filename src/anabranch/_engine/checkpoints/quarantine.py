@@ -200,7 +200,6 @@ class Quarantine:
     # what the rows say
 
     async def _commit_all(self) -> None:
-        self._sink.before_commit()
         while not await self._checkpointer.commit_all():
             await self._sleep(TURN_MS)
 

@@ -158,7 +158,9 @@ class Consuming:
         """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
         if by_hand:
             return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record, tasks_share=True)
-        return self._iterate(self.walk(WALK_LIMITS), lambda: self._made(self._walk).next_record)
+        # A stretch is reported when it is walked through: none is longer than what asks for a commit.
+        limits = replace(WALK_LIMITS, max_records=min(WALK_LIMITS.max_records, self._plan.settings.checkpoints.records))
+        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_record)
 
     def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
         return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)

@@ -169,7 +169,9 @@ class Worker:
         )
         self.leases.book.read_streams(self._lineage.stream_keys)
         self._lineage.attach(self.leases, on_left=self._on_stream_left)
-        self._checkpointer = Checkpointer(outside, self.leases, plan.settings.checkpoints)
+        self._checkpointer = Checkpointer(
+            outside, self.leases, plan.settings.checkpoints, before_commit=self._sink.before_commit
+        )
         self._poller = Poller(
             outside,
             self.scheduler,
@@ -226,7 +228,6 @@ class Worker:
         self._runners.tell_to_end()
         for task in tasks:
             task.cancel()
-        self._sink.before_commit()
         for session in sessions:
             self._checkpointer.note(session)
         committed = await self._drain.last_word(self._checkpointer.commit_all, deadline_ms)

@@ -124,7 +124,7 @@ class Walk:
         self._acknowledged = self._handed_out
 
     def settle(self) -> None:
-        """Reports what is acknowledged: called when a stretch is walked through, and before a commit."""
+        """Reports what is acknowledged: when a stretch is walked through, and before each commit."""
         session = self._session
         if session is None or not self._acknowledged:
             return

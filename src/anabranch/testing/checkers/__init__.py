@@ -41,12 +41,14 @@ __all__ = [
 ]
 
 
-def all_checkers(*, keeps_order: bool = True) -> list[Checker]:
-    """Every promise that a consumer's run can be held to; without that of order where none was asked for."""
+def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[Checker]:
+    """Every promise that a consumer's run can be held to; without that of order where none was asked for. What is
+    finished is committed within `commit_ms`.
+    """
     return [
         *([OrderPerKey()] if keeps_order else []),
         NoLoss(),
-        Duplicates(),
+        Duplicates(commit_ms),
         OneOwner(),
         OneBirth(),
         WithinBudget(),

@@ -106,6 +106,18 @@ class Checker:
         """A lease row that was not there before."""
 
     def committed(self, commit: Commit) -> None: ...
+    def owned(self, process: str | None, commit: Commit) -> None:
+        """The lease row has another owner or fence token than before; `process` is that owner's, None if it is free."""
+
+    def left(self, at_ms: int, member_id: str) -> None:
+        """The store has ended this member, by its own wish or another's: it takes no more writes of it."""
+
+    def died(self, at_ms: int, process: str) -> None:
+        """A process runs no more, however it ended."""
+
+    def hindered(self, process: str, from_ms: int, until_ms: int) -> None:
+        """A process could not commit in this time: it did not run, or did not get a write to the store."""
+
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None: ...
     def lost(self, process: str, shard_id: str) -> None:
         """A process has said that a shard is not its own any more, against its will."""
@@ -211,6 +223,22 @@ class Journal:
         self.commits += 1
         for checker in self.checkers:
             checker.committed(commit)
+
+    def owned(self, process: str | None, commit: Commit) -> None:
+        for checker in self.checkers:
+            checker.owned(process, commit)
+
+    def left(self, at_ms: int, member_id: str) -> None:
+        for checker in self.checkers:
+            checker.left(at_ms, member_id)
+
+    def died(self, at_ms: int, process: str) -> None:
+        for checker in self.checkers:
+            checker.died(at_ms, process)
+
+    def hindered(self, process: str, from_ms: int, until_ms: int) -> None:
+        for checker in self.checkers:
+            checker.hindered(process, from_ms, until_ms)
 
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None:
         for checker in self.checkers:

@@ -105,7 +105,9 @@ class Faults:
             process.cut_until[place] = until
 
     def _crash(self, index: int) -> None:
-        self._fleet.workers[index].process.is_alive = False
+        process = self._fleet.workers[index].process
+        process.is_alive = False
+        self._fleet.journal.died(process.world_ms(), process.name)
         self._start_again(index)
 
     def _stop(self, index: int) -> None:

@@ -49,6 +49,8 @@ class ForgetfulRows(MemoryLeaseStore):
         """Of the stream that a lease is of."""
         self._keeps_history = keeps_history
         self._past: list[tuple[int, tuple[Any, ...]]] = []
+        self.processes: dict[str, str] = {}
+        """By member: which process has registered it."""
 
     async def incarnation(self) -> str:
         return f"storage-{self.storage}"
@@ -63,7 +65,33 @@ class ForgetfulRows(MemoryLeaseStore):
         answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
         if not isinstance(answer, Conflict):
             self._journal.committed(self._commit(answer))
+            if answer.owner != member_id:
+                self._journal.owned(self._owner(answer), self._commit(answer))
         return answer
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        answer = await super().take_lease(
+            key, member_id, expected_owner=expected_owner, expected_version=expected_version, epoch_floor=epoch_floor
+        )
+        if not isinstance(answer, Conflict):
+            self._journal.owned(self._owner(answer), self._commit(answer))
+        return answer
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        return self._note_end(await super().seal_member(member_id, observed_counter))
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        return self._note_end(await super().leave(member_id))
+
+    def _note_end(self, row: MemberRow | None) -> MemberRow | None:
+        if row is not None and row.state != "live":
+            self._journal.left(self._now_ms(), row.member_id)
+        return row
+
+    def _owner(self, row: LeaseRow) -> str | None:
+        return None if row.owner is None else self.processes[row.owner]
 
     def _commit(self, row: LeaseRow) -> Commit:
         return Commit(self._now_ms(), row, self._incarnation_of(row.key))
@@ -116,15 +144,23 @@ class ForgetfulRows(MemoryLeaseStore):
 class SimulatedLeaseStore(LeaseStore):
     """One process's connection to the rows."""
 
-    def __init__(self, rows: ForgetfulRows, network: Network, process: SimulatedProcess) -> None:
+    def __init__(
+        self, rows: ForgetfulRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
+    ) -> None:
         self._rows = rows
+        self._call_seconds = call_deadline_ms / 1000
+        """How long this process waits for an answer."""
         self._network = network
         self._process = process
         self._connections = {"heart": rows.storage, "main": rows.storage}
         """The storage that each connection was made to: heartbeats have one of their own."""
 
     async def _ask(
-        self, call: Callable[[], Coroutine[Any, Any, Any]], connection: str = "main", makes: str | None = None
+        self,
+        call: Callable[[], Coroutine[Any, Any, Any]],
+        connection: str = "main",
+        makes: str | None = None,
+        on_trouble: Callable[[], None] = lambda: None,
     ) -> Any:
         storage, emptied_count = self._connections[connection], self._rows.emptied_count
 
@@ -140,8 +176,12 @@ class SimulatedLeaseStore(LeaseStore):
             return answer
 
         return await self._network.call(
-            self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer")
+            self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer"), on_trouble
         )
+
+    def _hindrance(self) -> Callable[[], None]:
+        """For a call that is sent now: its sender waits for no answer longer than its deadline."""
+        return partial(self._process.hinder, self._call_seconds, since=self._process.world_ms() / 1000)
 
     async def open(self, app: AppRow) -> AppRow:
         return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
@@ -162,6 +202,7 @@ class SimulatedLeaseStore(LeaseStore):
         """The rows stay."""
 
     async def register_member(self, row: MemberRow) -> MemberRow:
+        self._rows.processes[row.member_id] = self._process.name
         return await self._ask(partial(self._rows.register_member, row))  # type: ignore[no-any-return]
 
     async def heartbeat(self, beat: Beat) -> MemberRow | None:
@@ -178,7 +219,9 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.seal_member, member_id, observed_counter))  # type: ignore[no-any-return]
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        return await self._ask(partial(self._rows.leave, member_id))  # type: ignore[no-any-return]
+        # The last commits come before it: where they were given up, this shows for how long the store was away.
+        call = partial(self._rows.leave, member_id)
+        return await self._ask(call, on_trouble=self._hindrance())  # type: ignore[no-any-return]
 
     async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
         return await self._ask(partial(self._rows.request_hand_off, donor, request))  # type: ignore[no-any-return]
@@ -222,7 +265,7 @@ class SimulatedLeaseStore(LeaseStore):
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         call = partial(self._rows.write_lease, row, member_id=member_id, expected_version=expected_version)
-        return await self._ask(call)  # type: ignore[no-any-return]
+        return await self._ask(call, on_trouble=self._hindrance())  # type: ignore[no-any-return]
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
         return await self._ask(partial(self._rows.delete_lease, key, expected_version))  # type: ignore[no-any-return]

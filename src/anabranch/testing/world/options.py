@@ -1,7 +1,7 @@
 """What the world of one fleet is like: sizes and faults, drawn from its seed and printed before it runs."""
 
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -28,6 +28,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Records are written, and faults strike, for so long."""
     script: tuple[tuple[float, Scene], ...] = ()
     """What happens at which second, beside what the seed draws."""
+    checkpoint_seconds: float = 1.0
+    """The interval between two commits."""
     settling_seconds: float = 180.0
     """Within so long after that everything must be handled, beside the time that the handlers themselves take."""
     handler_seconds_max: float = 0.5
@@ -62,6 +64,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     crashes_each: float = 0.0
     stops_each: float = 0.0
     reshards_each: float = 0.0
+    backlog: float = 0.0
+    """The share of records that are written before the first process starts."""
     reshards_before: int = 0
     """How often it was resharded before the first process starts, while a third of the records were written."""
     rescales_each: float = 0.0
@@ -98,8 +102,24 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
 def fleet_options_for(seed: int) -> FleetOptions:
     """One in ten is a world of long retention, in which shards leave the listing and lease rows are cleaned up. In half
     of them all is read before it falls off, so that nothing need be excused; in the others, what is not must be told.
+
+    Another one in ten has a backlog: every read is a page of many records, each takes a while, and processes crash in
+    the midst of them. The ways to take records come in turn, and so do the intervals of commits.
     """
     options = _drawn(seed)
+    if seed % 10 == 3:
+        return msgspec.structs.replace(
+            options,
+            form=get_args(Form)[seed // 10 % 5],
+            checkpoint_seconds=(1.0, 0.1, 3.0)[seed // 50 % 3],
+            backlog=0.8,
+            handler_seconds_max=0.5,
+            crashes_each=10.0,
+            reshards_before=0,
+            budget_bytes=0,
+            roll_back_seconds=0.0,
+            store_is_emptied=False,
+        )
     if seed % 10 != 7:
         return options
     if seed % 20 == 17:

@@ -23,7 +23,15 @@ _WALL_MS = 1_700_000_000_000
 
 
 class SimulatedProcess:
-    def __init__(self, name: str, loop: SimulationLoop, *, rate_ppm: int = 0, clock_stops: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        loop: SimulationLoop,
+        *,
+        rate_ppm: int = 0,
+        clock_stops: bool = False,
+        on_hindered: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
         self.name = name
         self.is_alive = True
         self.paused_until = 0.0
@@ -35,6 +43,13 @@ class SimulatedProcess:
         self.context.run(_RUNS_IN.set, (self, "main"))
         self._loop = loop
         self._clock_stops = clock_stops
+        self._on_hindered = on_hindered
+        """Told when it cannot commit: its name, from when and until when."""
+
+    def hinder(self, seconds: float, *, since: float | None = None) -> None:
+        """It cannot commit for so long, from now on or since then."""
+        begins = self._loop.time() if since is None else since
+        self._on_hindered(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1)
 
     def world_ms(self) -> int:
         """The time of the world, which no process knows."""
@@ -49,8 +64,10 @@ class SimulatedProcess:
         if self._clock_stops:
             self.clock.stand_still(until - max(self.paused_until, now))
         self.paused_until = until
+        self.hinder(until - now)
 
     def stall(self, seconds: float) -> None:
+        self.hinder(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
 
     def is_well_since(self, at: float) -> bool:

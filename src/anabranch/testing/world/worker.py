@@ -1,6 +1,6 @@
 """A worker of a simulated fleet: the real engine in a simulated process."""
 
-from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
+from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming.consuming import Consuming, Handling
 from anabranch._engine.consuming.worker_plan import WorkerPlan
@@ -11,7 +11,7 @@ from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
-from anabranch.config import ConsumerSettings, LeaseSettings
+from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import LeaseStoreInvalidError, StreamError, StreamNotFoundError
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import Retry
@@ -24,14 +24,21 @@ from anabranch.testing.world.surroundings import Surroundings
 
 __all__ = ["SimulatedWorker"]
 
-_EXPIRIES_MS = (4_000, 10_000, 25_000)
 _STOP_SECONDS = 20.0
 _ATTEMPTS = 10
 """More than ever fail: a pause may make one overrun that would not have."""
 
 
 class SimulatedWorker:
-    def __init__(self, process: SimulatedProcess, around: Surroundings, *, kinesis: Kinesis, store: LeaseStore) -> None:
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        around: Surroundings,
+        *,
+        kinesis: Kinesis,
+        store: LeaseStore,
+        timing: LeaseTiming,
+    ) -> None:
         self.process = process
         self.is_stopping = False
         self._around = around
@@ -48,7 +55,7 @@ class SimulatedWorker:
             emit=self._hear,
             before_call=self._labour.before_call if self._options.gaps else None,
         )
-        self._consuming = Consuming(outside, self._plan(), self._handling(), self._budget)
+        self._consuming = Consuming(outside, self._plan(timing), self._handling(), self._budget)
         self.task = process.spawn(self._live(), process.name)
 
     @property
@@ -59,19 +66,19 @@ class SimulatedWorker:
     def is_at_work(self) -> bool:
         return self.has_joined and self.process.is_alive and not self.task.done()
 
-    def _plan(self) -> WorkerPlan:
+    def _plan(self, timing: LeaseTiming) -> WorkerPlan:
         options, random = self._options, self._around.random
-        expiry_ms = random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT
         name = "billing" if options.same_worker_id else self.process.name
         return WorkerPlan(
             app=AppRow(app="billing", app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
-            timing=lease_timing(expiry_ms),
+            timing=timing,
             pace=PaceLimits(),
             settings=ConsumerSettings(
                 on_recreated=options.on_recreated,
+                checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
             ),
         )
@@ -105,6 +112,8 @@ class SimulatedWorker:
                 self._journal.failed(
                     self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
                 )
+        finally:
+            self._journal.died(self.process.world_ms(), self.process.name)
 
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""

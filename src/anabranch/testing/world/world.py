@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
 from anabranch.testing.checkers import Journal, NoStandstill, Violation, all_checkers
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.faults import Faults
 from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseStore
-from anabranch.testing.world.network import Network
+from anabranch.testing.world.network import MESSAGE_SECONDS_MAX, Network
 from anabranch.testing.world.options import FleetOptions, fleet_options_for
 from anabranch.testing.world.processes import Processes, SimulatedProcess
 from anabranch.testing.world.stream import SimulatedStream
@@ -25,6 +26,11 @@ _AGGREGATE_MAX = 5
 _STEPS_MAX = 2_000_000
 """Twenty times what a large fleet takes: one that spins is found in seconds."""
 _LOOK_EACH_SECONDS = 1.0
+_EXPIRIES_MS = (4_000, 10_000, 25_000)
+_WRITES_AHEAD = 8
+"""Store writes that may have to end before a commit that is due: those of other shards, sixteen at a time, and those
+that found the answer of an earlier one lost.
+"""
 
 
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +63,9 @@ class Fleet:
         self.loop = loop
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
         keeps_order = options.form != "by_hand" and (options.order != "none" or options.form != "run")
-        self.journal = Journal(all_checkers(keeps_order=keeps_order))
+        commit_ms = round(options.checkpoint_seconds * 1010)  # by a clock that may be slow by 1 %
+        commit_ms += round(_WRITES_AHEAD * 2 * MESSAGE_SECONDS_MAX * 1000)
+        self.journal = Journal(all_checkers(keeps_order=keeps_order, commit_ms=commit_ms))
         self.network = Network(loop, options, self.random)
         self.stream = SimulatedStream(loop, self.journal, self.random)
         self.rows = ForgetfulRows(
@@ -92,6 +100,7 @@ class Fleet:
     async def _write_all(self) -> None:
         """Over the time of the faults; some as aggregates of a few records that follow each other in one shard."""
         options, left = self.options, list(reversed(self.records[self._history_count :]))
+        rate = (len(left) if options.backlog else len(self.records)) / options.faulty_seconds
         while left:
             some = [left.pop()]
             is_aggregate = self.random.random() < options.aggregated
@@ -99,16 +108,21 @@ class Fleet:
                 some.append(left.pop())
             if self.stream.is_there:  # otherwise the writer gets an error, and that is the end of it
                 self.stream.write(some, is_aggregate=is_aggregate)
-            await asyncio.sleep(self.random.expovariate(len(self.records) / options.faulty_seconds))
+            await asyncio.sleep(self.random.expovariate(rate))
 
     def _write_history(self) -> None:
-        """What there is before anybody looks: shards that have ended, with records in them."""
+        """What there is before anybody looks: shards that have ended, with records in them, and a backlog."""
         times = self.options.reshards_before
         self._history_count = len(self.records) // 3 if times else 0
         for number in range(times):
             low, high = (self._history_count * part // times for part in (number, number + 1))
             self.stream.write(self.records[low:high])
             self.stream.reshard()
+        begun, self._history_count = (
+            self._history_count,
+            max(self._history_count, round(len(self.records) * self.options.backlog)),
+        )
+        self.stream.write(self.records[begun : self._history_count])
 
     def _go_together(self, one: tuple[str, bytes], other: tuple[str, bytes]) -> bool:
         return self.stream.is_there and self.stream.shard_for(one[0]) == self.stream.shard_for(other[0])
@@ -124,12 +138,15 @@ class Fleet:
             self.loop,
             rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
             clock_stops=options.clocks_stop,
+            on_hindered=self.journal.hindered,
         )
+        timing = lease_timing(random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT)
         return SimulatedWorker(
             process,
             self._around,
             kinesis=SimulatedKinesis(self.stream, self.network, process, options, random),
-            store=SimulatedLeaseStore(self.rows, self.network, process),
+            store=SimulatedLeaseStore(self.rows, self.network, process, call_deadline_ms=timing.call_deadline_ms),
+            timing=timing,
         )
 
     # the run

@@ -44,7 +44,7 @@ class Leases:
 def make_checkpointer(outcome):
     leases, happened = Leases(outcome), []
     outside = Outside(kinesis=None, store=None, clock=ManualClock(), entropy=None, emit=happened.append)
-    return Checkpointer(outside, leases, CheckpointSettings()), leases
+    return Checkpointer(outside, leases, CheckpointSettings(), before_commit=lambda: None), leases
 
 
 def make_session(number=0, **row):

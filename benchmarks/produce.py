@@ -3,7 +3,8 @@
 The server is the local Kinesis in a process of its own, on another core: 16 shards, limits off, plain HTTP for
 everybody. Peers aggregate in KPL's format too; their rate limits are raised out of the way. Every row has a bar,
 and the last lines say which hold. Latency is wall time: a put on an idle producer, in round trips of a bare
-PutRecords call by the same client.
+PutRecords call by the same client. So is throttling: records that go alone while the server refuses some of them at
+random, in times of the same without refusals; the order of each key is checked.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ RECORDS = 100_000
 RECORDS_AIOKPL = 3_000
 ROUNDS = 5
 LATENCIES = 200
+RECORDS_THROTTLED = 2_000
+KEYS_THROTTLED = 100
 ROUND_TRIP_SECONDS = 0.005
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -129,11 +132,42 @@ def async_kinesis(endpoint_url):
     return work
 
 
-def slow_down(endpoint_url, seconds):
-    """Puts the server as far away as AWS is from the same region."""
-    rule = {"operation": "PutRecords", "fault": "delay", "seconds": seconds}
-    request = urllib.request.Request(f"{endpoint_url}/_local/faults", json.dumps(rule).encode(), method="POST")
-    urllib.request.urlopen(request).close()
+def add_fault(endpoint_url, **rule):
+    """For every PutRecords."""
+    body = json.dumps({"operation": "PutRecords", **rule}).encode()
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint_url}/_local/faults", body, method="POST")).close()
+
+
+def clear_faults(endpoint_url):
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint_url}/_local/faults", method="DELETE")).close()
+
+
+async def without_aggregation(endpoint_url):
+    """Seconds until every record is delivered."""
+    aws = Aws(region="us-east-1", endpoint_url=endpoint_url)
+    async with Producer("orders", aggregate=None, aws=aws) as producer:
+        await warm(producer)
+        gc.collect()
+        started = time.perf_counter()
+        deliveries = await producer.put_many((KEYS[n % KEYS_THROTTLED], DATA) for n in range(RECORDS_THROTTLED))
+        results = [await delivery for delivery in deliveries]
+        seconds = time.perf_counter() - started
+    for key in range(KEYS_THROTTLED):
+        numbers = [int(result.sequence_number) for result in results[key::KEYS_THROTTLED]]
+        assert numbers == sorted(numbers), "a key is out of order"
+    return seconds
+
+
+def throttling(endpoint_url):
+    """Seconds by the share of records that are refused, one for each round."""
+    seconds = {share: [] for share in (0.0, 0.02, 0.1)}
+    for _ in range(ROUNDS):
+        for share, measured in seconds.items():
+            if share:
+                add_fault(endpoint_url, fault="throttle", slot_probability=share)
+            measured.append(asyncio.run(without_aggregation(endpoint_url)))
+            clear_faults(endpoint_url)
+    return seconds
 
 
 async def latency(endpoint_url):
@@ -170,11 +204,21 @@ def main():
         for _ in range(ROUNDS):
             for name, work in candidates.items():
                 times[name].append(asyncio.run(work()))
-        slow_down(endpoint_url, ROUND_TRIP_SECONDS)
+        throttled = throttling(endpoint_url)
+        # As far away as AWS is from the same region.
+        add_fault(endpoint_url, fault="delay", seconds=ROUND_TRIP_SECONDS)
         bare, put = asyncio.run(latency(endpoint_url))
     print(f"\n{'100-byte record, us of CPU':32}{'median':>8}   lowest to highest")
     for name, measured in times.items():
         print(f"  {name:30}{statistics.median(measured):8.2f}   {min(measured):.2f} to {max(measured):.2f}")
+
+    print(f"\n{f'{RECORDS_THROTTLED} records alone, seconds':32}{'median':>8}   lowest to highest")
+    for share, measured in throttled.items():
+        name = f"{share:.0%} throttled"
+        print(f"  {name:30}{statistics.median(measured):8.2f}   {min(measured):.2f} to {max(measured):.2f}")
+
+    def throttled_ratio(share):
+        return statistics.median(a / b for a, b in zip(throttled[share], throttled[0.0], strict=True))
 
     def ratio(slow, fast):
         return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
@@ -186,6 +230,8 @@ def main():
         ("  and ours with one key too", ratio("async-kinesis KPL", "in order, flushed, one key"), 2, True),
         ("strict order / no order, awaited", ratio("in order, awaited", "no order, awaited"), 1.3, False),
         ("strict order / no order, flushed", ratio("in order, flushed", "no order, flushed"), 1.3, False),
+        ("2 % throttled / none, in order, alone", throttled_ratio(0.02), 2, False),
+        ("10 % throttled / none, in order, alone", throttled_ratio(0.1), 3, False),
         (f"idle put / bare call of {bare * 1e3:.2f} ms", put / bare, 1.3, False),
     ]
     print()

@@ -19,6 +19,8 @@ from anabranch.local.settings import LocalSettings
 from anabranch.producer import Ports, Producer
 from anabranch.testing.loop import run
 
+THROTTLED = "ProvisionedThroughputExceededException"
+
 
 class LoopClock:
     """The seeded loop's time."""
@@ -49,12 +51,15 @@ class MemoryKinesis:
         self._reading_ms = 0
         self.before_put = self.after_put = self.before_list = None
         """Called with the request; an error that they raise or return is the answer, the rest is as if nothing was."""
+        self.is_throttled = None
+        """Called with each entry of a PutRecords: whether its shard refuses it."""
+        self.slots_refused = 0
         for name, count in (streams or {"orders": 1}).items():
             self.call("CreateStream", StreamName=name, ShardCount=count)
 
-    def call(self, operation, **request):
+    def call(self, operation, *, refused_slots=None, **request):
         try:
-            return self.state.call(operation, request, now_ms=self._now_ms())
+            return self.state.call(operation, request, now_ms=self._now_ms(), refused_slots=refused_slots)
         except LocalError as error:
             raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
@@ -81,7 +86,9 @@ class MemoryKinesis:
                 await self._travel()
                 raise error
             records = [self._members(entry) for entry in entries]
-            answer = self.call("PutRecords", StreamName=stream.name, Records=records)
+            refused = self._refused_slots(entries)
+            answer = self.call("PutRecords", StreamName=stream.name, Records=records, refused_slots=refused)
+            self.slots_refused += answer["FailedRecordCount"]
             await self._travel()
             if self.after_put is not None and (error := self.after_put(entries)) is not None:
                 raise error
@@ -94,6 +101,11 @@ class MemoryKinesis:
             for slot in map(_members_of, answer["Records"])
         ]
         return PutRecordsResponse(slots, answer["FailedRecordCount"], "request-1")
+
+    def _refused_slots(self, entries):
+        if self.is_throttled is None:
+            return {}
+        return {slot: THROTTLED for slot, entry in enumerate(entries) if self.is_throttled(entry)}
 
     @staticmethod
     def _members(entry):

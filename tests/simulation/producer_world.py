@@ -121,6 +121,7 @@ class World:
         self.listing_trouble = rng.choice([0.0, 0.3, 0.8])
         self.is_auto = rng.random() < 0.05
         self.recreates = rng.random() < 0.1
+        self.throttled = rng.choice([0.0, 0.0, 0.02, 0.1])
         self.rules = WritingRules(**options)
         self.events = []
         self.pipeline = Pipeline(
@@ -220,8 +221,11 @@ class World:
             return PutRecordsResponse([self._write_anywhere(entry) for entry in call.entries])
         slots = []
         for entry in call.entries:
-            if self.rng.random() < refuse:
-                shard_id = self.stream.owner(entry).shard_id
+            shard_id = self.stream.owner(entry).shard_id
+            if self.throttled and self.rng.random() < self.throttled:
+                message = f"Rate exceeded for shard {shard_id} in stream s under account 123456789012."
+                slots.append(PutRecordsResultEntry(error_code=THROTTLED, error_message=message))
+            elif self.rng.random() < refuse:
                 message = f"Rate exceeded for shard {shard_id} in stream s under account 123456789012."
                 code, message = self.rng.choice(
                     [(THROTTLED, message), ("InternalFailure", "Internal service failure.")]
@@ -305,7 +309,7 @@ class World:
             if next_ms is None and deadline_ms is None:
                 break
             if self.now_ms > end_of_trouble:
-                self.trouble = self.listing_trouble = 0.0
+                self.trouble = self.listing_trouble = self.throttled = 0.0
             if next_ms is None or (deadline_ms is not None and deadline_ms < next_ms):
                 assert deadline_ms is not None
                 self.now_ms = max(self.now_ms, deadline_ms)

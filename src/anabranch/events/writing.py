@@ -74,7 +74,7 @@ class WriteFailed(Event, frozen=True, kw_only=True):
 
 
 class WriteThrottled(Event, frozen=True, kw_only=True):
-    """A shard refused records as it is over its limits; the producer writes to it more slowly."""
+    """A shard refused most of the last records, as it is over its limits; the producer writes to it more slowly."""
 
     share_percent: int
 

@@ -98,6 +98,7 @@ class Lane:
         else:
             assert self.open is not None
             bundle, self.open = self.open, None
+        bundle.predicted = self.queue.shard  # it may have waited through a reshard
         self.in_flight += 1
         return bundle
 

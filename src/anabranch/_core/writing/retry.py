@@ -66,8 +66,10 @@ class Pause(Enum):
     NONE = auto()
     SHARD = auto()
     """For a moment, as it is the shard that had a problem."""
-    SHARD_SLOWER = auto()
-    """And at a lower rate from then on."""
+    SHARD_IF_MOST = auto()
+    """For a moment, if it is not this record alone: most of the shard's last records were refused."""
+    SHARD_IF_MOST_SLOWER = auto()
+    """The same, and at a lower rate from then on."""
     STREAM = auto()
 
 
@@ -84,8 +86,8 @@ RULINGS: Final = {
     # Written, but consumers that check ranges skip it: others may see its records twice.
     Outcome.ELSEWHERE_STRADDLING: Ruling(Next.SEND_APART, maybe_written=True, pause=Pause.SHARD),
     Outcome.ELSEWHERE_UNKNOWN: Ruling(Next.AWAIT_MAP, maybe_written=True),
-    Outcome.SLOT_THROTTLED: Ruling(Next.SEND_AGAIN, pause=Pause.SHARD_SLOWER),
-    Outcome.SLOT_FAILED: Ruling(Next.SEND_AGAIN, pause=Pause.SHARD),
+    Outcome.SLOT_THROTTLED: Ruling(Next.SEND_AGAIN, pause=Pause.SHARD_IF_MOST_SLOWER),
+    Outcome.SLOT_FAILED: Ruling(Next.SEND_AGAIN, pause=Pause.SHARD_IF_MOST),
     Outcome.CALL_TURNED_AWAY: Ruling(Next.SEND_AGAIN, pause=Pause.STREAM),
     Outcome.CALL_UNAVAILABLE: Ruling(Next.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),
     Outcome.CALL_UNANSWERED: Ruling(Next.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),

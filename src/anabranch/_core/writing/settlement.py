@@ -14,6 +14,7 @@ import msgspec
 from anabranch._core.writing.aggregation import Bundle, OutgoingRecord
 from anabranch._core.writing.collection import Call
 from anabranch._core.writing.lanes import Lane
+from anabranch._core.writing.limiter import RefusedShare, ShardPace
 from anabranch._core.writing.placement import Placement
 from anabranch._core.writing.retry import (
     RULINGS,
@@ -34,6 +35,8 @@ __all__ = ["OURS", "Settlement"]
 
 STREAM_PAUSE_MIN_MS: Final = 50
 STREAM_PAUSE_MAX_MS: Final = 5_000
+ATTEMPTS_BEFORE_REST: Final = 3
+"""Of one record, where its shard is not known."""
 _NOTHING: Final = PutRecordsResultEntry()
 
 
@@ -57,10 +60,19 @@ class _Undecided(msgspec.Struct, frozen=True):
     seen_ms: int
 
 
+class _Refused(msgspec.Struct, frozen=True):
+    """A record that its shard did not take."""
+
+    pace: ShardPace | None
+    shard_id: str | None
+    is_throttled: bool
+    attempt_count: int
+
+
 class Settlement:
     __slots__ = (
-        "_entropy", "_failures_in_a_row", "_placement", "_routing", "_stream", "_undecided", "notify",
-        "paused_until_ms", "wall_offset_ms",
+        "_entropy", "_failures_in_a_row", "_placement", "_refused", "_refused_share", "_routing", "_stream",
+        "_undecided", "notify", "paused_until_ms", "wall_offset_ms",
     )  # fmt: skip
 
     def __init__(self, stream: str, placement: Placement, entropy: Entropy, notify: Callable[[Event], None]) -> None:
@@ -74,6 +86,10 @@ class Settlement:
         self._routing = placement.routing
         self._entropy = entropy
         self._failures_in_a_row = 0
+        self._refused: list[_Refused] = []
+        """Of the call that is being settled."""
+        self._refused_share = RefusedShare()
+        """Of records whose shard is not known."""
         self._undecided: list[_Undecided] = []
 
     @property
@@ -101,6 +117,7 @@ class Settlement:
             outcome = outcome_of_slot(slot, bundle, self._routing.shard_map, now_ms)
             attempt = self._attempt(call, now_ms, slot.error_code, slot.error_message, answer.request_id)
             self._judge(lane, bundle, outcome, slot, attempt, now_ms)
+        self._rest_refusing_shards(now_ms)
 
     def on_error(self, call: Call, error: AnabranchError, now_ms: int) -> None:
         if isinstance(error, ServiceError):
@@ -179,7 +196,10 @@ class Settlement:
         assert slot.shard_id is not None
         assert slot.sequence_number is not None
         bundle.attempts = (*bundle.attempts, attempt)
-        if (pace := self._routing.pace_of(slot.shard_id)) is not None:
+        pace = self._routing.pace_of(slot.shard_id) or lane.queue.pace
+        if pace is None:
+            self._refused_share.add_accepted()
+        else:
             pace.on_accepted()
         if self._routing.is_ordered and not lane.follows(slot.shard_id, slot.sequence_number):
             self.notify(
@@ -204,13 +224,38 @@ class Settlement:
         if shard_id is None and bundle.predicted is not None:
             shard_id = bundle.predicted.shard_id
         pace = self._routing.pace_of(shard_id) or lane.queue.pace
-        if pace is None:
-            # No shard is known that could rest alone: the stream does, for as long as a shard would at first.
-            self.paused_until_ms = max(self.paused_until_ms, now_ms + STREAM_PAUSE_MIN_MS)
-        elif pause is Pause.SHARD:
+        if pause is not Pause.SHARD:
+            (self._refused_share if pace is None else pace.refused_share).add_refused()
+            is_throttled = pause is Pause.SHARD_IF_MOST_SLOWER
+            self._refused.append(_Refused(pace, shard_id, is_throttled, len(bundle.attempts)))
+        elif pace is not None:
             pace.rest(now_ms, self._entropy)
-        elif pace.on_refused(now_ms, self._entropy):
-            self.notify(WriteThrottled(stream=self._stream, shard_id=shard_id, share_percent=round(pace.factor * 100)))
+        else:
+            self._rest_stream(now_ms)
+
+    def _rest_refusing_shards(self, now_ms: int) -> None:
+        """After all records of a call were judged: one of many that was refused says little about its shard."""
+        by_pace: dict[ShardPace | None, list[_Refused]] = {}
+        for refused in self._refused:
+            by_pace.setdefault(refused.pace, []).append(refused)
+        self._refused.clear()
+        for pace, records in by_pace.items():
+            throttled = [refused for refused in records if refused.is_throttled]
+            if pace is None:
+                # One full shard among many does not show in the share, but its records are refused again and again.
+                is_stubborn = any(refused.attempt_count >= ATTEMPTS_BEFORE_REST for refused in records)
+                if is_stubborn or self._refused_share.is_most:
+                    self._rest_stream(now_ms)
+            elif not throttled:
+                pace.on_failed(now_ms, self._entropy)
+            elif pace.on_refused(now_ms, self._entropy, len(throttled)):
+                share_percent = round(pace.factor * 100)
+                shard_id = throttled[-1].shard_id
+                self.notify(WriteThrottled(stream=self._stream, shard_id=shard_id, share_percent=share_percent))
+
+    def _rest_stream(self, now_ms: int) -> None:
+        """No shard is known that could rest alone: the stream does, for as long as a shard would at first."""
+        self.paused_until_ms = max(self.paused_until_ms, now_ms + STREAM_PAUSE_MIN_MS)
 
     def _learn(self, bundle: Bundle, slot: PutRecordsResultEntry, now_ms: int) -> None:
         shard_id = slot.shard_id or refused_shard_id(slot.error_message)

@@ -1,5 +1,7 @@
 import random
 
+import pytest
+
 from anabranch._core.writing.limiter import FACTOR_MIN, ShardPace
 from anabranch.limits import MIB
 
@@ -62,6 +64,61 @@ def test_refusals_of_one_call_count_once():
     assert pace.paused_until_ms <= 51
 
 
+def answer(pace, slots, now_ms=0):
+    """What a call's answer says of the shard: "a" for each accepted record, "r" for each refused one."""
+    for slot in slots:
+        if slot == "a":
+            pace.on_accepted()
+        else:
+            pace.refused_share.add_refused()
+    return pace.on_refused(now_ms, random.Random(2), slots.count("r"))
+
+
+def send(pace, count):
+    for _ in range(count):
+        pace.take(10)
+
+
+def test_a_refusal_among_accepted_records_is_no_reason_to_rest():
+    pace = ShardPace(1.0, 0)
+    send(pace, 50)
+    assert not answer(pace, "a" * 30 + "r" + "a" * 19)
+    assert pace.paused_until_ms == 0
+    assert pace.open_at_ms(10, 0) == 0
+    assert pace.factor == 0.98
+
+
+def test_one_refusal_in_fifty_leaves_the_rate_as_it_is_and_one_in_five_does_not():
+    factors = []
+    for slots in ("a" * 48 + "ra", "aaaar" * 10):
+        pace = ShardPace(1.0, 0)
+        for now_ms in range(0, 5_000, 100):
+            pace.open_at_ms(10, now_ms)
+            send(pace, 50)
+            answer(pace, slots, now_ms)
+        factors.append(pace.factor)
+    assert factors[0] > 0.95
+    assert factors[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "slots, rests", [("arrr", False), ("arrrr", True), ("rrrraaa", False), ("ar" * 20 + "rr", True)]
+)
+def test_a_shard_rests_when_most_of_the_last_records_were_refused(slots, rests):
+    pace = ShardPace(1.0, 0)
+    answer(pace, "a" * 20)
+    assert answer(pace, slots) is rests
+    assert (pace.paused_until_ms > 0) is rests
+
+
+def test_a_lone_internal_failure_is_no_reason_to_rest():
+    pace = ShardPace(1.0, 0)
+    answer(pace, "aaa")
+    pace.refused_share.add_refused()
+    pace.on_failed(0, random.Random(2))
+    assert pace.paused_until_ms == 0
+
+
 def test_pauses_double_while_refusals_go_on_and_are_bounded():
     pace, entropy, now_ms, pauses = ShardPace(1.0, 0), random.Random(2), 0, []
     for _ in range(20):
@@ -73,7 +130,8 @@ def test_pauses_double_while_refusals_go_on_and_are_bounded():
     assert min(pauses[8:]) >= 1_000
     assert pace.factor >= FACTOR_MIN
     pace.on_accepted()
-    pace.on_refused(now_ms, entropy)
+    pace.refused_share.add_refused()
+    assert pace.on_refused(now_ms, entropy)
     assert pace.paused_until_ms - now_ms <= 51
 
 

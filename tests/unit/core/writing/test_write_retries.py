@@ -342,6 +342,51 @@ def test_shard_ids_in_throttle_messages_teach_the_map():
     assert not desk.pipeline._shard_map.shards
 
 
+def test_records_that_waited_through_a_reshard_teach_the_map_the_next_one():
+    desk = Desk(listing(1), aggregate=None)
+    for number in range(4):
+        desk.put(b"%d" % number, "k", "1")
+    desk.tick()
+    for sequence_number, number in enumerate((1, 1, 3), start=10):  # split, and later split again
+        desk.tick(10)
+        desk.answer(written(sequence_number, number=number))
+        desk.tick(10)
+        if sequence_number == 10:
+            desk.list([shard(1, 0, MIDDLE - 1, starts=9), shard(2, MIDDLE, starts=9)])
+    assert desk.refreshes == 2
+
+
+def test_a_throttled_slot_among_written_ones_is_sent_again_at_once_and_before_anything_newer():
+    desk = Desk(listing(1), aggregate=None)
+    for number in range(10):
+        desk.put(b"old", f"key-{number}")
+    desk.tick()
+    desk.put(b"newer", "key-0")
+    desk.put(b"newer", "key-1")
+    desk.answer(refused(), *(written(number) for number in range(10, 19)))
+    desk.tick()
+    assert [(entry.partition_key, entry.data) for entry in desk.calls[0].entries] == [
+        ("key-0", b"old"),
+        ("key-1", b"newer"),
+    ]
+    assert not desk.events
+
+
+def test_without_a_known_shard_a_record_that_is_refused_again_and_again_rests_the_stream():
+    desk = Desk()
+    for number in range(10):
+        desk.put(b"x", f"key-{number}")
+    desk.tick()
+    for attempt in range(1, 4):
+        desk.answer(refused(), *(written(attempt * 10 + n) for n in range(len(desk.calls[0].entries) - 1)))
+        for number in range(1, 10):
+            desk.put(b"x", f"key-{number}")
+        desk.tick()
+        assert bool(desk.calls) is (attempt < 3)
+    desk.tick(50)
+    assert desk.calls
+
+
 def test_calls_that_fail_together_count_once():
     desk = Desk(listing(8), aggregate=None)
     for number in range(8):

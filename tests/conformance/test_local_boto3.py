@@ -72,7 +72,7 @@ def test_polling_follows_a_split_to_the_children(kinesis):
         assert answer["MillisBehindLatest"] == 0
 
 
-def test_fan_out_pushes_what_is_there_and_what_comes_and_ends_with_the_children(kinesis):
+def test_fan_out_pushes_old_and_new_records_and_ends_with_the_children(kinesis):
     consumer = make_consumer(kinesis, make_stream(kinesis))
     put(kinesis, b"one")
     events = iter(subscribe(kinesis, consumer))
@@ -107,7 +107,7 @@ def test_events_reach_a_waiting_subscriber_at_once(kinesis):
     stream.close()
 
 
-def test_a_second_subscription_too_soon_is_refused_and_a_client_that_left_makes_room(kinesis):
+def test_a_second_subscription_within_five_seconds_is_rejected_and_a_disconnected_client_makes_room(kinesis):
     consumer = make_consumer(kinesis, make_stream(kinesis))
     stream = subscribe(kinesis, consumer)
     next(iter(stream))
@@ -146,7 +146,7 @@ def test_records_of_ten_mebibytes_pass_both_ways(kinesis):
     assert kinesis.boto3.get_records(ShardIterator=iterator)["Records"][0]["Data"] == payload
 
 
-def test_chosen_slots_of_a_put_are_throttled_once(plain_kinesis):
+def test_chosen_entries_of_a_put_are_throttled_once(plain_kinesis):
     make_stream(plain_kinesis)
     plain_kinesis.faults.on("PutRecords", stream="orders").throttle(slots=[1, 3]).once()
     records = [{"Data": b"%d" % number, "PartitionKey": "key"} for number in range(5)]
@@ -180,7 +180,7 @@ def stored(kinesis):
     ],
     ids=["lose_response", "time_out", "drop", "half_open"],
 )
-def test_an_answer_is_lost_with_or_without_its_effect(plain_kinesis, script, takes_effect):
+def test_a_response_can_be_lost_with_or_without_the_effect_of_the_call(plain_kinesis, script, takes_effect):
     make_stream(plain_kinesis)
     script(plain_kinesis.faults.on("PutRecord")).once()
     impatient = plain_kinesis.client(read_timeout=0.3)
@@ -240,7 +240,7 @@ def test_a_subscription_can_fall_silent_break_or_be_in_use(plain_kinesis):
     plain_kinesis.reset()
 
 
-def test_with_awss_limits_some_slots_are_refused_and_the_others_are_written(limited_kinesis):
+def test_with_awss_limits_some_entries_are_throttled_and_the_others_are_written(limited_kinesis):
     make_stream(limited_kinesis)
     records = [{"Data": b"x", "PartitionKey": "key"}] * 500
     answers = [limited_kinesis.boto3.put_records(StreamName="orders", Records=records) for _ in range(10)]

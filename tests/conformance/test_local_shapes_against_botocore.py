@@ -25,7 +25,7 @@ MODEL = botocore.session.Session().get_service_model("kinesis")
 OPERATIONS = [name for name in MODEL.operation_names if "Channel" not in name]
 
 
-def test_every_operation_but_those_for_channels_is_there():
+def test_all_operations_except_those_for_channels_exist():
     assert sorted(REQUESTS) == OPERATIONS
     assert sorted({*ACTIONS, "PutRecords", "SubscribeToShard"}) == OPERATIONS
     assert len(MODEL.operation_names) - len(OPERATIONS) == 5

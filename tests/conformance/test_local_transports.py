@@ -260,7 +260,7 @@ def test_http2_carries_calls_and_a_subscription_on_one_connection(tls, content_t
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_subscription_beats_is_taken_over_and_ends():
+def test_a_subscription_sends_heartbeats_is_taken_over_and_ends():
     """With a hundredth of the time: heartbeats each 50 ms, take-over after 50 ms, the end after 3 s."""
 
     async def main():

@@ -1,4 +1,4 @@
-"""Hostile requests at the local Kinesis's front door: any members for any operation give an answer, never a defect."""
+"""Hostile requests to the local Kinesis: any members for any operation get a response, never an internal error."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ OPERATIONS = sorted(REQUESTS)
 MEMBERS = sorted({name for shape in REQUESTS.values() for name in shape.members})
 
 
-def make_door():
+def make_app():
     state = LocalState(entropy=random.Random(1))
     state.call("CreateStream", {"StreamName": "orders", "ShardCount": 2}, now_ms=NOW_MS)
     state.settle(NOW_MS)
@@ -38,14 +38,14 @@ def make_door():
     )
 
 
-def ask(door, operation, body, content_type):
+def ask(app, operation, body, content_type):
     headers = {
         "content-type": content_type,
         "x-amz-target": f"Kinesis_20131202.{operation}",
         "x-amz-date": "20261116T000000Z",
         "authorization": AUTHORIZATION,
     }
-    answer = door(Request("POST", "/", headers, body, "1.1"))
+    answer = app(Request("POST", "/", headers, body, "1.1"))
     if isinstance(answer, Response):
         assert answer.status < 500
     else:
@@ -88,9 +88,9 @@ def calls(draw):
 @given(st.lists(calls(), min_size=1, max_size=5))
 @settings(max_examples=200)
 def test_any_json_for_any_operation_gets_an_answer(requests):
-    door = make_door()
+    app = make_app()
     for operation, members in requests:
-        ask(door, operation, msgspec.json.encode(members), "application/x-amz-json-1.1")
+        ask(app, operation, msgspec.json.encode(members), "application/x-amz-json-1.1")
 
 
 cbor_values = st.recursive(
@@ -103,11 +103,11 @@ cbor_values = st.recursive(
 @given(st.sampled_from(OPERATIONS), cbor_values)
 @settings(max_examples=200)
 def test_any_cbor_for_any_operation_gets_an_answer(operation, members):
-    ask(make_door(), operation, cbor.encode(members), "application/x-amz-cbor-1.1")
+    ask(make_app(), operation, cbor.encode(members), "application/x-amz-cbor-1.1")
 
 
 @pytest.mark.parametrize("content_type", ["application/x-amz-json-1.1", "application/x-amz-cbor-1.1"])
 @given(body=st.binary(max_size=200), operation=st.sampled_from(OPERATIONS))
 @settings(max_examples=150)
 def test_any_bytes_get_an_answer(content_type, body, operation):
-    ask(make_door(), operation, body, content_type)
+    ask(make_app(), operation, body, content_type)

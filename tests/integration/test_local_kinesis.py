@@ -51,7 +51,7 @@ def running(test):
 
 
 @running
-async def test_it_can_be_started_again_after_a_stop_and_not_twice():
+async def test_a_stopped_server_can_be_started_again_and_a_running_one_cannot():
     kinesis = LocalKinesis(create={"orders": 2}, tls=True)
     with pytest.raises(UsageError, match="not running"):
         _ = kinesis.endpoint_url
@@ -65,13 +65,13 @@ async def test_it_can_be_started_again_after_a_stop_and_not_twice():
 
 
 @running
-async def test_a_name_with_two_addresses_gets_one_port_that_answers():
+async def test_a_host_with_two_addresses_gets_one_port():
     async with LocalKinesis(host="localhost", create={"orders": 1}) as kinesis:
         assert (await call(kinesis, "ListStreams"))[1]["StreamNames"] == ["orders"]
 
 
 @running
-async def test_its_account_and_region_are_in_every_arn():
+async def test_account_and_region_are_in_every_arn():
     async with LocalKinesis(create={"orders": 1}, region="eu-central-1", account_id="123456789012") as kinesis:
         _, answer = await call(kinesis, "DescribeStreamSummary", StreamName="orders")
     arn = answer["StreamDescriptionSummary"]["StreamARN"]
@@ -79,7 +79,7 @@ async def test_its_account_and_region_are_in_every_arn():
 
 
 @running
-async def test_state_changes_take_as_long_as_told_and_reach_the_state_without_a_call():
+async def test_state_changes_take_the_state_delay_and_need_no_call():
     async with LocalKinesis(create={"orders": 1}, state_delay=0.2) as kinesis:
         _, answer = await call(kinesis, "DescribeStreamSummary", StreamName="orders")
         assert answer["StreamDescriptionSummary"]["StreamStatus"] == "CREATING"
@@ -111,7 +111,7 @@ def position(name):
     return {"StreamName": name, "ShardId": "shardId-000000000000", "ShardIteratorType": "LATEST"}
 
 
-def test_a_disk_that_fails_is_an_internal_failure_for_every_call_after(tmp_path, monkeypatch, caplog):
+def test_after_a_disk_failure_every_call_is_an_internal_failure(tmp_path, monkeypatch, caplog):
     def refuse(_):
         raise OSError(28, "No space left on device")
 
@@ -131,7 +131,7 @@ def test_a_disk_that_fails_is_an_internal_failure_for_every_call_after(tmp_path,
     assert caplog.text.count("cannot write") == 1
 
 
-def test_a_journal_that_cannot_be_read_leaves_no_lock_behind(tmp_path):
+def test_an_unreadable_journal_leaves_no_lock_behind(tmp_path):
     @running
     async def main():
         async with LocalKinesis(create={"orders": 1}, data=tmp_path):
@@ -155,7 +155,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
         write_self_signed_certificate(tmp_path, "127.0.0.1", None)
 
 
-def test_settings_that_cannot_be_are_refused_at_once(tmp_path):
+def test_invalid_settings_are_rejected_at_once(tmp_path):
     with pytest.raises(ConfigurationError, match="a key needs its certificate"):
         LocalKinesis(key="key.pem")
     with pytest.raises(ConfigurationError, match=r"region: 'moon'.*account_id: '1'"):

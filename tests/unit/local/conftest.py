@@ -11,7 +11,7 @@ from anabranch.local.settings import LocalSettings
 START_MS = 1_800_000_000_000
 
 
-class HandKinesis:
+class ManualKinesis:
     """The pure state, with a clock that moves when told to."""
 
     def __init__(self, **settings):
@@ -75,11 +75,11 @@ class HandKinesis:
 @pytest.fixture
 def kinesis():
     """With a stream `orders` of two shards."""
-    made = HandKinesis()
+    made = ManualKinesis()
     made.CreateStream(StreamName="orders", ShardCount=2)
     return made
 
 
 @pytest.fixture
 def make_kinesis():
-    return HandKinesis
+    return ManualKinesis

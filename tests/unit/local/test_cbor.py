@@ -53,14 +53,14 @@ READ_ONLY: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("text, value", VALUES)
-def test_the_standards_examples_are_read_and_written(text: str, value: Any) -> None:
+def test_examples_of_the_standard_are_decoded_and_encoded(text: str, value: Any) -> None:
     assert cbor.decode(bytes.fromhex(text)) == value
     assert type(cbor.decode(bytes.fromhex(text))) is type(value)
     assert cbor.encode(value).hex() == text
 
 
 @pytest.mark.parametrize("text, value", READ_ONLY)
-def test_forms_that_are_never_written_are_read(text: str, value: Any) -> None:
+def test_forms_that_the_encoder_never_writes_are_decoded(text: str, value: Any) -> None:
     assert cbor.decode(bytes.fromhex(text)) == value
 
 
@@ -69,7 +69,7 @@ def test_a_nan_is_read() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_is_read_and_nothing_refers_to_it_afterwards(kind: Callable[[bytes], Any]) -> None:
+def test_any_buffer_is_decoded_and_not_kept(kind: Callable[[bytes], Any]) -> None:
     body = bytearray(cbor.encode({"Data": b"payload"}))
     value = cbor.decode(kind(body))
     body[:] = b"\0" * len(body)
@@ -134,18 +134,18 @@ def test_a_tuple_is_written_as_a_list() -> None:
         ("f8 20", "simple value 24"),
     ],
 )
-def test_what_is_no_body_of_aws_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_invalid_cbor_is_rejected_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(CodecError, match=reason):
         cbor.decode(bytes.fromhex(text))
 
 
 @pytest.mark.parametrize("opening", [b"\x81", b"\x9f", b"\xa1\x61a", b"\xc1"])
-def test_nesting_is_bounded(opening: bytes) -> None:
+def test_nesting_is_limited(opening: bytes) -> None:
     with pytest.raises(CodecError, match="nested deeper than 32"):
         cbor.decode(opening * 100_000)
 
 
-def test_the_deepest_value_that_is_written_is_read() -> None:
+def test_the_deepest_value_that_can_be_encoded_can_be_decoded() -> None:
     value: Any = 1
     for _ in range(cbor.DEPTH_MAX):
         value = [value]
@@ -154,7 +154,7 @@ def test_the_deepest_value_that_is_written_is_read() -> None:
         cbor.encode([value])
 
 
-def test_the_number_of_items_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cbor, "ITEMS_MAX", 1000)
     with pytest.raises(CodecError, match="items"):
         cbor.decode(b"\x9f" + b"\x80" * (cbor.ITEMS_MAX + 1) + b"\xff")
@@ -171,6 +171,6 @@ def test_the_number_of_items_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         (1j, "complex"),
     ],
 )
-def test_what_has_no_form_is_not_written(value: Any, reason: str) -> None:
+def test_values_that_cbor_cannot_hold_are_not_encoded(value: Any, reason: str) -> None:
     with pytest.raises(CodecError, match=reason):
         cbor.encode(value)

@@ -10,7 +10,7 @@ LOW, HIGH = "shardId-000000000000", "shardId-000000000001"
 TOP_HASH_KEY = (1 << 128) - 1
 
 
-def test_a_record_goes_where_the_md5_of_its_key_or_its_explicit_hash_key_says(kinesis):
+def test_the_md5_of_the_key_or_the_explicit_hash_key_chooses_the_shard(kinesis):
     assert kinesis.put("a", key="k")[0]["ShardId"] == HIGH  # md5("k") begins with 0x8c
     assert kinesis.put("b", key="k", hash_key=0)[0]["ShardId"] == LOW
     assert kinesis.put("c", key="k", hash_key=TOP_HASH_KEY)[0]["ShardId"] == HIGH
@@ -32,7 +32,7 @@ def test_sequence_numbers_have_awss_layout_and_grow(kinesis):
     assert (len(digits), digits[0], digits[10], digits[27:29], digits[-1]) == (47, "2", "1", "00", "2")
 
 
-def test_a_read_record_has_what_aws_gives_and_no_more(kinesis):
+def test_a_record_has_exactly_the_members_of_aws(kinesis):
     sequence_number = kinesis.put("hello", key="k")[0]["SequenceNumber"]
     answer = kinesis.GetRecords(ShardIterator=kinesis.iterator(shard_id=HIGH))
     assert set(answer) == {"Records", "NextShardIterator", "MillisBehindLatest"}
@@ -52,7 +52,7 @@ def test_a_read_record_has_what_aws_gives_and_no_more(kinesis):
     }
 
 
-def test_every_iterator_type_starts_where_it_says(kinesis):
+def test_every_iterator_type_starts_at_its_position(kinesis):
     put = []
     for text in ("a", "b", "c"):
         put += kinesis.put(text, hash_key=0)
@@ -78,7 +78,7 @@ def test_the_start_of_a_shard_is_a_position_too(kinesis):
     assert kinesis.read("AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=start) == ["a"]
 
 
-def test_positions_that_cannot_be_are_refused_in_awss_words(kinesis):
+def test_invalid_positions_are_rejected_with_awss_messages(kinesis):
     def fails(kind, shard_id=LOW, **more):
         return kinesis.fails(
             "GetShardIterator", StreamName="orders", ShardId=shard_id, ShardIteratorType=kind, **more
@@ -115,7 +115,7 @@ def test_positions_that_cannot_be_are_refused_in_awss_words(kinesis):
     )
 
 
-def test_shard_ids_are_read_by_their_number_alone(kinesis):
+def test_only_the_number_of_a_shard_id_matters(kinesis):
     kinesis.put("a", hash_key=0)
     for shard_id in ("0", "shardId-0", "x-0", LOW):
         assert kinesis.read(shard_id=shard_id) == ["a"]
@@ -139,11 +139,11 @@ def test_the_longest_name_still_gives_an_iterator_within_the_bound(kinesis):
 
 
 @pytest.mark.parametrize("garbage", ["x", "é", "AAAA", "AAAAAAAAAAE=", "A" * 224])
-def test_garbage_is_no_iterator(kinesis, garbage):
+def test_garbage_is_rejected_as_an_iterator(kinesis, garbage):
     assert kinesis.fails("GetRecords", ShardIterator=garbage) == "InvalidArgumentException: Invalid ShardIterator."
 
 
-def test_an_iterator_expires_after_five_minutes_in_awss_words(kinesis):
+def test_an_iterator_expires_after_five_minutes_with_awss_message(kinesis):
     iterator = kinesis.iterator()
     kinesis.wait(ms=300_000)
     kinesis.GetRecords(ShardIterator=iterator)
@@ -155,7 +155,7 @@ def test_an_iterator_expires_after_five_minutes_in_awss_words(kinesis):
     )
 
 
-def test_the_time_scale_shortens_an_iterators_life(make_kinesis):
+def test_the_time_scale_shortens_the_lifetime_of_iterators(make_kinesis):
     kinesis = make_kinesis(time_scale=0.01)
     kinesis.CreateStream(StreamName="orders", ShardCount=1)
     iterator = kinesis.iterator()
@@ -163,7 +163,7 @@ def test_the_time_scale_shortens_an_iterators_life(make_kinesis):
     assert kinesis.fails("GetRecords", ShardIterator=iterator).endswith("tolerated delay of 3000 milliseconds.")
 
 
-def test_iterators_of_a_stream_that_is_gone_or_born_again_lead_nowhere(kinesis):
+def test_iterators_of_a_deleted_or_recreated_stream_are_rejected(kinesis):
     iterator = kinesis.iterator()
     other = "arn:aws:kinesis:us-east-1:000000000000:stream/other"
     assert kinesis.fails("GetRecords", ShardIterator=iterator, StreamARN=other).startswith("InvalidArgumentException")
@@ -208,7 +208,7 @@ def test_a_record_larger_than_the_rest_of_a_read_waits_for_the_next(kinesis):
     assert sizes == [[1], [10 * MIB - 1], [1]]
 
 
-def test_records_leave_after_their_retention_and_never_come_back(kinesis):
+def test_records_expire_after_the_retention_period_and_never_come_back(kinesis):
     kinesis.put("old", hash_key=0)
     kinesis.wait(hours=1)
     kinesis.put("new", hash_key=0)
@@ -221,7 +221,7 @@ def test_records_leave_after_their_retention_and_never_come_back(kinesis):
     assert kinesis.read() == ["new"]
 
 
-def test_a_shorter_retention_takes_records_at_once(kinesis):
+def test_a_shorter_retention_removes_records_at_once(kinesis):
     kinesis.IncreaseStreamRetentionPeriod(StreamName="orders", RetentionPeriodHours=48)
     kinesis.put("a", hash_key=0)
     kinesis.wait(hours=30)
@@ -231,7 +231,7 @@ def test_a_shorter_retention_takes_records_at_once(kinesis):
     assert kinesis.read() == []
 
 
-def test_many_trimmed_records_give_their_memory_back_and_leave_the_rest_readable(kinesis):
+def test_trimming_many_records_frees_memory_and_the_rest_stays_readable(kinesis):
     for hour in range(30):
         entries = [{"Data": b"%d" % hour, "PartitionKey": "k", "ExplicitHashKey": "0"}] * 100
         kinesis.PutRecords(StreamName="orders", Records=entries)
@@ -246,7 +246,7 @@ def test_many_trimmed_records_give_their_memory_back_and_leave_the_rest_readable
     assert len(log.records) <= 2 * len(log) + 1024
 
 
-def test_a_put_of_many_answers_slot_by_slot(kinesis):
+def test_put_records_returns_a_result_for_each_entry(kinesis):
     answer = kinesis.PutRecords(
         StreamName="orders",
         Records=[{"Data": b"a", "PartitionKey": "k"}, {"Data": b"b", "PartitionKey": "k", "ExplicitHashKey": "0"}],
@@ -257,7 +257,7 @@ def test_a_put_of_many_answers_slot_by_slot(kinesis):
     assert kinesis.changes[-2:] == [("orders", HIGH), ("orders", LOW)]
 
 
-def test_slots_refused_by_a_fault_fail_alone(kinesis):
+def test_only_the_entries_that_a_fault_names_fail(kinesis):
     answer = kinesis.state.call(
         "PutRecords",
         {"StreamName": "orders", "Records": [{"Data": text, "PartitionKey": "k"} for text in (b"a", b"b", b"c")]},
@@ -275,7 +275,7 @@ def test_slots_refused_by_a_fault_fail_alone(kinesis):
     assert kinesis.read(shard_id=HIGH) == ["b"]
 
 
-def test_the_typed_request_is_read_straight_from_json_and_answered_as_aws_would(kinesis):
+def test_the_typed_request_is_decoded_from_json_and_answered_like_aws(kinesis):
     body = b'{"StreamName":"orders","Records":[{"Data":"YQ==","PartitionKey":"k"},{"Data":"YQ==","PartitionKey":"l"}]}'
     request = msgspec.json.decode(body, type=PutRecordsRequest)
     answer = msgspec.json.decode(msgspec.json.encode(kinesis.state.put_records(request, now_ms=kinesis.now_ms)))
@@ -292,7 +292,7 @@ def test_the_typed_request_is_read_straight_from_json_and_answered_as_aws_would(
         ('{"Data":""}', "Value null at 'records.1.member.partitionKey' failed"),
     ],
 )
-def test_the_typed_request_is_refused_in_the_same_words(kinesis, entry, message):
+def test_the_typed_request_is_rejected_with_the_same_messages(kinesis, entry, message):
     request = msgspec.json.decode('{"StreamName":"orders","Records":[' + entry + "]}", type=PutRecordsRequest)
     with pytest.raises(LocalError, match="1 validation error detected") as caught:
         kinesis.state.put_records(request, now_ms=kinesis.now_ms)
@@ -303,7 +303,7 @@ def test_the_typed_request_is_refused_in_the_same_words(kinesis, entry, message)
         kinesis.state.put_records(wrong_name, now_ms=kinesis.now_ms)
 
 
-def test_too_much_for_one_put_is_refused_whole(kinesis):
+def test_a_put_records_call_that_is_too_large_is_rejected_as_a_whole(kinesis):
     entries = [{"Data": bytes(MIB - 1), "PartitionKey": "k"}] * 10 + [{"Data": b"", "PartitionKey": "k"}]
     assert kinesis.fails("PutRecords", StreamName="orders", Records=entries) == (
         "InvalidArgumentException: Records size exceeds 10 MB limit"
@@ -316,7 +316,7 @@ def test_too_much_for_one_put_is_refused_whole(kinesis):
     assert kinesis.read(shard_id=HIGH) == []
 
 
-def test_the_ordering_number_must_be_one_that_was_given(kinesis):
+def test_sequence_number_for_ordering_must_have_been_issued(kinesis):
     number = kinesis.put("a")[0]["SequenceNumber"]
     request = {"StreamName": "orders", "Data": b"b", "PartitionKey": "k"}
     later = kinesis.PutRecord(**request, SequenceNumberForOrdering=number)
@@ -329,7 +329,7 @@ def test_the_ordering_number_must_be_one_that_was_given(kinesis):
         )
 
 
-def test_a_dry_run_says_that_it_would_have_worked_and_does_nothing(kinesis):
+def test_a_dry_run_reports_success_and_changes_nothing(kinesis):
     iterator = kinesis.iterator(shard_id=HIGH)
     record = {"Data": b"a", "PartitionKey": "k"}
     for operation, request in (
@@ -343,7 +343,7 @@ def test_a_dry_run_says_that_it_would_have_worked_and_does_nothing(kinesis):
     assert kinesis.read(shard_id=HIGH) == []
 
 
-def test_an_auto_distributed_stream_deals_records_out_in_turn_and_needs_no_key(kinesis):
+def test_a_stream_with_auto_distribution_uses_shards_in_turn_and_needs_no_key(kinesis):
     kinesis.CreateStream(StreamName="auto", RecordDistributionStrategy="AUTO")
     answers = kinesis.PutRecords(
         StreamName="auto", Records=[{"Data": b"x"}] * 6 + [{"Data": b"y", "PartitionKey": "k"}] * 2
@@ -366,7 +366,7 @@ def test_an_auto_distributed_stream_deals_records_out_in_turn_and_needs_no_key(k
     ).startswith("InvalidArgumentException")
 
 
-def test_encrypted_records_say_so_each_for_itself(kinesis):
+def test_each_encrypted_record_is_marked(kinesis):
     kinesis.put("plain", hash_key=0)
     kinesis.StartStreamEncryption(StreamName="orders", EncryptionType="KMS", KeyId="k")
     entry = {"Data": b"secret", "PartitionKey": "k", "ExplicitHashKey": "0"}
@@ -377,7 +377,7 @@ def test_encrypted_records_say_so_each_for_itself(kinesis):
     assert [record.members().get("EncryptionType") for record in records] == [None, "KMS", None]
 
 
-def test_a_clock_that_steps_back_breaks_no_order(kinesis):
+def test_a_clock_that_steps_back_does_not_break_the_order(kinesis):
     kinesis.put("a", hash_key=0)
     kinesis.wait(ms=-60_000)
     kinesis.put("b", hash_key=0)

@@ -8,7 +8,7 @@ def summary(kinesis, name="orders"):
     return kinesis.DescribeStreamSummary(StreamName=name)["StreamDescriptionSummary"]
 
 
-def test_a_new_stream_is_described_as_aws_does_and_leaves_out_what_it_has_not(kinesis):
+def test_a_new_stream_has_exactly_the_members_of_aws(kinesis):
     assert summary(kinesis) == {
         "StreamName": "orders",
         "StreamARN": "arn:aws:kinesis:us-east-1:000000000000:stream/orders",
@@ -48,7 +48,7 @@ def test_a_stream_without_a_shard_count_is_on_demand_with_four_shards(kinesis):
     assert described["RecordDistributionStrategy"] == "USER_PARTITION_KEY"
 
 
-def test_a_stream_is_not_seen_by_writers_and_readers_while_it_is_created(make_kinesis):
+def test_writers_and_readers_do_not_see_a_stream_that_is_creating(make_kinesis):
     kinesis = make_kinesis(state_delay_ms=500)
     kinesis.CreateStream(StreamName="orders", ShardCount=2)
     assert summary(kinesis)["StreamStatus"] == "CREATING"
@@ -73,7 +73,7 @@ def test_state_delays_are_scaled_and_rates_of_the_clock_are_not(make_kinesis):
 
 
 @pytest.mark.parametrize("shard_count", [19_999, 100_000_000_000])
-def test_more_shards_than_the_account_may_have_are_refused_before_any_is_made(kinesis, shard_count):
+def test_the_shard_limit_is_checked_before_any_shard_is_created(kinesis, shard_count):
     assert kinesis.fails("CreateStream", StreamName="big", ShardCount=shard_count).startswith(
         "LimitExceededException: This request would exceed the shard limit for the account 000000000000 in us-east-1. "
         "Current shard count for the account: 2. Limit: 20000. Number of additional shards that would have resulted "
@@ -82,7 +82,7 @@ def test_more_shards_than_the_account_may_have_are_refused_before_any_is_made(ki
     assert kinesis.ListStreams()["StreamNames"] == ["orders"]
 
 
-def test_what_cannot_be_created_is_refused_with_its_reason(kinesis):
+def test_an_invalid_create_stream_is_rejected_with_the_reason(kinesis):
     fails = kinesis.fails
     assert (
         fails("CreateStream", StreamName="orders", ShardCount=1)
@@ -109,7 +109,7 @@ def test_the_fifty_first_on_demand_stream_is_over_the_limit(kinesis):
     }
 
 
-def test_a_deleted_stream_is_deleting_and_then_gone_with_everything(make_kinesis):
+def test_a_deleted_stream_is_deleting_and_then_gone(make_kinesis):
     kinesis = make_kinesis(state_delay_ms=100)
     kinesis.CreateStream(StreamName="orders", ShardCount=1)
     kinesis.wait(ms=100)
@@ -121,7 +121,7 @@ def test_a_deleted_stream_is_deleting_and_then_gone_with_everything(make_kinesis
     assert kinesis.ListStreams()["StreamNames"] == []
 
 
-def test_a_stream_with_consumers_is_deleted_only_when_told_so(kinesis):
+def test_a_stream_with_consumers_is_deleted_only_with_enforce_consumer_deletion(kinesis):
     arn = summary(kinesis)["StreamARN"]
     kinesis.RegisterStreamConsumer(StreamARN=arn, ConsumerName="reader")
     assert kinesis.fails("DeleteStream", StreamName="orders").startswith("ResourceInUseException: Stream orders")
@@ -168,7 +168,7 @@ def test_shards_of_a_described_stream_come_in_pages_of_at_most_a_hundred(kinesis
     assert (second["Shards"][0]["ShardId"], second["HasMoreShards"]) == ("shardId-000000000100", False)
 
 
-def test_the_retention_period_goes_up_and_down_within_its_bounds(kinesis):
+def test_the_retention_period_changes_within_its_limits(kinesis):
     fails = kinesis.fails
     kinesis.IncreaseStreamRetentionPeriod(StreamName="orders", RetentionPeriodHours=48)
     assert summary(kinesis)["RetentionPeriodHours"] == 48
@@ -208,7 +208,7 @@ def test_enhanced_metrics_are_switched_on_and_off(kinesis):
     assert summary(kinesis)["EnhancedMonitoring"] == [{"ShardLevelMetrics": []}]
 
 
-def test_an_update_shows_updating_and_blocks_the_next_until_it_is_over(make_kinesis):
+def test_a_stream_that_is_updating_rejects_other_updates(make_kinesis):
     kinesis = make_kinesis(state_delay_ms=100)
     kinesis.CreateStream(StreamName="orders", ShardCount=1)
     kinesis.wait(ms=100)
@@ -224,7 +224,7 @@ def test_an_update_shows_updating_and_blocks_the_next_until_it_is_over(make_kine
     assert kinesis.put("secret")[0]["EncryptionType"] == "KMS"
 
 
-def test_encryption_knows_only_kms(kinesis):
+def test_the_only_encryption_type_is_kms(kinesis):
     for verb in ("Start", "Stop"):
         failure = kinesis.fails(f"{verb}StreamEncryption", StreamName="orders", EncryptionType="NONE", KeyId="k")
         assert failure.startswith("InvalidArgumentException")
@@ -276,7 +276,7 @@ def test_a_commitment_lasts_a_day_before_it_can_end(kinesis):
     assert commitment()["StartedAt"] == 1_800_086_400
 
 
-def test_settings_that_make_no_sense_are_all_named_at_once():
+def test_all_invalid_settings_are_reported_at_once():
     with pytest.raises(ConfigurationError) as caught:
         LocalSettings(region="mars", account_id="1", limits="some", state_delay_ms=-1, time_scale=0, shard_limit=0)
     assert len(caught.value.violations) == 6
@@ -289,7 +289,7 @@ def test_a_reset_leaves_an_empty_account(kinesis):
     assert kinesis.DescribeAccountSettings()["MinimumThroughputBillingCommitment"]["Status"] == "DISABLED"
 
 
-def test_an_operation_that_does_not_exist_is_named(kinesis):
+def test_an_unknown_operation_is_rejected_by_name(kinesis):
     assert kinesis.fails("CreateChannel") == (
         "UnknownOperationException: There is no operation CreateChannel in this service."
     )

@@ -23,7 +23,7 @@ def put(kinesis, size, count=1):
     return kinesis.PutRecords(StreamName="orders", Records=entries)["FailedRecordCount"]
 
 
-def test_a_shard_takes_a_thousand_records_a_second_and_fails_the_rest_slot_by_slot(limited):
+def test_a_shard_accepts_a_thousand_records_per_second_and_rejects_the_other_entries(limited):
     assert [put(limited, 10, 500) for _ in range(3)] == [0, 0, 500]
     answer = limited.PutRecords(StreamName="orders", Records=[{"Data": b"", "PartitionKey": "k"}])
     assert f"ProvisionedThroughputExceededException: {answer['Records'][0].error_message}" == RATE
@@ -32,7 +32,7 @@ def test_a_shard_takes_a_thousand_records_a_second_and_fails_the_rest_slot_by_sl
     assert put(limited, 10, 500) == 400
 
 
-def test_a_shard_takes_a_mebibyte_a_second_after_a_burst_of_ten(limited):
+def test_a_shard_accepts_one_mebibyte_per_second_after_a_burst_of_ten(limited):
     assert [put(limited, MIB) for _ in range(11)] == [0] * 10 + [1]
     limited.wait(ms=999)
     assert put(limited, MIB) == 1
@@ -72,7 +72,7 @@ def test_two_mebibytes_a_second_can_be_read_in_pieces(limited):
     limited.GetRecords(ShardIterator=iterator, Limit=1)
 
 
-def test_iterators_are_given_five_times_a_second(limited):
+def test_five_iterators_per_second_are_issued(limited):
     for _ in range(5):
         limited.iterator()
     failure = limited.fails("GetShardIterator", StreamName="orders", ShardId="0", ShardIteratorType="LATEST")
@@ -90,7 +90,7 @@ def test_a_consumer_subscribes_once_a_second_to_a_shard(limited):
         limited.subscribe(**request)
 
 
-def test_calls_of_the_control_plane_have_rates_too(limited):
+def test_control_plane_calls_are_rate_limited(limited):
     limited.DescribeLimits()
     assert limited.fails("DescribeLimits") == (
         "LimitExceededException: Rate exceeded for DescribeLimits under account 000000000000."
@@ -99,7 +99,7 @@ def test_calls_of_the_control_plane_have_rates_too(limited):
     limited.DescribeLimits()
 
 
-def test_five_streams_are_created_at_a_time_and_ten_scalings_a_day_are_enough(make_kinesis):
+def test_five_streams_can_be_creating_and_ten_scalings_a_day_are_allowed(make_kinesis):
     kinesis = make_kinesis(limits="aws", state_delay_ms=60_000)
     for name in "abcde":
         kinesis.CreateStream(StreamName=name, ShardCount=1)
@@ -127,7 +127,7 @@ def test_without_limits_nothing_is_counted(kinesis):
     )
 
 
-def test_a_bucket_says_when_something_is_left_again():
+def test_a_bucket_knows_when_its_level_is_above_zero_again():
     bucket = TokenBucket(10)
     assert bucket.ready_ms(0) == 0
     bucket.charge(25, 0)

@@ -13,7 +13,7 @@ def failure(read, operation, body):
     return caught.value.members()
 
 
-def test_all_violations_are_told_at_once_in_the_services_words(kinesis):
+def test_all_violations_are_reported_at_once_with_awss_messages(kinesis):
     assert kinesis.fails("CreateStream", StreamName="a b", ShardCount=0) == (
         "ValidationException: 2 validation errors detected: "
         "Value 'a b' at 'streamName' failed to satisfy constraint: "
@@ -43,7 +43,7 @@ def test_each_constraint_has_its_message(kinesis, operation, request_, message):
     assert message in kinesis.fails(operation, **request_)
 
 
-def test_a_flood_of_violations_is_cut_at_ten(kinesis):
+def test_at_most_ten_violations_are_reported(kinesis):
     records = [{"Data": b"", "PartitionKey": ""}] * 100
     assert kinesis.fails("PutRecords", StreamName="orders", Records=records).startswith(
         "ValidationException: 10 validation errors detected"
@@ -103,22 +103,22 @@ def test_cbor_has_byte_strings_and_milliseconds():
         ("GetShardIterator", {"Timestamp": 10**400}, "A number this large can not be converted to a Timestamp"),
     ],
 )  # fmt: skip
-def test_wrong_types_in_json_are_told_in_the_words_of_javas_parser(operation, body, message):
+def test_wrong_types_in_json_are_rejected_with_the_messages_of_the_java_parser(operation, body, message):
     members = failure(from_json, operation, body)
     assert members == {"__type": "SerializationException", "Message": message}
 
 
 @pytest.mark.parametrize("body", [{"Data": "text"}, {"Data": None, "StreamName": b"x"}, {"StreamName": object()}])
-def test_wrong_types_in_cbor_are_refused(body):
+def test_wrong_types_in_cbor_are_rejected(body):
     assert failure(from_cbor, "PutRecord", body)["__type"] == "SerializationException"
 
 
-def test_wrong_timestamps_in_cbor_are_refused():
+def test_wrong_timestamps_in_cbor_are_rejected():
     for value in ("x", True):
         assert failure(from_cbor, "GetShardIterator", {"Timestamp": value})["__type"] == "SerializationException"
 
 
-def test_unknown_operations_are_unknown_to_the_readers_too():
+def test_bodies_of_unknown_operations_are_rejected():
     assert failure(from_json, "CreateChannel", {})["__type"] == "UnknownOperationException"
 
 

@@ -38,7 +38,7 @@ def test_slots_may_fail_by_chance_and_with_another_code(faults):
     assert slots[0] == "InternalFailure"
 
 
-def test_one_seed_gives_one_run():
+def test_the_same_seed_gives_the_same_faults():
     def run(seed):
         faults = Faults(random.Random(seed))
         faults.on("GetRecords").fail().with_probability(0.5)
@@ -47,13 +47,13 @@ def test_one_seed_gives_one_run():
     assert run(1) == run(1) != run(2)
 
 
-def test_a_rule_can_wait_and_can_end(faults):
+def test_a_rule_can_skip_calls_and_can_stop(faults):
     faults.on().fail(503, "ServiceUnavailable", "later").after(2).at_most(2)
     refusals = [plan(faults).refusal for _ in range(6)]
     assert [refusal and refusal.status for refusal in refusals] == [None, None, 503, 503, None, None]
 
 
-def test_a_rule_can_be_about_one_stream(faults):
+def test_a_rule_can_apply_to_one_stream(faults):
     faults.on("PutRecords", stream="orders").throttle()
     assert plan(faults, stream="other") is NO_FAULT
     assert plan(faults, stream=None) is NO_FAULT
@@ -83,7 +83,7 @@ def test_each_fault_has_its_own_effect(faults, script, expected):
     assert changed == expected
 
 
-def test_delays_add_up_and_the_first_ending_decides(faults):
+def test_delays_add_up_and_the_first_rule_that_ends_the_call_decides_how(faults):
     faults.on().delay(1)
     faults.on().delay(0.5)
     second = faults.on().expire_iterator()
@@ -101,7 +101,7 @@ def test_resource_in_use_is_awss_error(faults):
     assert plan(faults, "SubscribeToShard").refusal.code == "ResourceInUseException"
 
 
-def test_rules_can_be_taken_back(faults):
+def test_rules_can_be_removed(faults):
     kept, removed = faults.on().delay(1), faults.on().delay(1)
     faults.remove(removed)
     assert faults.rules == (kept,)
@@ -109,7 +109,7 @@ def test_rules_can_be_taken_back(faults):
     assert faults.is_empty
 
 
-def test_a_rule_is_json_and_an_unknown_word_in_it_is_refused():
+def test_a_rule_is_json_and_unknown_fields_are_rejected():
     rule = msgspec.json.decode(b'{"fault": "throttle", "operation": "PutRecords", "slots": [1]}', type=Fault)
     assert rule.slots == [1]
     for wrong in (
@@ -122,6 +122,6 @@ def test_a_rule_is_json_and_an_unknown_word_in_it_is_refused():
             msgspec.json.decode(wrong, type=Fault)
 
 
-def test_a_probability_outside_its_range_is_refused(faults):
+def test_a_probability_above_one_is_rejected(faults):
     with pytest.raises(ValueError, match="between 0 and 1"):
         faults.on().drop().with_probability(2)

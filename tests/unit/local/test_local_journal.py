@@ -1,12 +1,149 @@
+import asyncio
+import logging
+import os
 import random
 
 import pytest
 
-from anabranch.errors import CodecError
+from anabranch.errors import CodecError, ConfigurationError
+from anabranch.local.errors import LocalError
+from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
 
 ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
 LOW = "shardId-000000000000"
+
+
+def write(folder, *entries, restore=True):
+    async def main():
+        journal = Journal(folder)
+        journal.rewrite(list(journal.entries()) if restore else [])
+        for entry in entries:
+            journal.append(entry)
+        await journal.durable()
+        await journal.close()
+
+    asyncio.run(main())
+
+
+def read(folder):
+    async def main():
+        journal = Journal(folder)
+        try:
+            return list(journal.entries())
+        finally:
+            await journal.close()
+
+    return asyncio.run(main())
+
+
+def test_entries_are_read_in_the_order_they_were_written(tmp_path):
+    write(tmp_path, b"one", b"", b"three" * 1_000)
+    write(tmp_path, b"four")
+    assert read(tmp_path) == [b"one", b"", b"three" * 1_000, b"four"]
+
+
+def test_an_empty_folder_has_no_entries(tmp_path):
+    assert read(tmp_path / "new" / "folder") == []
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 12])
+def test_an_incomplete_entry_at_the_end_is_dropped_and_logged(tmp_path, cut, caplog):
+    write(tmp_path, b"kept", b"torn!")
+    path = tmp_path / "journal"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path) == [b"kept"]
+    assert "never acknowledged" in caplog.text
+
+
+def test_a_last_entry_with_a_wrong_checksum_is_dropped(tmp_path):
+    write(tmp_path, b"kept", b"torn!")
+    path = tmp_path / "journal"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert read(tmp_path) == [b"kept"]
+    path.write_bytes(raw[:-13] + b"\xff" * 8)
+    assert read(tmp_path) == [b"kept"]
+
+
+def test_a_file_that_is_not_a_journal_is_rejected(tmp_path):
+    (tmp_path / "journal").write_bytes(b"something else")
+    with pytest.raises(ConfigurationError, match="is not a journal of a local Kinesis"):
+        read(tmp_path)
+
+
+def test_two_servers_cannot_share_a_folder(tmp_path):
+    async def main():
+        first = Journal(tmp_path)
+        with pytest.raises(ConfigurationError, match=rf"in use by another local Kinesis \(process {os.getpid()}\)"):
+            Journal(tmp_path)
+        await first.close()
+        await Journal(tmp_path).close()
+
+    asyncio.run(main())
+
+
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="as data folder"):
+        Journal(tmp_path / "file" / "folder")
+
+
+def test_many_changes_share_one_fsync(tmp_path, monkeypatch):
+    syncs = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(descriptor), sync(descriptor)))
+
+    async def main():
+        journal = Journal(tmp_path)
+        journal.rewrite([])
+        syncs.clear()
+
+        async def change(number):
+            journal.append(b"%d" % number)
+            await journal.durable()
+
+        await asyncio.gather(*(change(number) for number in range(100)))
+        await journal.close()
+
+    asyncio.run(main())
+    assert len(syncs) <= 2
+    assert read(tmp_path) == [b"%d" % number for number in range(100)]
+
+
+def test_a_replacement_drops_earlier_entries_and_keeps_later_ones(tmp_path):
+    async def main():
+        journal = Journal(tmp_path)
+        journal.rewrite([])
+        journal.append(b"old")
+        await asyncio.sleep(0)
+        journal.append(b"old too")
+        journal.replace([b"new"])
+        journal.append(b"after")
+        await journal.durable()
+        await journal.close()
+
+    asyncio.run(main())
+    assert read(tmp_path) == [b"new", b"after"]
+
+
+def test_no_change_is_acknowledged_after_a_disk_failure(tmp_path, monkeypatch, caplog):
+    def refuse(_):
+        raise OSError(28, "No space left on device")
+
+    async def main():
+        journal = Journal(tmp_path)
+        journal.rewrite([])
+        monkeypatch.setattr(os, "fsync", refuse)
+        journal.append(b"lost")
+        with pytest.raises(LocalError, match="No space left on device"):
+            await journal.durable()
+        assert journal.failure is not None
+        await journal.close()
+
+    asyncio.run(main())
 
 
 def everything(state, now_ms):
@@ -39,7 +176,7 @@ def restored(kinesis, entries):
     return state
 
 
-def live_a_little(kinesis):
+def make_some_changes(kinesis):
     kinesis.AddTagsToStream(StreamName="orders", Tags={"a": "b"})
     kinesis.RegisterStreamConsumer(StreamARN=ARN, ConsumerName="reader", Tags={"c": "d"})
     kinesis.put("one", "two", hash_key=0)
@@ -56,8 +193,8 @@ def live_a_little(kinesis):
     kinesis.PutRecords(StreamName="auto", Records=[{"Data": bytes([i])} for i in range(9)])
 
 
-def test_the_journal_and_a_snapshot_both_bring_everything_back(kinesis):
-    live_a_little(kinesis)
+def test_the_journal_and_a_snapshot_both_restore_everything(kinesis):
+    make_some_changes(kinesis)
     before = everything(kinesis.state, kinesis.now_ms)
     assert everything(restored(kinesis, kinesis.journal), kinesis.now_ms) == before
     assert everything(restored(kinesis, kinesis.state.snapshot()), kinesis.now_ms) == before
@@ -72,7 +209,7 @@ def test_a_snapshot_is_shorter_than_a_long_journal_and_entries_may_be_repeated(k
     assert everything(doubled, kinesis.now_ms) == everything(kinesis.state, kinesis.now_ms)
 
 
-def test_sequence_numbers_and_iterators_go_on_after_a_restart(kinesis):
+def test_sequence_numbers_and_iterators_continue_after_a_restart(kinesis):
     iterator = kinesis.iterator("LATEST")
     number = kinesis.put("before", hash_key=0)[0]["SequenceNumber"]
     kinesis.state = restored(kinesis, kinesis.journal)
@@ -80,7 +217,7 @@ def test_sequence_numbers_and_iterators_go_on_after_a_restart(kinesis):
     assert [record.data for record in kinesis.GetRecords(ShardIterator=iterator)["Records"]] == [b"before", b"after"]
 
 
-def test_numbers_are_not_given_twice_even_if_their_records_were_trimmed(kinesis):
+def test_sequence_numbers_are_never_reused_even_if_their_records_were_trimmed(kinesis):
     number = kinesis.put("old", hash_key=0)[0]["SequenceNumber"]
     kinesis.wait(hours=25)
     kinesis.iterator()
@@ -109,7 +246,7 @@ def test_reads_journal_nothing_and_every_write_does(kinesis):
     assert len(kinesis.journal) == length + 1
 
 
-def test_entries_that_cannot_be_are_named(kinesis):
+def test_invalid_journal_entries_are_errors_that_name_the_entry(kinesis):
     with pytest.raises(CodecError, match="journal entry 0 cannot be decoded"):
         restored(kinesis, [b"\xc1"])
     kinesis.journal.clear()

@@ -1,9 +1,12 @@
-"""The local Kinesis's front door and its admin endpoint, by raw HTTP: what comes before any operation is looked at."""
+"""The local Kinesis and its admin endpoint over raw HTTP: the checks that come before any operation."""
 
 import http.client
 import json
 
 import pytest
+
+from anabranch.local.errors import LocalError
+from anabranch.local.http import check_signature_form
 
 AUTHORIZATION = (
     "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"
@@ -15,6 +18,7 @@ SIGNED = {
     "authorization": AUTHORIZATION,
 }
 ACCESS_DENIED = b"<Message>Unable to determine service/operation name to be authorized</Message>"
+SIGNED_QUERY = "X-Amz-Algorithm=A&X-Amz-Credential=c&X-Amz-Signature=s&X-Amz-SignedHeaders=h&X-Amz-Date=d"
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def without(*names, **changed):
     return headers | {name.replace("_", "-"): value for name, value in changed.items()}
 
 
-def test_what_is_no_call_is_refused_in_xml(ask):
+def test_a_request_that_is_not_a_call_is_rejected_in_xml(ask):
     status, headers, body = ask("GET")
     assert (status, ACCESS_DENIED in body) == (403, True)
     assert headers["x-amzn-RequestId"]
@@ -63,7 +67,7 @@ def test_what_is_no_call_is_refused_in_xml(ask):
         (without(authorization="AWS4-HMAC-SHA256 nothing"), b"{}", "IncompleteSignatureException"),
     ],
 )
-def test_a_bad_call_is_refused_in_json(ask, headers, body, code):
+def test_a_bad_call_is_rejected_in_json(ask, headers, body, code):
     status, answered, raw = ask("POST", body=body, headers=headers)
     assert (status, json.loads(raw)["__type"]) == (400, code)
     assert answered["content-type"] == "application/x-amz-json-1.1"
@@ -75,7 +79,7 @@ def test_plain_json_gets_the_envelope_of_an_older_protocol(ask):
     assert json.loads(body)["Output"]["__type"] == "com.amazon.coral.service#UnknownOperationException"
 
 
-def test_browsers_may_call_from_anywhere(ask):
+def test_browsers_may_call_from_any_origin(ask):
     asked = {
         "origin": "http://localhost:3000",
         "access-control-request-method": "POST",
@@ -93,7 +97,7 @@ def test_browsers_may_call_from_anywhere(ask):
     assert "x-amzn-RequestId" in headers["access-control-expose-headers"]
 
 
-def test_health_is_answered_without_a_signature(ask, plain_kinesis):
+def test_health_needs_no_signature(ask, plain_kinesis):
     status, _, body = ask("GET", "/health")
     assert status == 200
     assert json.loads(body)["status"] == "ok"
@@ -126,7 +130,7 @@ def test_faults_are_scripted_listed_and_removed_over_http(ask, plain_kinesis):
         ("GET", "/_local/nothing", None, 404, "/_local/faults and /_local/reset"),
     ],
 )
-def test_what_the_admin_endpoint_cannot_do_it_says(ask, method, path, body, status, said):
+def test_the_admin_endpoint_explains_what_it_rejects(ask, method, path, body, status, said):
     answered, _, raw = ask(method, path, body)
     assert answered == status
     assert said in json.loads(raw)["error"]
@@ -138,3 +142,35 @@ def test_a_reset_leaves_no_streams_and_no_faults(ask, plain_kinesis):
     assert ask("POST", "/_local/reset")[0] == 200
     assert plain_kinesis.boto3.list_streams()["StreamNames"] == []
     assert plain_kinesis.faults.is_empty
+
+
+def test_any_complete_signature_is_accepted():
+    check_signature_form({"authorization": AUTHORIZATION, "x-amz-date": "20261116T000000Z"}, "")
+    check_signature_form({"authorization": AUTHORIZATION, "date": "today"}, "")
+    check_signature_form({}, SIGNED_QUERY)
+
+
+@pytest.mark.parametrize(
+    "headers, query, code, message",
+    [
+        ({}, "", "MissingAuthenticationTokenException", "Missing Authentication Token"),
+        ({"authorization": AUTHORIZATION}, SIGNED_QUERY, "InvalidSignatureException", "Found both"),
+        (
+            {"authorization": AUTHORIZATION},
+            "",
+            "IncompleteSignatureException",
+            "either a 'X-Amz-Date' or a 'Date' header",
+        ),
+        (
+            {"authorization": "AWS4 x", "date": "d"},
+            "",
+            "IncompleteSignatureException",
+            "requires 'Credential' parameter",
+        ),
+        ({}, "X-Amz-Algorithm=A", "IncompleteSignatureException", "must include 'X-Amz-Signature'"),
+    ],
+)
+def test_an_incomplete_signature_is_rejected_with_awss_message(headers, query, code, message):
+    with pytest.raises(LocalError, match=message) as refused:
+        check_signature_form(headers, query)
+    assert refused.value.code == code

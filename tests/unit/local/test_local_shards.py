@@ -89,7 +89,7 @@ def test_quick_splits_still_start_every_child_after_its_parents_end(kinesis):
     kinesis.PutRecord(StreamName="orders", Data=b"y", PartitionKey="k", SequenceNumberForOrdering=number)
 
 
-def test_reshards_that_cannot_be_are_refused_in_awss_words(kinesis):
+def test_invalid_splits_and_merges_are_rejected_with_awss_messages(kinesis):
     place = "in stream orders under account 000000000000"
     fails = kinesis.fails
     for key in (0, 1, MIDDLE - 1, MIDDLE):
@@ -112,7 +112,7 @@ def test_reshards_that_cannot_be_are_refused_in_awss_words(kinesis):
     )
 
 
-def test_a_delayed_split_takes_effect_at_its_time_and_not_before(make_kinesis):
+def test_a_delayed_split_takes_effect_at_its_deadline_and_not_before(make_kinesis):
     kinesis = make_kinesis(state_delay_ms=1000)
     kinesis.CreateStream(StreamName="orders", ShardCount=2)
     kinesis.wait(ms=1000)
@@ -178,7 +178,7 @@ def test_scaling_leaves_every_short_lived_shard_with_its_parents(make_kinesis):
             }
 
 
-def test_scaling_knows_its_bounds(kinesis):
+def test_scaling_beyond_the_limits_is_rejected(kinesis):
     def fails(target):
         return kinesis.fails(
             "UpdateShardCount", StreamName="orders", TargetShardCount=target, ScalingType="UNIFORM_SCALING"
@@ -192,7 +192,7 @@ def test_scaling_knows_its_bounds(kinesis):
     assert "below half your current" in fails(1)
 
 
-def test_on_demand_streams_are_not_resharded_by_hand(kinesis):
+def test_on_demand_streams_cannot_be_resharded(kinesis):
     kinesis.CreateStream(StreamName="events")
     for operation, request in (
         ("SplitShard", {"ShardToSplit": LOW, "NewStartingHashKey": "9"}),
@@ -202,7 +202,7 @@ def test_on_demand_streams_are_not_resharded_by_hand(kinesis):
         assert kinesis.fails(operation, StreamName="events", **request).startswith("ValidationException")
 
 
-def test_a_split_beyond_the_shard_limit_is_refused(make_kinesis):
+def test_a_split_beyond_the_shard_limit_is_rejected(make_kinesis):
     kinesis = make_kinesis(shard_limit=2)
     kinesis.CreateStream(StreamName="orders", ShardCount=2)
     assert kinesis.fails(
@@ -216,3 +216,94 @@ def test_a_stream_of_more_than_ten_thousand_shards_does_not_grow(make_kinesis):
     assert kinesis.fails(
         "UpdateShardCount", StreamName="orders", TargetShardCount=10_001, ScalingType="UNIFORM_SCALING"
     ).startswith("LimitExceededException: UpdateShardCount cannot scale over 10000")
+
+
+def ids(kinesis, **request):
+    return [int(shard["ShardId"][-3:]) for shard in kinesis.ListShards(StreamName="orders", **request)["Shards"]]
+
+
+def filtered(kinesis, kind, **more):
+    return ids(kinesis, ShardFilter={"Type": kind, **more})
+
+
+def split_after_a_second(kinesis):
+    kinesis.wait(ms=1000)
+    kinesis.SplitShard(StreamName="orders", ShardToSplit=LOW, NewStartingHashKey=str(1 << 126))
+    kinesis.wait(ms=1000)
+
+
+def test_each_filter_lists_its_shards(kinesis):
+    split_after_a_second(kinesis)
+    assert ids(kinesis) == [0, 1, 2, 3]
+    assert filtered(kinesis, "FROM_TRIM_HORIZON") == [0, 1, 2, 3]
+    assert filtered(kinesis, "AT_LATEST") == [1, 2, 3]
+    assert filtered(kinesis, "AT_TRIM_HORIZON") == [0, 1]
+    assert filtered(kinesis, "AFTER_SHARD_ID", ShardId=HIGH) == [2, 3]
+    assert filtered(kinesis, "AFTER_SHARD_ID", ShardId="shardId-2") == [3]
+    assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=1_800_000_000.999) == [0, 1]
+    assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=1_800_000_001.0) == [1, 2, 3]
+    assert filtered(kinesis, "AT_TIMESTAMP", Timestamp=0) == [0, 1]
+    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_001.0) == [0, 1, 2, 3]
+    assert filtered(kinesis, "FROM_TIMESTAMP", Timestamp=1_800_000_001.001) == [1, 2, 3]
+    assert ids(kinesis, ExclusiveStartShardId="shardId-000000000002") == [3]
+
+
+def test_filters_accept_only_their_own_members(kinesis):
+    for shard_filter in (
+        {"Type": "AFTER_SHARD_ID"},
+        {"Type": "AT_LATEST", "ShardId": LOW},
+        {"Type": "AT_TIMESTAMP"},
+        {"Type": "FROM_TRIM_HORIZON", "Timestamp": 1.0},
+    ):
+        failure = kinesis.fails("ListShards", StreamName="orders", ShardFilter=shard_filter)
+        assert failure.startswith("InvalidArgumentException: ShardFilter of type")
+
+
+def test_pages_continue_with_the_same_filter_across_a_reshard(kinesis):
+    split_after_a_second(kinesis)
+    first = kinesis.ListShards(StreamName="orders", MaxResults=2, ShardFilter={"Type": "AT_LATEST"})
+    assert [shard["ShardId"][-1] for shard in first["Shards"]] == ["1", "2"]
+    kinesis.MergeShards(StreamName="orders", ShardToMerge="2", AdjacentShardToMerge="3")
+    second = kinesis.ListShards(NextToken=first["NextToken"])
+    assert [shard["ShardId"][-1] for shard in second["Shards"]] == ["4"]
+    assert "NextToken" not in second
+
+
+def test_a_page_token_expires_after_300_seconds_and_accepts_no_other_parameter(kinesis):
+    token = kinesis.ListShards(StreamName="orders", MaxResults=1)["NextToken"]
+    assert kinesis.fails("ListShards", NextToken=token, StreamName="orders") == (
+        "InvalidArgumentException: NextToken and StreamName cannot be provided together."
+    )
+    assert kinesis.fails("ListStreams", NextToken=token).startswith("InvalidArgumentException: NextToken")
+    for garbage in ("x", "é", "e30="):
+        assert kinesis.fails("ListShards", NextToken=garbage).startswith("InvalidArgumentException: NextToken")
+    kinesis.wait(ms=300_000)
+    kinesis.ListShards(NextToken=token)
+    kinesis.wait(ms=1)
+    assert kinesis.fails("ListShards", NextToken=token).startswith("ExpiredNextTokenException")
+
+
+def test_a_recreated_stream_is_another_stream(kinesis):
+    token = kinesis.ListShards(StreamName="orders", MaxResults=1)["NextToken"]
+    assert len(ids(kinesis, StreamCreationTimestamp=1_800_000_000.0)) == 2
+    assert kinesis.fails("ListShards", StreamName="orders", StreamCreationTimestamp=1.0).startswith("ResourceNotFound")
+    kinesis.DeleteStream(StreamName="orders")
+    kinesis.wait(ms=10)
+    kinesis.CreateStream(StreamName="orders", ShardCount=2)
+    assert kinesis.fails("ListShards", NextToken=token).startswith("ResourceNotFoundException")
+
+
+def test_a_closed_shard_leaves_the_listing_when_all_its_records_have_expired(kinesis):
+    kinesis.put("a", hash_key=0)
+    split_after_a_second(kinesis)
+    kinesis.wait(hours=24, ms=-1001)
+    assert ids(kinesis) == [0, 1, 2, 3]
+    iterator = kinesis.iterator()
+    kinesis.wait(ms=1)
+    assert kinesis.fails("GetRecords", ShardIterator=iterator).endswith("does not exist")
+    assert kinesis.fails("GetShardIterator", StreamName="orders", ShardId=LOW, ShardIteratorType="LATEST").startswith(
+        "ResourceNotFoundException: Shard shardId-000000000000"
+    )
+    assert ids(kinesis) == [1, 2, 3]
+    assert filtered(kinesis, "AT_TRIM_HORIZON") == [1, 2, 3]
+    assert len(kinesis.DescribeStream(StreamName="orders")["StreamDescription"]["Shards"]) == 3

@@ -1,4 +1,4 @@
-"""The command line: one thin file for each command."""
+"""The command line: one file per command."""
 
 from anabranch._cli.command_line import main
 

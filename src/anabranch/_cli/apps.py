@@ -1,4 +1,4 @@
-"""`anabranch apps ls | show | delete`: the applications of this machine, or of a lease store that is named."""
+"""`anabranch apps ls | show | delete`: the applications of this machine or of a given lease store."""
 
 import argparse
 import asyncio
@@ -31,8 +31,8 @@ examples:
   anabranch apps show billing --leases sqlite:///var/lib/billing.db --json
   anabranch apps delete billing
 
-`anabranch top APP` watches an application, `anabranch explain APP` tells why a
-shard does not move.
+`anabranch top APP` watches an application live, `anabranch explain APP` says
+why a shard does not move.
 """
 
 
@@ -53,10 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the applications of a store, or of this machine")
-    add_leases_option(ls, "a lease store", default="all files of this machine")
+    add_leases_option(ls, "a lease store", default="all lease files on this machine")
     show = actions.add("show", _show, "show an application's workers and shards", example="billing")
     add_application_argument(show)
-    delete = actions.add("delete", _delete, "forget an application: its leases and positions", example="billing --yes")
+    delete = actions.add(
+        "delete", _delete, "delete an application: its leases and checkpoints", example="billing --yes"
+    )
     add_application_argument(delete)
     delete.add_argument("--yes", action="store_true", help="do not ask")
     for action in (ls, show):
@@ -143,7 +145,7 @@ def _delete(arguments: argparse.Namespace) -> int:
     )
     if live := status.live_members:
         say(
-            f"looking whether {', '.join(member.worker_id for member in live)} still beat: "
+            f"checking whether {', '.join(member.worker_id for member in live)} still beat: "
             f"{max(member.expiry for member in live):.0f} s at most"
         )
     asyncio.run(_forget(arguments))

@@ -1,8 +1,8 @@
-"""`anabranch COMMAND ...`: finds the command, gives it its arguments, and turns what goes wrong into an exit code.
+"""`anabranch COMMAND ...`: finds the command, parses its arguments and turns errors into exit codes.
 
-A command is a module that fulfils `Command`, named in `COMMANDS`; only the one that is asked for is imported.
-Exit codes: 0 done, 1 failed, 2 asked for something that cannot be, 130 interrupted. Data goes to standard output, all
-else to standard error; an error is a line that says what would be right.
+A command is a module that implements `Command` and is listed in `COMMANDS`; only the requested one is imported.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Data goes to standard output, everything else to standard
+error. An error is one line that says what to do instead.
 """
 
 import argparse
@@ -31,28 +31,28 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "streams": "list, create, describe and delete streams",
         "shards": "show a stream's shards: their lineage and hash ranges",
         "reshard": "change a stream's shards: to a number, split one, merge two",
-        "which-shard": "say which shard a partition key goes to",
+        "which-shard": "show which shard a partition key maps to",
     },
     "records": {
         "put": "write records: one, or one for each line of standard input",
-        "tail": "show the records of a stream as they come",
+        "tail": "show the records of a stream as they arrive",
     },
     "applications": {
-        "run": "run a consumer of yours, also as several processes",
-        "apps": "list, show and delete applications: their workers and positions",
+        "run": "run your consumer, in one process or several",
+        "apps": "list, show and delete applications: workers and checkpoints",
         "top": "watch an application live: workers, shards, lag, rate",
-        "explain": "say in words why a shard does or does not move",
+        "explain": "explain why a shard does or does not move",
     },
 }
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
-"""Each is the module of its name here, and has this line in the help."""
+"""Command name (also its module here) and its line in the help."""
 
 _EPILOG: Final = """\
 examples:
   anabranch demo                      the whole product, without an AWS account
   anabranch serve --create orders:4   a local Kinesis to develop against
-  anabranch doctor orders             what is missing to use a stream
-  anabranch tail orders --from -15m   what came in the last quarter of an hour
+  anabranch doctor orders             check access to a stream
+  anabranch tail orders --from -15m   the last 15 minutes
 
 `anabranch COMMAND --help` has examples. Region, credentials and endpoint come
 from the standard AWS environment and profile, or from each command's options.
@@ -61,25 +61,25 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 
 class Command(Protocol):
-    """A module may also say `TAKES_PROGRAM = True`: what follows `--` is `arguments.program` then, None without it."""
+    """With `TAKES_PROGRAM = True` in the module, `arguments.program` is what follows `--`, or None."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code. Without `argv` this process is the program, and an interruption ends it at once."""
+    """Returns the exit code. Without `argv` it is the program itself, and Ctrl-C ends the process at once."""
     if argv is None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a key that cannot be shown is no reason to fail
+                stream.reconfigure(errors="backslashreplace")  # never fail because a key cannot be printed
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(given)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`); what is still buffered goes nowhere.
+        # The reader closed the pipe (`| head`): discard what is still buffered.
         for stream in (sys.stdout, sys.stderr):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return FAILED
@@ -102,7 +102,7 @@ def _run(given: list[str]) -> int:
     commands = parser.add_subparsers(prog="anabranch", dest="command", help=argparse.SUPPRESS)
     chosen = next((word for word in given if not word.startswith("-")), None)
     if given and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}:
-        parser.error(f"{given[0]} comes after the command, if that has it: anabranch COMMAND {given[0]} ...")
+        parser.error(f"{given[0]} belongs after the command: anabranch COMMAND {given[0]} ...")
     if chosen is not None and chosen not in COMMANDS:
         parser.error(_unknown(chosen))
     command: Command | None = None
@@ -124,7 +124,7 @@ def _run(given: list[str]) -> int:
                 given, program = _split_program(given)
     arguments, unknown = parser.parse_known_args(join_spans(given), argparse.Namespace(program=program))
     if unknown:
-        asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists what there is")
+        asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists the options")
     if command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE
@@ -140,7 +140,7 @@ def _run(given: list[str]) -> int:
 
 
 def _listed() -> str:
-    """The commands by their groups: argparse lists them in one piece, and breaks the line of the longest."""
+    """The commands by group; argparse would print one long list and wrap the longest line."""
     width = max(map(len, COMMANDS))
     groups = (
         "\n".join([f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in commands.items())])
@@ -151,8 +151,8 @@ def _listed() -> str:
 
 def _unknown(command: str) -> str:
     similar = get_close_matches(command, COMMANDS, n=1)
-    advice = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(COMMANDS)}"
-    return f"there is no command {command!r}; {advice}"
+    advice = f"did you mean {similar[0]}?" if similar else f"the commands are {', '.join(COMMANDS)}"
+    return f"unknown command {command!r}; {advice}"
 
 
 def _one_line(message: str) -> str:
@@ -160,7 +160,7 @@ def _one_line(message: str) -> str:
 
 
 def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
-    """What follows the first `--` is another program's, whatever argparse would make of it."""
+    """Everything after the first `--` belongs to another program; argparse must not see it."""
     if "--" not in given:
         return given, None
     place = given.index("--")
@@ -168,8 +168,8 @@ def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _leave_at_once() -> NoReturn:
-    """A thread may be inside a call that no one waits for any more (botocore's take up to a minute); Python would join
-    it before it ends. Everything of ours is closed by now.
+    """Exits without joining threads: one may be inside a botocore call of up to a minute that nobody awaits any more.
+    Everything of ours is closed by now.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

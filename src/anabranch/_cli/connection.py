@@ -1,8 +1,8 @@
-"""A command's connection to Kinesis: the client and the control calls, opened once and closed whatever happens.
+"""A command's connection to Kinesis: the data-plane client and the control calls, opened once and always closed.
 
-Commands are blocking programs: `run` performs a coroutine and returns its result. Between two of them Ctrl-C is
-Python's own, so that a question can be interrupted. Small calls are tried again where that helps; calls that change
-something are made once. The first mistake of all, a stream that is not there, is answered with the streams that are.
+Commands are blocking programs: `run` runs a coroutine and returns its result. Between two calls Python handles Ctrl-C,
+so a prompt can be interrupted. Reads are retried; calls that change something are sent once. If a stream does not
+exist, the error lists the streams that do.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _NAMES_SHOWN_MAX: Final = 10
 
 @contextmanager
 def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> Iterator["Connection"]:
-    """With the options of `aws_options`; a stream's ARN says its region itself."""
+    """Uses the AWS options; an ARN names its own region."""
     from anabranch._aws.account import AwsAccount
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import open_kinesis
@@ -74,7 +74,7 @@ class Connection:
         self._account = account
         self._region = region
         policy = RetryPolicy(attempts_max=_ATTEMPTS_MAX)
-        self._retries = Retries(SystemClock(), random.Random(), policy=policy)  # noqa: S311 -- spreads retries, no secret
+        self._retries = Retries(SystemClock(), random.Random(), policy=policy)  # noqa: S311 -- jitter, not a secret
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
@@ -86,7 +86,7 @@ class Connection:
             raise CommandFailed(await self._advice_instead_of(stream)) from error
 
     async def present_summary(self, stream: StreamName) -> "StreamSummary":
-        """Raises StreamNotFoundError as it comes, for those to whom it is an answer."""
+        """Raises StreamNotFoundError unchanged, for callers that expect it."""
         return await self._retries.call(lambda: self.client.describe_stream_summary(stream))
 
     async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:

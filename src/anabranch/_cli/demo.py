@@ -1,4 +1,4 @@
-"""`anabranch demo`: the product at work on this machine, with no AWS account, in less than a minute."""
+"""`anabranch demo`: the whole product on this machine, without an AWS account, in about a minute."""
 
 import argparse
 import asyncio
@@ -27,9 +27,7 @@ right column of the audit shows a lost or misordered record.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="decides what happens to whom (default: a new one each time)"
-    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: random)")
     parser.add_argument(
         "--seconds",
         type=bounded_number("number of seconds", 1, 3_600),
@@ -41,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=bounded_integer("number of records", 1, 2_000),
         default=250,
         metavar="N",
-        help="records a second (default: 250)",
+        help="records per second (default: 250)",
     )
     add_json_option(parser)
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save what was shown as an SVG picture")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save the final view as an SVG file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +65,7 @@ async def _perform(arguments: argparse.Namespace) -> int:
 
 
 async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
-    """SIGTERM, and the SIGHUP of a closed terminal, end it as Ctrl-C does: processes, files and terminal in order."""
+    """SIGTERM and SIGHUP (a closed terminal) end the demo as Ctrl-C does: nothing is left behind."""
     told: list[int] = []
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(performance)
@@ -83,4 +81,4 @@ async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
     except asyncio.CancelledError:
         if not told:
             raise
-        return 128 + told[0]  # as a shell reports what a signal ended
+        return 128 + told[0]  # the shell's exit code for a signal

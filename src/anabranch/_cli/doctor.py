@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _CLOCK_OFF_MS: Final = 5_000
-_CLOCK_REFUSED_MS: Final = 300_000  # AWS takes signatures that are five minutes off, and no more
+_CLOCK_REFUSED_MS: Final = 300_000  # AWS rejects signatures that are more than five minutes off
 _NEARLY_FULL: Final = 0.9
 _ANSWER_SLOW_MS: Final = 1_000
 
@@ -53,7 +53,7 @@ class Checkup:
         self._leases = leases
 
     async def findings(self) -> AsyncIterator[Finding]:
-        """As they come, in the order in which one builds on the other."""
+        """Yields findings as they come; later checks depend on earlier ones."""
         from anabranch._aws.account import AwsAccount
 
         yield _versions()
@@ -70,7 +70,7 @@ class Checkup:
         try:
             address = await account.address("kinesis", region=region)
         except AnabranchError as error:
-            yield Finding("region", "fail", _one_line(error), "give --region, or set AWS_REGION")
+            yield Finding("region", "fail", _one_line(error), "pass --region or set AWS_REGION")
             return
         yield Finding("region", "ok", address.region)
         credentials = await self._credentials()
@@ -131,7 +131,7 @@ class Checkup:
             finally:
                 await store.close()
         except AnabranchError as error:
-            return Finding("store", "fail", _one_line(error), "give the URL that the consumer has in leases=")
+            return Finding("store", "fail", _one_line(error), "pass the same URL as the consumer's leases=")
         if self._app is None:
             return Finding("store", "ok", "answers")
         if row is None:
@@ -140,7 +140,7 @@ class Checkup:
 
 
 class _StreamExamination:
-    """What a consumer and a producer of one stream need."""
+    """The permissions that a consumer and a producer of one stream need."""
 
     def __init__(self, stream: StreamName, client: "KinesisClient", calls: Any) -> None:
         self._stream = stream
@@ -164,7 +164,7 @@ class _StreamExamination:
         yield (
             await self._writing()
             if knows_dry_runs
-            else Finding("writing", "skip", "this service, or this botocore, knows no dry run of PutRecord")
+            else Finding("writing", "skip", "this service or botocore version has no dry run of PutRecord")
         )
         yield await self._fan_out(summary)
 
@@ -175,7 +175,7 @@ class _StreamExamination:
         return page.shards[0].shard_id
 
     async def _reading(self, shard_id: str) -> tuple[bool, Finding]:
-        """Also whether the service knows dry runs: a server that does not would take one for the real thing."""
+        """Also checks that the service supports dry runs: one that does not would write the record."""
         operation = "GetShardIterator"
         knows_dry_runs = False
         try:
@@ -206,7 +206,7 @@ class _StreamExamination:
         return Finding("fan-out", "ok", count)
 
     async def _dry_run(self, operation: str, **parameters: Any) -> bool:
-        """True if the service said that it would have done it; False if it knows no dry runs."""
+        """True if the service confirmed the dry run; False if it does not support dry runs."""
         from anabranch._wire.bodies import stream_members
 
         try:
@@ -234,11 +234,11 @@ async def _endpoint(address: "ServiceAddress") -> list[Finding]:
     try:
         answer = await probe(address)
     except AnabranchError as error:
-        advice = "anabranch serve starts a local one; AWS's own needs a way to the internet, a proxy or a VPC endpoint"
+        advice = "anabranch serve starts a local one; AWS's own needs internet access, a proxy or a VPC endpoint"
         return [Finding("endpoint", "fail", _one_line(error), advice), Finding("clock", "skip", "needs the endpoint")]
     time = f"{where} answers in {answer.round_trip_ms} ms, connecting included"
     if answer.round_trip_ms > _ANSWER_SLOW_MS:
-        found = Finding("endpoint", "warn", time, "is this the nearest region, and is the network busy?")
+        found = Finding("endpoint", "warn", time, "check the region and the network")
     else:
         found = Finding("endpoint", "ok", time)
     return [found, _clock(answer.clock_ahead_ms)]
@@ -265,16 +265,18 @@ async def _limits(control: Any) -> Finding:
     if limits.on_demand_stream_count_max is not None:
         counts += f", {limits.on_demand_stream_count} of {limits.on_demand_stream_count_max} on-demand streams"
     if limits.open_shard_count >= _NEARLY_FULL * limits.shard_count_max:
-        return Finding("limits", "warn", counts, "ask AWS for more before you split (Service Quotas, Kinesis)")
+        return Finding(
+            "limits", "warn", counts, "request a higher quota before you split shards (Service Quotas, Kinesis)"
+        )
     return Finding("limits", "ok", counts)
 
 
 def _stream_state(summary: "StreamSummary") -> Finding:
     found = f"{summary.name} is {summary.status}, with {counted(summary.open_shard_count, 'open shard')}"
     if summary.status in {"CREATING", "DELETING"}:
-        return Finding("stream", "warn", found, "it can be used while it is ACTIVE or UPDATING")
+        return Finding("stream", "warn", found, "wait until it is ACTIVE or UPDATING")
     if summary.record_distribution == "AUTO":
-        return Finding("stream", "warn", found, "it distributes records by itself (AUTO): keys have no order there")
+        return Finding("stream", "warn", found, "record distribution is AUTO: there is no order per key")
     return Finding("stream", "ok", found)
 
 
@@ -285,7 +287,7 @@ def _failure(check: str, operation: str, error: AnabranchError, *, only_for: str
             return Finding(check, "warn", _one_line(error), f"{advice}; only {only_for} needs it")
         return Finding(check, "fail", _one_line(error), advice)
     if isinstance(error, StreamNotFoundError):
-        return Finding(check, "fail", _one_line(error), "anabranch streams ls shows what is there")
+        return Finding(check, "fail", _one_line(error), "run anabranch streams ls to list the streams")
     return Finding(check, "fail", _one_line(error))
 
 
@@ -300,8 +302,8 @@ examples:
   anabranch doctor orders --app billing --leases sqlite:///var/lib/billing.db
   anabranch doctor --json | jq '.[] | select(.state == "fail")'
 
-Changes nothing in AWS. Ends with exit code 1 if something is in the way (fail);
-what is only doubtful (warn) or was not looked at (skip) does not count.
+Changes nothing in AWS. The exit code is 1 if a check failed; warnings and
+skipped checks do not count.
 """
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -310,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "stream", nargs="?", type=stream_argument, metavar="STREAM",
-        help="also check this stream, and what may be done with it",
+        help="also check this stream and the permissions on it",
     )  # fmt: skip
     parser.add_argument("--app", metavar="NAME", help="an application, to check its lease store")
     add_leases_option(parser, "its lease store", default="its file on this machine")
@@ -328,7 +330,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(checkup: Checkup, console: "Console | None") -> list[Finding]:
-    """Lines are shown as they come: some checks take their time."""
+    """Prints each line as it comes: some checks are slow."""
     findings: list[Finding] = []
     async for finding in checkup.findings():
         findings.append(finding)

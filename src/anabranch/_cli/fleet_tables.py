@@ -1,7 +1,7 @@
-"""A fleet as lines of text: what `apps show` prints, and `top` draws again and again.
+"""A fleet as lines of text: what `apps show` prints and `top` redraws.
 
-Every line fits the width, and what does not fit the height is counted. What does not move comes first, each with its
-reason under it. Where no width or height is given, nothing is cut.
+Each line fits the width, and lines beyond the height are counted. Stalled shards come first, each with its reason below
+it. Without a width or height nothing is cut.
 """
 
 import time
@@ -29,13 +29,13 @@ _SHARD_STYLES: Final = {
     "waiting": "yellow",
     "moving": "green",
 }
-"""In the order in which they need to be looked at."""
+"""Most urgent first."""
 _NAME_COLUMNS_MAX: Final = 30
 _MEMBERS_SHOWN_MAX: Final = 8
-"""Where lines are scarce; and no more than a third of them."""
+"""The maximum when lines are scarce: at most a third of them."""
 
 Cells = tuple[tuple[str, str], ...]
-"""Text and style of each."""
+"""Text and style of each part."""
 
 
 def headline(status: "FleetStatus") -> str:
@@ -66,7 +66,7 @@ def fleet_lines(status: "FleetStatus", *, height: int | None = None) -> list["Te
         right=(2, 3, 4),
     )
     rest = [f"{counted(len(members) - len(shown), 'worker')} more"] if len(shown) < len(members) else []
-    rest += [f"{counted(left_count, 'worker')} that stopped in order"] if left_count else []
+    rest += [f"{counted(left_count, 'worker')} that stopped gracefully"] if left_count else []
     if rest:
         lines.append(styled(f"and {', '.join(rest)}", "dim"))
     lines.append(styled(""))
@@ -106,7 +106,7 @@ def _in_order_of_need(status: "FleetStatus") -> list["FleetShard"]:
 
 
 def _owner_styles(status: "FleetStatus") -> dict[str, str]:
-    """A colour for each member, the same from look to look as long as the members are the same."""
+    """A stable colour for each member."""
     names = sorted(member.member_id for member in status.members)
     return {member_id: _PALETTE[index % len(_PALETTE)] for index, member_id in enumerate(names)}
 

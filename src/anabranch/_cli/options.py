@@ -16,7 +16,7 @@ _DIGITS_MAX: Final = 18
 
 
 def bounded_number(noun: str, minimum: float, maximum: float) -> Callable[[str], float]:
-    """A parser of texts like `0.5` that says `'x' is not a number of seconds from 1 to 3600` of others."""
+    """Returns an argparse type for numbers within bounds; its error names the noun and the bounds."""
 
     def parse(text: str) -> float:
         try:
@@ -31,7 +31,7 @@ def bounded_number(noun: str, minimum: float, maximum: float) -> Callable[[str],
 
 
 def bounded_integer(noun: str, minimum: int, maximum: int) -> Callable[[str], int]:
-    """The same for digits alone."""
+    """The same for whole numbers."""
 
     def parse(text: str) -> int:
         if not (_is_whole(text) and minimum <= int(text) <= maximum):
@@ -65,7 +65,7 @@ _ACCEPTED: Final = "-15m (also s, h, d, w) or an ISO time such as 2026-01-31T09:
 
 
 def join_spans(words: list[str]) -> list[str]:
-    """`--from -15m` becomes `--from=-15m`: argparse would take a span for an option."""
+    """`--from -15m` becomes `--from=-15m`: argparse would read `-15m` as an option."""
     joined: list[str] = []
     for word in words:
         takes_value = bool(joined) and joined[-1].startswith("--") and len(joined[-1]) > 2 and "=" not in joined[-1]
@@ -82,14 +82,14 @@ def start_argument(text: str) -> Start:
         return _STARTS[word]
     moment = _moment(text, f"horizon, latest, {_ACCEPTED}")
     if moment.timestamp() > time.time():
-        raise argparse.ArgumentTypeError(f"{text!r} is in the future: leave it out for what comes from now on")
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future; omit it to start now")
     return moment
 
 
 def end_argument(text: str) -> dt.datetime:
     moment = _moment(text, f"now, {_ACCEPTED}")
     if moment.timestamp() > time.time():
-        raise argparse.ArgumentTypeError(f"{text!r} is in the future: leave it out, and end it by Ctrl-C")
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future; omit it and stop with Ctrl-C")
     return moment
 
 
@@ -100,18 +100,18 @@ def _moment(text: str, accepted: str) -> dt.datetime:
     try:
         if span := _SPAN.fullmatch(text):
             return now - dt.timedelta(seconds=float(span[1]) * _UNITS[span[2]])
-        return dt.datetime.fromisoformat(text).astimezone(dt.UTC)  # without a zone it is the machine's own time
+        return dt.datetime.fromisoformat(text).astimezone(dt.UTC)  # without a zone: local time
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write {accepted}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write {accepted}") from None
 
 
 def timestamp(seconds: float) -> str:
-    """To the millisecond, in UTC."""
+    """ISO 8601 in UTC, with milliseconds."""
     return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def lag(millis: int | None) -> str:
-    """How far behind, in a few characters."""
+    """A lag in a few characters."""
     return "-" if millis is None else ago(millis / 1000)
 
 
@@ -137,7 +137,7 @@ class Actions:
         self._parsers = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
     def add(self, name: str, work: _Work, summary: str, *, example: str = "") -> argparse.ArgumentParser:
-        """`example` is what stands behind the action's name there."""
+        """`example` follows the action's name in the epilog."""
         action = self._parsers.add_parser(
             name,
             help=summary,
@@ -151,24 +151,24 @@ class Actions:
 
 
 def perform(arguments: argparse.Namespace) -> int:
-    """The action that was asked for."""
+    """Runs the chosen action."""
     work: _Work = arguments.work
     return work(arguments)
 
 
 def add_aws_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("AWS options", "what is left out comes from the standard environment and profile")
+    group = parser.add_argument_group("AWS options", "defaults come from the standard AWS environment and profile")
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
     group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
     group.add_argument(
         "--endpoint-url",
         metavar="URL",
-        help="another address, such as a local one (AWS_ENDPOINT_URL_KINESIS)",
+        help="another endpoint, such as a local server (AWS_ENDPOINT_URL_KINESIS)",
     )
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_stream_argument(parser: argparse.ArgumentParser) -> None:
@@ -187,13 +187,13 @@ def stream_argument(text: str) -> StreamName:
 
 
 def shard_id_argument(text: str) -> str:
-    """A shard's id, or only its number."""
+    """A shard id, or its number alone."""
     if text.isascii() and text.isdigit():
         return f"shardId-{int(text):012d}"
     try:
         shard_index(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; its number alone will do") from None
+        raise argparse.ArgumentTypeError(f"{error}; its number alone is enough") from None
     return text
 
 

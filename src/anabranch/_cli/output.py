@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 DONE: Final = 0
 FAILED: Final = 1
 UNUSABLE: Final = 2
-"""Asked for something that cannot be."""
+"""Wrong usage."""
 INTERRUPTED: Final = 130
-"""As a shell reports Ctrl-C."""
+"""The shell's code for Ctrl-C."""
 
 
-class CommandFailed(AnabranchError):  # noqa: N818 -- an outcome, not a fault of the program
+class CommandFailed(AnabranchError):  # noqa: N818 -- an outcome, not a bug
     """The command could not do what was asked."""
 
 
@@ -49,21 +49,21 @@ ASCII: Final = Drawing(filled="#", empty=".", branch="|-", last_branch="`-", tru
 class LineageRow:
     shard: Shard
     guides: str
-    """What stands before the name: the branches of the tree."""
+    """The tree branches before the name."""
     other_parent: str | None = None
-    """For the child of a merge: the parent that it is not drawn under."""
+    """For the child of a merge: its other parent, drawn elsewhere."""
     is_repeated: bool = False
-    """Drawn in full above, under its other parent."""
+    """Already drawn in full under its other parent."""
 
 
 def lineage(shards: Iterable[Shard], drawing: Drawing = UNICODE) -> list[LineageRow]:
-    """Depth first; brothers in the order of their hash ranges."""
+    """Depth first; siblings in the order of their hash ranges."""
     by_id = {shard.shard_id: shard for shard in shards}
     children = _children(by_id)
     roots = [shard for shard in by_id.values() if not any(parent in by_id for parent in shard.parent_shard_ids)]
     rows: list[LineageRow] = []
     drawn: set[str] = set()
-    # (shard, the parent it is drawn under, guides before its own branch, is it the last of its brothers)
+    # (shard, the parent it is drawn under, guides before its own branch, is it the last sibling)
     waiting = [(root, "", "", True) for root in sorted(roots, key=_place, reverse=True)]
     while waiting:
         shard, parent, before, is_last = waiting.pop()
@@ -94,7 +94,7 @@ def _place(shard: Shard) -> tuple[HashKeyRange, str]:
 
 
 def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing = UNICODE) -> str:
-    """The hash space as `width` cells, the range's own filled: neighbours meet without a gap, nothing is invisible."""
+    """The hash space as `width` cells with this range filled. Neighbours touch, and every range shows."""
     start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
     start = min(start, width - 1)
     end = max(end, start + 1)
@@ -102,12 +102,12 @@ def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing = UNICO
 
 
 def share(hash_key_range: HashKeyRange) -> str:
-    """How much of the hash space it is."""
+    """Its share of the hash space."""
     percent = hash_key_range.size * 100 / _SPACE
     return f"{percent:.1f}%" if percent >= 0.1 else "<0.1%"
 
 
-_UNBOUNDED: Final = 4_000  # columns: what is piped is never cut
+_UNBOUNDED: Final = 4_000  # columns: never cut piped output
 
 
 def make_console(*, stderr: bool = False) -> "Console":
@@ -136,7 +136,7 @@ def print_table(
     right: Sequence[str] = (),
     console: "Console | None" = None,
 ) -> None:
-    """`right` names the headings whose columns are numbers. On standard output, unless another console is given."""
+    """`right` names the right-aligned columns. Prints to standard output unless a console is given."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headings))
@@ -159,7 +159,7 @@ def print_facts(facts: Iterable[tuple[str, "Text | str"]]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Structs become objects with their fields' names; hash keys and sequence numbers are texts, as in AWS's own."""
+    """Structs become objects; hash keys and sequence numbers are strings, as in AWS's JSON."""
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
@@ -170,16 +170,16 @@ def counted(count: int, noun: str) -> str:
 
 
 def say(line: str) -> None:
-    """To the person, beside the data."""
+    """Prints a message to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Returns if it may be done. Nobody is asked where nobody can answer."""
+    """Returns if the user confirms; raises otherwise, or if there is no terminal to ask on."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"{question} Nobody is here to answer: add --yes to go on without being asked")
+        raise ConfigurationError(f"{question} Not a terminal; pass --yes to confirm")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise CommandFailed("nothing was changed")

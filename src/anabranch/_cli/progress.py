@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Report = Callable[[float, str], None]
-"""Takes how much of the whole is done (0 to 1) and what is going on."""
+"""Called with the fraction done (0 to 1) and the current step."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def progress(title: str) -> Iterator[Report]:
         else:
             yield _LineReport(title)
     except KeyboardInterrupt:
-        say(f"{title}: no longer waited for; the service goes on with it")
+        say(f"{title}: stopped waiting; the service continues")
         raise
 
 
@@ -57,10 +57,10 @@ class _LineReport:
 
 
 WAIT_SECONDS_MAX: Final = 3_600
-"""For one change. AWS takes half a minute for a few shards, and longer the more there are."""
+"""For one change. AWS takes about 30 s for a few shards, longer for more."""
 
 _FIRST_PAUSE: Final = 0.1
-_PAUSE_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls a second for the whole account
+_PAUSE_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls per second and account
 
 Done = Callable[["StreamSummary | None"], bool]
 
@@ -86,7 +86,7 @@ async def wait_until_gone(connection: Connection, stream: StreamName, report: Re
 async def wait_until_shards(
     connection: Connection, stream: StreamName, report: Report, *, before: int, after: int
 ) -> "StreamSummary":
-    """ACTIVE with that many open shards, or ACTIVE again: someone else may be changing the stream too."""
+    """Waits for ACTIVE with that many open shards, or ACTIVE again: others may change the stream too."""
     was_updating = False
 
     def show(summary: "StreamSummary | None") -> bool:
@@ -115,7 +115,7 @@ async def _wait(connection: Connection, stream: StreamName, is_done: Done) -> "S
             return summary
         if time.monotonic() >= deadline:
             raise CommandFailed(
-                f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; the service goes on, "
+                f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; the service continues, "
                 f"`anabranch streams describe {stream.name}` shows its status"
             )
         await asyncio.sleep(pause)

@@ -42,7 +42,7 @@ _CHUNKS_AHEAD_MAX: Final = 4
 
 
 async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Each line without its end; the last one may lack it."""
+    """Yields lines without their line ends."""
     chunks: asyncio.Queue[bytes] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD_MAX)
     loop = asyncio.get_running_loop()
@@ -66,17 +66,17 @@ async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
 def _read(
     descriptor: int, loop: asyncio.AbstractEventLoop, chunks: "asyncio.Queue[bytes]", room: threading.Semaphore
 ) -> None:
-    """In the thread. An empty chunk is the end."""
+    """Runs in the thread. An empty chunk means end of input."""
     chunk = b" "
     while chunk:
         room.acquire()
         try:
             chunk = os.read(descriptor, _CHUNK_BYTES)
-        except OSError:  # a terminal that went away
+        except OSError:  # the terminal is gone
             chunk = b""
         try:
             loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop has ended, and nobody reads any more
+        except RuntimeError:  # the loop is closed
             return
 
 
@@ -84,7 +84,7 @@ _OUTSTANDING_MAX: Final = 20_000
 
 
 class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One record, as --json prints it: one object a line."""
+    """One record as --json prints it, one object per line."""
 
     delivered: bool
     partition_key: str
@@ -114,7 +114,7 @@ class PutOutcomes:
             self.show_settled()
 
     async def follow(self) -> None:
-        """Shows what is settled while the next record is still waited for. Never ends by itself."""
+        """Prints settled records while the next one is awaited. Runs until cancelled."""
         while True:
             await self.settle()
             self._arrived.clear()
@@ -142,7 +142,7 @@ class PutOutcomes:
                 print(msgspec.json.encode(_document(result)).decode())
             elif result.delivered and not self._is_quiet:
                 print(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
-        sys.stdout.flush()  # who reads this from a pipe reads along
+        sys.stdout.flush()  # flush, so that a piped reader sees each line
 
     def summarize(self) -> None:
         seconds = time.monotonic() - self._started
@@ -183,15 +183,15 @@ examples:
 Prints a line for each record: shard, sequence number (and the place inside
 an aggregate), partition key. Exit code 1 if a record was not delivered.
 """
-_INTERRUPTED_SECONDS: Final = 5.0  # for what was already read when Ctrl-C came
+_INTERRUPTED_SECONDS: Final = 5.0  # for records that were read before Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """One record to be."""
+    """A record to write."""
 
     source: str
-    """What to call it in an error."""
+    """Its name in error messages."""
     partition_key: str
     data: bytes
 
@@ -215,24 +215,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate",
-        type=bounded_number("number of records a second", 0.001, 100_000),
+        type=bounded_number("number of records per second", 0.001, 100_000),
         metavar="N",
-        help="at most this many records a second",
+        help="at most this many records per second",
     )
-    parser.add_argument("--no-aggregate", action="store_true", help="one Kinesis record for each of ours")
-    parser.add_argument("--quiet", action="store_true", help="print only what failed, and the sum")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line, for programs")
+    parser.add_argument("--no-aggregate", action="store_true", help="do not aggregate records")
+    parser.add_argument("--quiet", action="store_true", help="print only failures and the total")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     add_aws_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from anabranch.producer import Producer
 
-    # Every record that fails is named below, with its line: the library's own warnings would say it twice.
+    # Each failed record is printed below with its line; the library's warnings would repeat it.
     logging.getLogger("anabranch").addHandler(logging.NullHandler())
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
-        connection.run(connection.summary(stream))  # a stream that is not there is told before anything is read
+        connection.run(connection.summary(stream))  # report a missing stream before reading input
         outcomes = PutOutcomes(is_quiet=arguments.quiet, as_json=arguments.json)
         producer: Producer[bytes] = Producer(
             str(stream), aggregate=None if arguments.no_aggregate else "shard", aws=aws_from(arguments)
@@ -258,13 +258,13 @@ async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", o
                     await _put(producer, given, arguments.key_field, explicit, outcomes)
                 await outcomes.settle()
             except asyncio.CancelledError:
-                with suppress(DeliveryFailed):  # each is shown by itself
+                with suppress(DeliveryFailed):  # each is printed on its own
                     await producer.close(deadline=_INTERRUPTED_SECONDS)
                 outcomes.show_settled()
                 raise
             finally:
                 follower.cancel()
-    except BaseExceptionGroup as group:  # what went wrong is one thing, in one of the two
+    except BaseExceptionGroup as group:  # only one of the two fails
         raise group.exceptions[0] from None
 
 
@@ -278,7 +278,7 @@ async def _put(
     try:
         key = given.partition_key or _key_in(given.data, key_field)
         delivery = await producer.put(given.data, key, explicit_hash_key=explicit_hash_key)
-    except ValueError as error:  # of the line or of its key; also what no stream would take
+    except ValueError as error:  # the line, its key, or a record that no stream accepts
         outcomes.refuse(given.source, error)
     else:
         await outcomes.add(given.source, delivery)
@@ -290,7 +290,7 @@ async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
         yield _Input("the record", key, os.fsencode(arguments.data))
         return
     if sys.stdin.isatty():
-        say("one record a line; Ctrl-D ends")
+        say("one record per line; Ctrl-D ends the input")
     number = 0
     async for line in input_lines(sys.stdin.fileno()):
         number += 1
@@ -299,7 +299,7 @@ async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
 
 
 def _key_in(data: bytes, path: str) -> str:
-    """The value of a field, as text. ValueError where the line has none that could be a key."""
+    """The value of a field as text. Raises ValueError if it cannot be a key."""
     try:
         value: Any = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -322,7 +322,7 @@ class _Pace:
         if self._interval is None:
             return
         now = time.monotonic()
-        self._next = max(self._next, now - 1.0)  # what was not used up is kept for a second, no longer
+        self._next = max(self._next, now - 1.0)  # unused tokens last one second
         if self._next > now:
             await asyncio.sleep(self._next - now)
         self._next += self._interval

@@ -84,7 +84,7 @@ Step = Scale | Split | Merge
 
 
 def plan_scale(present: int, target: int) -> list[Scale]:
-    """The fewest calls that lead there; none if it is there."""
+    """The fewest calls that reach the target; empty if already there."""
     steps: list[Scale] = []
     start = present
     while present != target:
@@ -100,7 +100,7 @@ def plan_scale(present: int, target: int) -> list[Scale]:
 
 
 def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: int | None) -> Split:
-    """In the middle, unless told. AWS leaves two hash keys at least to the lower child, and to the upper one."""
+    """Defaults to the middle. AWS requires at least two hash keys in each child."""
     shard = _find_open(shards, shard_id)
     start, end = shard.hash_key_range
     middle = start + shard.hash_key_range.size // 2
@@ -115,7 +115,7 @@ def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: in
 
 
 def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
-    """The two in any order."""
+    """The shards may be given in any order."""
     if first_id == second_id:
         raise ConfigurationError(f"a merge takes two shards, not {first_id} twice")
     pair = [_find_open(shards, shard_id) for shard_id in (first_id, second_id)]
@@ -128,7 +128,7 @@ def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
             if shard is not asked and shard.hash_key_range.is_adjacent_to(asked.hash_key_range)
         ]
         raise ConfigurationError(
-            f"{first_id} and {second_id} are no neighbours: "
+            f"{first_id} and {second_id} are not adjacent: "
             + (f"{first_id} can be merged with {' or '.join(neighbours)}" if neighbours else f"{first_id} has none")
         )
     return Merge(lower, upper)
@@ -162,7 +162,7 @@ _BAR_CELLS: Final = 32
 
 
 class ReshardDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints when all is done."""
+    """The final --json output."""
 
     stream: str
     steps: tuple[str, ...]
@@ -176,12 +176,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream_argument(parser)
     change = parser.add_mutually_exclusive_group(required=True)
     change.add_argument("--to", type=positive_integer, metavar="N", help="scale evenly to this many open shards")
-    change.add_argument("--split", type=shard_id_argument, metavar="SHARD", help="split this one; its number will do")
+    change.add_argument("--split", type=shard_id_argument, metavar="SHARD", help="split this shard (id or number)")
     change.add_argument(
-        "--merge", type=shard_id_argument, nargs=2, metavar="SHARD", help="merge these two neighbours into one"
+        "--merge", type=shard_id_argument, nargs=2, metavar="SHARD", help="merge these two adjacent shards"
     )
     parser.add_argument(
-        "--at", type=hash_key_argument, metavar="HASHKEY", help="where --split cuts (default: in the middle)"
+        "--at", type=hash_key_argument, metavar="HASHKEY", help="hash key where --split cuts (default: the middle)"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_json_option(parser)
@@ -223,7 +223,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_changeable(summary: "StreamSummary") -> None:
     if summary.stream_mode == "ON_DEMAND":
         raise CommandFailed(
-            f"{summary.name} is on demand: AWS splits and merges its shards itself. To do it by hand, make it "
+            f"{summary.name} is on-demand: AWS manages its shards. To reshard it yourself, make it "
             f"provisioned: aws kinesis update-stream-mode --stream-arn {summary.arn} "
             "--stream-mode-details StreamMode=PROVISIONED"
         )
@@ -255,7 +255,7 @@ def _plan_lines(summary: "StreamSummary", steps: Sequence[Step]) -> list[str]:
 
 
 def _show_ranges(steps: Sequence[Step]) -> None:
-    """What becomes of the hash ranges. Scaling evenly needs no picture."""
+    """Draws the change of hash ranges; uniform scaling needs no drawing."""
     console = make_console(stderr=True)
     drawing = drawing_of(console)
 

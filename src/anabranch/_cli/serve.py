@@ -35,12 +35,12 @@ async def run_program(program: Sequence[str], environment: Mapping[str, str]) ->
             process.kill()
         await process.wait()
         raise
-    return code if code >= 0 else 128 - code  # as a shell reports a program that a signal ended
+    return code if code >= 0 else 128 - code  # the shell's exit code for a signal
 
 
 def _forward(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     if number == signal.SIGINT and _in_terminal_foreground():
-        return  # Ctrl-C reaches the whole process group: the program has it already
+        return  # Ctrl-C reaches the whole process group, including the program
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 
@@ -60,10 +60,10 @@ examples:
   anabranch serve --create orders:4 -- python app.py
   anabranch serve --data ./kinesis --limits aws
 
-The line that begins with `ready:` comes when clients can connect; on a
-terminal, what to paste into other terminals follows. A PROGRAM finds endpoint,
-region and credentials in its environment, and its exit code is the result;
-without one, Ctrl-C and SIGTERM end the server in order, with exit code 0.
+Prints a line that begins with `ready:` when clients can connect; on a terminal
+also the variables to set in other terminals. A PROGRAM gets endpoint, region
+and credentials from its environment, and its exit code is the result. Without
+one, Ctrl-C and SIGTERM shut the server down gracefully with exit code 0.
 """
 
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--create", type=_stream, action="append", default=[], metavar="NAME[:SHARDS]",
-        help="create a stream at the start, with one shard unless told; may be repeated",
+        help="create a stream at start (default: one shard); may be repeated",
     )  # fmt: skip
     parser.add_argument("--data", metavar="DIR", help="keep streams and records in this folder (default: in memory)")
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
@@ -96,11 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scales durations (subscriptions, iterators, retention): 0.01 makes five minutes three seconds",
     )  # fmt: skip
     parser.add_argument(
-        "--tls", action="store_true", help="speak TLS, with a self-signed certificate unless one is given"
+        "--tls", action="store_true", help="serve TLS, with a self-signed certificate unless one is given"
     )
     parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
-    parser.add_argument("--key", metavar="FILE", help="PEM file, where the certificate's file does not hold the key")
-    parser.add_argument("--seed", type=int, metavar="N", help="makes the chance in faults repeatable")
+    parser.add_argument(
+        "--key", metavar="FILE", help="PEM file of the key, if the certificate's file does not contain it"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of random faults")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,11 +150,11 @@ def _ready_line(kinesis: LocalKinesis) -> str:
 
 def _to_paste(kinesis: LocalKinesis) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
-    return "\n".join(["", "To use it from another terminal, paste there:", *lines, "", "Ctrl-C ends it."])
+    return "\n".join(["", "To use it from another terminal, paste there:", *lines, "", "Ctrl-C stops the server."])
 
 
 def _inherited_environment() -> dict[str, str]:
-    """Ours, without what would lead an SDK elsewhere."""
+    """Our environment without the variables that point an SDK elsewhere."""
     misleading = {"AWS_SESSION_TOKEN", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"}
     return {name: value for name, value in os.environ.items() if name not in misleading}
 

@@ -1,4 +1,4 @@
-"""`anabranch shards`: the shards of a stream, as a tree of their lineage with their hash ranges as bars."""
+"""`anabranch shards`: the shards of a stream as a tree of their lineage, with hash ranges as bars."""
 
 import argparse
 from typing import TYPE_CHECKING, Final
@@ -31,8 +31,8 @@ examples:
   anabranch shards orders
   anabranch shards orders --open --json | jq -r '.[].shard_id'
 
-A child of a merge stands under its first parent; under the other there is
-only its name. Parents past the stream's retention are not listed by AWS.
+A child of a merge is drawn under its first parent; the other shows only its
+name. AWS does not list parents that are past the stream's retention.
 """
 
 _BAR_CELLS: Final = (12, 48)

@@ -71,14 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the streams of this account and region")
-    create = actions.add(
-        "create", _create, "create a stream and wait until it can be used", example="orders --shards 4"
-    )
+    create = actions.add("create", _create, "create a stream and wait until it is ACTIVE", example="orders --shards 4")
     create.add_argument("stream", type=_stream_name, metavar="NAME", help="of the new stream")
-    create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on demand)")
+    create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on-demand)")
     create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
-    describe = actions.add("describe", _describe, "show all that is known of a stream", example="orders")
+    describe = actions.add("describe", _describe, "describe a stream", example="orders")
     add_stream_argument(describe)
     delete = actions.add("delete", _delete, "delete a stream with all its records", example="orders --yes")
     add_stream_argument(delete)
@@ -114,14 +112,14 @@ def _ls(arguments: argparse.Namespace) -> int:
         rows = [(row.name, _status(row.status), row.stream_mode or "-", row.created or "-") for row in found]
         print_table(("STREAM", "STATUS", "MODE", "CREATED"), rows)
     else:
-        say("no streams here: make one by `anabranch streams create NAME`")
+        say("no streams; create one with `anabranch streams create NAME`")
     return 0
 
 
 def _create(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     if arguments.no_wait and arguments.retention is not None:
-        raise ConfigurationError("--retention can be set once the stream is ACTIVE: leave out --no-wait")
+        raise ConfigurationError("--retention needs an ACTIVE stream: omit --no-wait")
     with connect(arguments) as connection:
         connection.run(connection.control.create_stream(stream.name, shard_count=arguments.shards))
         if arguments.no_wait:
@@ -213,5 +211,5 @@ def _stream_name(text: str) -> StreamName:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if stream.arn is not None:
-        raise argparse.ArgumentTypeError("a new stream has a name only; its region is that of --region")
+        raise argparse.ArgumentTypeError("name the new stream by its name; set the region with --region")
     return stream

@@ -41,7 +41,7 @@ FORMAT_HELP: Final = rf"""
 in --format (default: '{DEFAULT_FORMAT}'):
   %s  data as text      %S  its size in bytes   %b  data in base64
   %k  partition key     %n  sequence number, with :place in an aggregate
-  %p  shard             %T  time of arrival     %e  the same, in ms since 1970
+  %p  shard             %T  arrival time        %e  the same, in ms since 1970
   %t  stream            %%  a percent sign      \t  tab     \n  line break
 """
 _FIELDS: Final[dict[str, Formatter]] = {
@@ -72,13 +72,13 @@ class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
     explicit_hash_key: str | None
     approximate_arrival_timestamp: str
     data: str | None
-    """None where it is not UTF-8."""
+    """None if it is not UTF-8."""
     data_base64: str | None
-    """None where `data` says it."""
+    """None if `data` has it."""
 
 
 def format_argument(text: str) -> list[str | Formatter]:
-    """The pieces of a format: text as it is, and functions of a record."""
+    """A format's parts: literal text, and functions of a record."""
     pieces: list[str | Formatter] = []
     end = 0
     for found in _PIECE.finditer(text):
@@ -90,7 +90,7 @@ def format_argument(text: str) -> list[str | Formatter]:
             pieces.append(_FIELDS[found[1]])
         else:
             known = " ".join(f"%{letter}" for letter in sorted(_FIELDS, key=str.lower))
-            raise argparse.ArgumentTypeError(f"{found[0]!r} stands for nothing; there are {known}")
+            raise argparse.ArgumentTypeError(f"{found[0]!r} is not a placeholder; use {known}")
     return [piece for piece in [*pieces, text[end:]] if piece]
 
 
@@ -140,20 +140,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream_argument(parser)
     parser.add_argument(
         "--from", dest="start", type=start_argument, default="latest", metavar="WHEN",
-        help="latest (the default: what comes from now on), horizon (all there is), -15m (s, m, h, d, w), or an ISO "
+        help="latest (default: new records), horizon (everything), -15m (s, m, h, d, w), or an ISO "
         "time (of this machine's zone unless it names one)",
     )  # fmt: skip
     end = parser.add_mutually_exclusive_group()
-    end.add_argument("--to", type=end_argument, metavar="WHEN", help="end there: now, -5m, or an ISO time")
-    end.add_argument("--no-follow", action="store_true", help="end when all that is there was read")
-    parser.add_argument("-n", dest="count", type=positive_integer, metavar="N", help="end after N records")
+    end.add_argument("--to", type=end_argument, metavar="WHEN", help="stop at this time: now, -5m, or an ISO time")
+    end.add_argument("--no-follow", action="store_true", help="stop when all present records are read")
+    parser.add_argument("-n", dest="count", type=positive_integer, metavar="N", help="stop after N records")
     parser.add_argument("--key", type=partition_key_argument, help="only records of this partition key")
-    parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard; its number will do")
+    parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard (id or number)")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument(
-        "--format", type=format_argument, metavar="FORMAT", help="a line for each record, as described below"
-    )
-    shape.add_argument("--json", action="store_true", help="print one JSON object a line, for programs")
+    shape.add_argument("--format", type=format_argument, metavar="FORMAT", help="format of each line, see below")
+    shape.add_argument("--json", action="store_true", help="print one JSON object per line")
     add_aws_options(parser)
 
 
@@ -161,13 +159,13 @@ def run(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     start, end = arguments.start, arguments.to
     if end is not None and isinstance(start, dt.datetime) and end <= start:
-        raise ConfigurationError("--to is not after --from: nothing lies between them")
+        raise ConfigurationError("--to must be after --from")
     if end is not None and start == "latest":
-        raise ConfigurationError("--to needs --from, since without it nothing before now is shown: try --from horizon")
+        raise ConfigurationError("--to needs --from: try --from horizon")
     from anabranch.consumer import Consumer
 
     with connect(arguments, stream) as connection:
-        connection.run(connection.summary(stream))  # a stream that is not there is told with those that are
+        connection.run(connection.summary(stream))  # a missing stream is reported with those that exist
         if arguments.shard is not None:
             _check_shard(arguments, connection.run(connection.shards(stream)))
         consumer: Consumer[bytes] = Consumer(
@@ -184,7 +182,7 @@ def _check_shard(arguments: argparse.Namespace, shards: list["Shard"]) -> None:
             f"{arguments.stream} has no {arguments.shard}: anabranch shards {arguments.stream} lists them"
         )
     if not found.is_open and arguments.start == "latest":
-        raise CommandFailed(f"{found.shard_id} is closed: nothing will come. --from horizon shows what is in it")
+        raise CommandFailed(f"{found.shard_id} is closed and gets no new records; --from horizon shows its records")
 
 
 async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]") -> None:
@@ -199,7 +197,7 @@ async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]")
         async for batch in consumer.batches(max_wait=_BATCH_WAIT_SECONDS):
             wanted = [record for record in batch.records if _is_wanted(record, arguments)][:left]
             sys.stdout.write("".join(f"{line(record)}\n" for record in wanted))
-            sys.stdout.flush()  # who reads this from a pipe reads along
+            sys.stdout.flush()  # flush, so that a piped reader sees each line
             if left is not None:
                 left -= len(wanted)
                 if not left:

@@ -1,4 +1,4 @@
-"""`anabranch top APP`: an application live, once a second; plain frames where there is no terminal."""
+"""`anabranch top APP`: watches an application live; prints plain frames if there is no terminal."""
 
 import argparse
 import asyncio
@@ -26,23 +26,23 @@ examples:
   anabranch top billing --once
   anabranch top billing --json --interval 10 >> billing.jsonl
 
-What does not move comes first, with the reason. q or Ctrl-C ends it. BEAT is
-the time since a worker's heart was seen to beat, COMMITTED since a checkpoint.
+Stalled shards come first, with the reason. q or Ctrl-C quits. BEAT is the time
+since the worker's last heartbeat, COMMITTED since the last checkpoint.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_application_argument(parser)
-    parser.add_argument("--once", action="store_true", help="one look, and end")
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
         "--interval",
         type=bounded_number("number of seconds", 0.1, 3_600),
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default: 1)",
+        help="between updates (default: 1)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a look, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per update")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ async def _draw(application: "Application", interval: float, console: "Console")
         while not over.is_set():
             try:
                 shown = _frame(await application.status(), height=console.height)
-            except LeaseStoreError as error:  # it may answer the next time
+            except LeaseStoreError as error:  # retried at the next update
                 shown = [*shown[: console.height - 1], styled(" ".join(str(error).split()), "red")]
             live.update(Group(*shown), refresh=True)
             try:

@@ -1,4 +1,4 @@
-"""`anabranch which-shard`: where a partition key goes now. Keys are hashed here, by the service's own listing."""
+"""`anabranch which-shard`: shows which open shard a partition key maps to. Hashes keys locally."""
 
 import argparse
 import sys
@@ -29,7 +29,7 @@ examples:
   cut -d, -f1 users.csv | anabranch which-shard orders -
   anabranch which-shard orders --explicit-hash-key 0
 
-Answers for the shards that are open now: a split or merge moves keys.
+Covers the shards that are open now; a split or merge moves keys.
 """
 
 
@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="partition keys; - reads one from each line of standard input",
     )  # fmt: skip
     parser.add_argument(
-        "--explicit-hash-key", type=hash_key_argument, metavar="N", help="a hash key that a record names itself"
+        "--explicit-hash-key",
+        type=hash_key_argument,
+        metavar="N",
+        help="an explicit hash key instead of partition keys",
     )
     add_json_option(parser)
     add_aws_options(parser)
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     explicit: int | None = arguments.explicit_hash_key
     if (explicit is None) != bool(arguments.keys):
-        raise ConfigurationError("give partition keys, or one --explicit-hash-key")
+        raise ConfigurationError("pass partition keys or one --explicit-hash-key")
     keys = list(_partition_keys(arguments.keys))
     hashed = [(None, explicit)] if explicit is not None else [(key, md5_hash_key(key)) for key in keys]
     with connect(arguments, arguments.stream) as connection:
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandFailed(f"no open shard of {summary.name} holds hash key {hash_key}: it is {summary.status}")
         found.append(KeyDocument(partition_key=key, hash_key=str(hash_key), shard_id=shard.shard_id))
     if summary.record_distribution == "AUTO":
-        say(f"{summary.name} distributes records by itself (AUTO): a key may go to any shard")
+        say(f"{summary.name} has record distribution AUTO: a key may go to any shard")
     if arguments.json:
         print_json(found)
     else:

@@ -1,5 +1,5 @@
-"""`anabranch demo`: the whole product on one machine, beside a plain loop, with an audit of both at the end.
+"""`anabranch demo`: the whole product on one machine next to a plain boto3 loop, with an audit of both at the end.
 
-A local Kinesis, a producer, a fleet of three worker processes, and an ordinary loop over the AWS client. Shards split
-and merge and workers are killed while it runs. Every number that it shows was measured in this run.
+It runs a local Kinesis, a producer, three worker processes and a plain loop over the AWS client. Shards split and merge
+and workers are killed meanwhile. Every number shown was measured in this run.
 """

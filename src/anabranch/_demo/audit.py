@@ -1,8 +1,8 @@
-"""What became of every record: put, handled, lost, out of order, handled again. Pure counting, the same for both sides.
+"""Counts the outcome of each record, by the same rules for both sides.
 
-Each record carries a number that grows with every put of its key. A record is *lost* if nobody handled it by the end,
-*out of order* if it was handled for the first time after a later one of its key, and each further handling of it is a
-*repeat*. Handlings of several processes are put in order by the machine's clock, which they share.
+Record numbers grow with each put of a key. A record is *lost* if nobody handled it, *out of order* if its first
+handling came after that of a later record of its key, and each further handling is a *repeat*. Handlings of several
+processes are ordered by the machine's clock, which they share.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """How long it took until the shards that something was done to were read again; None: they never were."""
+    """Time until the affected shards were read again; None if they never were."""
 
     after: str
     plain_seconds: float | None
@@ -43,7 +43,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """Both sides of one performance, as `--json` prints them too."""
+    """Both sides of one run, as `--json` prints them."""
 
     seed: int
     plain: Verdict
@@ -52,12 +52,12 @@ class Audit(msgspec.Struct, frozen=True):
 
     @property
     def is_clean(self) -> bool:
-        """Our side lost nothing and kept the order; a run in which nothing was put shows nothing."""
+        """Our side lost nothing and kept the order, in a run that wrote something."""
         return self.ours.is_clean and self.ours.put > 0
 
 
 def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:
-    """`put` has the partition key of every record that the stream took, by its number."""
+    """`put` maps the number of each accepted record to its partition key."""
     seen: dict[int, None] = {}
     latest: dict[str, int] = {}
     out_of_order = repeated = 0
@@ -83,9 +83,9 @@ def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:
 def recovery_seconds(
     event_ns: int, shard_ids: Iterable[str], handlings: Iterable[Handling], *, not_by: str | None = None
 ) -> float | None:
-    """From the event until each of the shards had a record handled again (by another worker, if one is named).
+    """Seconds until each of the shards had a record handled again, not counting the worker `not_by`.
 
-    None if one of them never had.
+    None if a shard never had.
     """
     waiting = dict.fromkeys(shard_ids)
     last_ns = event_ns

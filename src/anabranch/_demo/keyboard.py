@@ -1,4 +1,4 @@
-"""Single key presses of a terminal, without Enter; nothing where there is no terminal."""
+"""Single key presses on a terminal, without Enter."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def listen(add_reader: Callable[[int, Callable[[], None]], None], on_key: Callable[[str], None]) -> Iterator[bool]:
-    """Calls back with each key while it lasts; True if there is a keyboard. Puts the terminal back as it was."""
+    """Calls `on_key` for each key; yields False if there is no terminal. Restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield False
         return

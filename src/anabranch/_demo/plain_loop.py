@@ -1,7 +1,7 @@
-"""The loop that people write first: list the shards, read each in turn from the tip, look for new ones now and then.
+"""The loop that people write first: list the shards, read each from the tip, look for new shards now and then.
 
-Run as `python -m anabranch._demo.plain_loop STREAM`, against botocore's client (which is what boto3 hands out). It
-keeps no position, knows no lineage and retries by the client's defaults: nothing in it was made worse for the demo.
+Run as `python -m anabranch._demo.plain_loop STREAM`, on botocore's client (the one boto3 returns). It keeps no
+position, ignores lineage and uses the client's default retries. Nothing in it was made worse for the demo.
 """
 
 import os

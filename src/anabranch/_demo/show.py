@@ -65,7 +65,7 @@ class River:
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
 
     def flow(self) -> None:
-        """One more row: who reads which part of the hash space now."""
+        """Adds a row: who reads which part of the hash space now."""
         news = self._stage.happenings[self._told_count :]
         self._told_count += len(news)
         mark = ", ".join(happening.mark for happening in news)
@@ -79,7 +79,7 @@ class River:
         yield self._news()
 
     def whole(self) -> RenderableType:
-        """The river from its source, with as many rows as fit a picture."""
+        """The whole river, reduced to the rows of a picture."""
         step = -(-len(self._rows) // PICTURE_ROWS)
         groups = [self._rows[at : at + step] for at in range(0, len(self._rows), step)]
         legend = Text(" ").join(Text(f" ██ worker {name} ", style=colour) for name, colour in COLOURS.items())
@@ -109,7 +109,7 @@ class River:
 
 
 def _last_of(rows: list[_Row]) -> _Row:
-    """One row for several: what is so after them, and what was done in them."""
+    """Merges several rows: the last state, and what was done in them."""
     return rows[-1]._replace(mark=next((row.mark for row in rows if row.mark), ""))
 
 
@@ -124,7 +124,7 @@ def _panel(rows: list[Text]) -> Panel:
 
 
 def _banks(shards: list[ShardView]) -> Text:
-    """One row of the river. Where a closed shard is still being read, it covers its children, which wait for it."""
+    """One row of the river. A closed shard that is still read covers its children, which wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
     for shard in sorted(shards, key=lambda shard: not shard.is_open):
         first = shard.start * WIDTH // (HASH_KEY_MAX + 1)
@@ -166,7 +166,7 @@ def audit_table(audit: Audit) -> RenderableType:
     table.add_section()
     for recovery in audit.recoveries:
         table.add_row(
-            f"reading on after: {recovery.after}", _seconds(recovery.plain_seconds), _seconds(recovery.ours_seconds)
+            f"reading again after: {recovery.after}", _seconds(recovery.plain_seconds), _seconds(recovery.ours_seconds)
         )
     note = Text(
         "Handled again: finished, but not yet committed when its worker was killed.\nThe bound is one second of work. ",
@@ -177,7 +177,7 @@ def audit_table(audit: Audit) -> RenderableType:
 
 
 def _program() -> str:
-    """How to call the command line from here: `make demo` leaves it in .venv/bin, `python -m anabranch` runs it too."""
+    """How to call the command line from here: by name, as a module, or from .venv/bin after `make demo`."""
     if shutil.which("anabranch"):
         return "anabranch"
     return "python -m anabranch" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
@@ -186,7 +186,7 @@ def _program() -> str:
 def what_next() -> RenderableType:
     program = _program()
     width = max(len(f"{program} {command}") for command, _ in NEXT)
-    text = Text("Try next (serve prints what other terminals need):", style="dim")
+    text = Text("Try next (serve prints the variables for other terminals):", style="dim")
     for command, meaning in NEXT:
         text.append(f"\n  {f'{program} {command}':<{width}}  ", style="bold")
         text.append(meaning, style="dim")
@@ -211,8 +211,8 @@ PICTURE_WIDTH = 80
 
 
 async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None, on_stderr: bool) -> Audit:
-    """Shown on standard output, the audit at its end; or without that on standard error, where the caller prints it."""
-    logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view tells what happens
+    """Shows the run and the audit on standard output; with `on_stderr` only the run, on standard error."""
+    logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view shows what happens
     console = Console(highlight=False, emoji=False, stderr=on_stderr)
     console.print(f"anabranch demo, seed {seed}: a local Kinesis, three workers, a plain loop")
     stage = Stage(seed=seed, records_per_second=rate)
@@ -269,7 +269,7 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
 
 
 async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
-    """The story, unless somebody presses keys: then the rest is theirs."""
+    """Follows the story until the user presses a key."""
     started = time.monotonic()
     for part, action in STORY:
         with contextlib.suppress(TimeoutError):
@@ -279,7 +279,7 @@ async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
 
 
 async def _drain(stage: Stage) -> None:
-    """Both sides get the same time to finish: until ours has, and long enough for the other to catch up."""
+    """Gives both sides the same time to finish: until ours has, and at least a few seconds."""
     at_least, deadline = time.monotonic() + DRAIN_SECONDS_MIN, time.monotonic() + DRAIN_SECONDS_MAX
     while time.monotonic() < deadline and (  # noqa: ASYNC110 -- the count comes from other processes
         stage.handled_count < len(stage.put) or time.monotonic() < at_least
@@ -327,4 +327,4 @@ def _draw(picture: Path, river: River, audit: Audit) -> None:
     paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
     paper.print(river.whole(), "", audit_table(audit), sep="\n")
     drawn = paper.export_svg(title="anabranch demo")
-    picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no fonts from elsewhere
+    picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no web fonts

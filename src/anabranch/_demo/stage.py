@@ -35,7 +35,7 @@ STORY: Final[tuple[tuple[float, Action], ...]] = (
     (0.70, "split"),
     (0.80, "merge"),
 )
-"""As parts of the time in which records are written."""
+"""As fractions of the writing time."""
 
 KEYS: Final[dict[str, Action]] = {"s": "split", "m": "merge", "k": "kill", "t": "throttle"}
 
@@ -52,14 +52,14 @@ class Program:
         self.complaints: list[str] = []
 
     async def run(self, on_handling: Callable[[Handling], None]) -> None:
-        """Until the process has ended, however it ends."""
+        """Returns when the process has ended."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             env={**os.environ, **self._environment},
             stdin=asyncio.subprocess.PIPE,  # the lifeline
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the demo's to handle, and ends its children in order
+            start_new_session=True,  # the demo handles Ctrl-C and stops its children
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -88,7 +88,7 @@ class Program:
         return self._process is not None and self._process.returncode is None
 
     def kill(self) -> None:
-        """As `kill -9` does: no goodbye, no last commit."""
+        """SIGKILL: no clean-up, no last commit."""
         self._signal(signal.SIGKILL)
 
     def end(self) -> None:
@@ -115,7 +115,7 @@ class Happening(msgspec.Struct, frozen=True):
     at_ns: int
     text: str
     mark: str
-    """The same in a word or two, for the margin of the river."""
+    """The same in a word or two, for the margin."""
     label: str = ""
     """What the audit calls it."""
     shard_ids: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class ShardView(msgspec.Struct, frozen=True):
 
 class Stage:
     def __init__(self, *, seed: int, records_per_second: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 -- a story, not a secret
+        self.chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
         self._rate = records_per_second
         self._kinesis = LocalKinesis(create={STREAM: SHARDS}, seed=seed)
         self._folder = TemporaryDirectory(prefix="anabranch-demo-")
@@ -170,7 +170,7 @@ class Stage:
         self._group.create_task(self._plain.run(self.plain.append), name="plain loop")
 
     async def await_readers(self) -> None:
-        """Until every shard has an owner and both sides have handled a record: only then does the count begin."""
+        """Waits until each shard has an owner and both sides have handled a record; counting starts then."""
         async with self._producer() as producer:
             while not (self.shards and all(shard.owner for shard in self.shards) and self.plain):
                 self._check_programs()
@@ -182,7 +182,7 @@ class Stage:
         self.ours.clear()
 
     def _producer(self) -> Producer[bytes]:
-        """Without aggregation: the plain loop could not read aggregates at all."""
+        """Aggregation is off: the plain loop cannot read aggregates."""
         variables = self._kinesis.environment()
         aws = Aws(
             region=self._kinesis.region,
@@ -199,7 +199,7 @@ class Stage:
     # writing
 
     async def write(self, seconds: float) -> None:
-        """Numbered records of some customers, at a steady rate; every delivery is awaited before it counts as put."""
+        """Writes numbered records at a steady rate; a record counts as put once it is delivered."""
         started = time.monotonic()
         number = 0
         async with self._producer() as producer, asyncio.TaskGroup() as group:
@@ -212,14 +212,14 @@ class Stage:
                         number += 1
                     await asyncio.sleep(0.02)
             finally:
-                self._kinesis.faults.clear()  # whoever ends the demo does not wait for a throttle to pass
+                self._kinesis.faults.clear()  # ending the demo does not wait out throttling
 
     async def _note_put(self, number: int, key: str, delivery: Delivery) -> None:
         result = await delivery
         if result.delivered:
             self.put[number] = key
 
-    # what can be done to it
+    # faults
 
     def perform(self, action: Action) -> None:
         match action:
@@ -269,7 +269,7 @@ class Stage:
         self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
 
     def _kill(self) -> None:
-        """One of our workers and the plain loop, as kill -9 does; both are started again a little later."""
+        """Kills one worker and the plain loop with SIGKILL; both restart a little later."""
         owners = sorted({shard.owner for shard in self.shards if shard.owner and self._workers[shard.owner].is_running})
         if not owners:
             return
@@ -306,7 +306,7 @@ class Stage:
     # looking
 
     async def look(self) -> None:
-        """Who owns which shard now, by the fleet's own store."""
+        """Reads the owner of each shard from the lease store."""
         leases = await self._store.read_leases(with_finished=True)
         members = {row.member_id: row for row in await self._store.read_members()}
         owners = {row.key.shard_id: _owner(row, members) for row in leases if not row.is_finished}
@@ -342,7 +342,7 @@ class Stage:
     # ending
 
     def end(self) -> None:
-        """Asks every process to end; the task group that they run in waits for them."""
+        """Stops all processes; their task group waits for them."""
         for program in self._programs():
             program.end()
 

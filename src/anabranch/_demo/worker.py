@@ -1,7 +1,7 @@
-"""One worker process of the demo's fleet: an ordinary consumer that writes down what it handled.
+"""One worker process of the demo: an ordinary consumer that prints each record it handled.
 
-Run as `python -m anabranch._demo.worker NAME STREAM LEASES`. Each line of its output is one handled record, written in
-one piece when the handler ends, so that a killed process leaves no half lines.
+Run as `python -m anabranch._demo.worker NAME STREAM LEASES`. Each line is one handled record, written in one piece when
+the handler ends, so a killed process leaves no partial lines.
 """
 
 import os

@@ -80,7 +80,7 @@ def test_nothing_is_guessed_where_the_ground_is_missing(cli, monkeypatch):
     nowhere = cli("doctor")
     assert nowhere.code == 1
     assert states(nowhere) == {"versions": "ok", "region": "fail", "store": "skip"}
-    assert "-> give --region, or set AWS_REGION" in nowhere.out
+    assert "-> pass --region or set AWS_REGION" in nowhere.out
     nobody = cli("doctor", "--region", "eu-west-1", "--endpoint-url", "http://127.0.0.1:9")
     assert nobody.code == 1
     assert states(nobody) == {
@@ -98,7 +98,7 @@ def test_nothing_is_guessed_where_the_ground_is_missing(cli, monkeypatch):
 def test_a_missing_stream_and_a_store_that_is_none_are_told(server, cli):
     missing = cli("doctor", "ordrs")
     assert missing.code == 1
-    assert "-> anabranch streams ls shows what is there" in missing.out
+    assert "-> run anabranch streams ls to list the streams" in missing.out
     unknown = cli("doctor", "--leases", "ftp://leases")
     assert unknown.code == 1
     assert states(unknown)["store"] == "fail"

@@ -116,7 +116,7 @@ def test_an_application_is_deleted_when_its_workers_have_stopped(worker, cli):
     asked = cli("apps", "delete", "billing")
     assert asked.code == 2
     assert "Delete application 'billing' of 20" in asked.err
-    assert "with the positions of 2 shards of orders? Nobody is here to answer: add --yes" in asked.err
+    assert "with the positions of 2 shards of orders? Not a terminal; pass --yes" in asked.err
     alive = cli("apps", "delete", "billing", "--yes")
     assert alive.code == 1
     assert "application 'billing' has live workers (worker one): stop them first" in alive.err
@@ -251,7 +251,7 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(worker
         (("explain", "billing", "--leases", "sqlite:///nowhere/x.db"), 1, "no file /nowhere/x.db"),
         (("top", "billing", "--interval", "0"), 2, "is not a number of seconds from 0.1 to 3600"),
         (("top", "billing", "--interval", "soon"), 2, "is not a number of seconds"),
-        (("explain", "billing", "first"), 2, "its number alone will do"),
+        (("explain", "billing", "first"), 2, "its number alone is enough"),
         (("explain", "billing", "7"), 1, "application 'billing' knows no shardId-000000000007; it reads: shardId-"),
     ],
 )

@@ -52,16 +52,16 @@ def test_no_command_is_answered_with_the_list_of_them(cli):
 def test_an_unknown_command_is_answered_with_the_one_that_was_meant(cli):
     ended = cli("strems", "--json")
     assert (ended.code, ended.out) == (2, "")
-    assert "there is no command 'strems'; did you mean streams?" in ended.err
+    assert "unknown command 'strems'; did you mean streams?" in ended.err
     other = cli("consume")
     assert other.code == 2
-    assert f"there is no command 'consume'; there are {', '.join(COMMANDS)}" in other.err
+    assert f"unknown command 'consume'; the commands are {', '.join(COMMANDS)}" in other.err
 
 
 def test_an_option_before_the_command_is_told_its_place(cli):
     ended = cli("--profile", "production", "streams", "ls")
     assert (ended.code, ended.out) == (2, "")
-    assert "--profile comes after the command, if that has it: anabranch COMMAND --profile ..." in ended.err
+    assert "--profile belongs after the command: anabranch COMMAND --profile ..." in ended.err
 
 
 def test_the_list_of_commands_has_one_line_for_each_within_eighty_columns(cli, monkeypatch):
@@ -95,14 +95,14 @@ def test_first_mistakes_are_answered_in_one_line_of_advice(cli, monkeypatch):
         assert ended.err.count("\n") == 1
         return ended.err
 
-    assert "no AWS region: set AWS_REGION, give one (--region, Aws(region=...))" in said()
+    assert "no AWS region: set AWS_REGION, pass one (--region, Aws(region=...))" in said()
     assert "no AWS credentials: run `aws configure` or `aws sso login`" in said("--region", "eu-west-1")
     assert "The config profile (nobody) could not be found" in said("--profile", "nobody")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     refused = said("--region", "eu-west-1", "--endpoint-url", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9" in refused
-    assert "is the server running" in refused
+    assert "check that the server is running" in refused
 
 
 def test_help_and_mistakes_load_nothing_heavy(program):
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(slow_server, 
             said += line
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert process.stderr.read() == f"{title}: no longer waited for; the service goes on with it\n".encode()
+        assert process.stderr.read() == f"{title}: stopped waiting; the service continues\n".encode()
 
 
 def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):

@@ -120,7 +120,7 @@ def test_wrong_usage_and_a_missing_stream_are_told_before_anything_is_read(serve
         (
             ("put", "orders", "x", "--key", "k", "--rate", "0"),
             2,
-            "is not a number of records a second from 0.001 to 100000",
+            "is not a number of records per second from 0.001 to 100000",
         ),
         (("put", "ordrs", "--key", "k"), 1, "did you mean 'orders'?"),
     ):
@@ -161,4 +161,4 @@ def test_there_is_a_hint_for_a_person_at_a_terminal(server, cli, monkeypatch, tm
         ended = cli("put", "returns", "--key", "k")
     os.close(master)
     assert ended.code == 0
-    assert ended.err.startswith("one record a line; Ctrl-D ends\n1 record written")
+    assert ended.err.startswith("one record per line; Ctrl-D ends the input\n1 record written")

@@ -51,7 +51,7 @@ def test_the_person_is_asked_and_may_say_no(server, cli, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     unasked = cli("reshard", "orders", "--to", "8")
     assert unasked.code == 2
-    assert "add --yes" in unasked.err
+    assert "pass --yes" in unasked.err
 
 
 def test_what_cannot_be_is_refused_with_what_could(server, cli):
@@ -61,12 +61,12 @@ def test_what_cannot_be_is_refused_with_what_could(server, cli):
         (("--split", "99"), f"there is no shardId-000000000099; open are: {first}, {second}"),
         (("--split", "0"), f"{SHARD}0 is closed: it was split or merged before; open are: {first}"),
         (("--split", first, "--at", "0"), "give a hash key above 1 and below"),
-        (("--merge", first, third), f"are no neighbours: {first} can be merged with {second}"),
+        (("--merge", first, third), f"are not adjacent: {first} can be merged with {second}"),
         (("--merge", first, first), "a merge takes two shards"),
         (("--merge", first), "expected 2 arguments"),
         (("--to", "4", "--at", "1"), "--at goes with --split"),
         (("--to", "9999"), "takes 12 calls, and AWS allows 10 in 24 hours: go to 4096 first"),
-        (("--split", "first"), "a shard id looks like shardId-000000000042, not 'first'; its number alone will do"),
+        (("--split", "first"), "a shard id looks like shardId-000000000042, not 'first'; its number alone is enough"),
         ((), "one of the arguments --to --split --merge is required"),
     ):
         ended = cli("reshard", "orders", "--yes", *arguments)
@@ -84,4 +84,4 @@ def test_on_demand_streams_are_left_alone(server, cli):
     cli("streams", "create", "clicks")
     refused = cli("reshard", "clicks", "--to", "8", "--yes")
     assert refused.code == 1
-    assert "clicks is on demand" in refused.err
+    assert "clicks is on-demand" in refused.err

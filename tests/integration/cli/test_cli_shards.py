@@ -70,8 +70,8 @@ def test_a_stream_that_distributes_by_itself_is_told(server, cli):
 
 def test_wrong_keys_and_numbers_end_with_two(server, cli):
     for arguments, said in (
-        (("which-shard", "orders"), "give partition keys, or one --explicit-hash-key"),
-        (("which-shard", "orders", "a", "--explicit-hash-key", "1"), "give partition keys, or one"),
+        (("which-shard", "orders"), "pass partition keys or one --explicit-hash-key"),
+        (("which-shard", "orders", "a", "--explicit-hash-key", "1"), "pass partition keys or one"),
         (("which-shard", "orders", "--explicit-hash-key", str(1 << 128)), "from 0 to 2**128 - 1"),
         (("which-shard", "orders", "x" * 257), "1 to 256 characters"),
         (("shards",), "required: STREAM"),

@@ -75,7 +75,7 @@ def test_a_stream_with_consumers_is_deleted_only_if_told_so(server, cli):
 def test_nothing_is_deleted_where_nobody_can_be_asked(server, cli):
     refused = cli("streams", "delete", "orders")
     assert refused.code == 2
-    assert "add --yes" in refused.err
+    assert "pass --yes" in refused.err
     assert cli("streams", "describe", "orders").code == 0
 
 
@@ -101,10 +101,10 @@ def test_wrong_usage_ends_with_two_and_says_what_would_be_right(server, cli):
     for arguments, said in (
         (("streams",), "required: ACTION"),
         (("streams", "create", "a/b"), "a stream's name has 1 to 128 letters"),
-        (("streams", "create", ARN), "a new stream has a name only"),
+        (("streams", "create", ARN), "name the new stream by its name"),
         (("streams", "create", "x", "--shards", "0"), "not a whole number above 0"),
         (("streams", "create", "x", "--retention", "1"), "'1' is not a number of hours from 24 to 8760"),
-        (("streams", "create", "x", "--retention", "48", "--no-wait"), "leave out --no-wait"),
+        (("streams", "create", "x", "--retention", "48", "--no-wait"), "omit --no-wait"),
         (("streams", "ls", "--region", "nowhere"), "a region looks like eu-west-1"),
         (("streams", "ls", "--endpoint-url", "localhost"), "an endpoint looks like http://localhost:4567"),
         (("streams", "ls", "--reg", "eu-west-1"), "unrecognized arguments"),

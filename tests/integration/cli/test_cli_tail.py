@@ -110,14 +110,14 @@ def test_it_follows_the_stream_until_ctrl_c(server):
     "words, code, advice",
     [
         (("tail", "ordrs"), 1, "did you mean 'orders'?"),
-        (("tail", "orders", "--from", "yesterday"), 2, "'yesterday' is no time: write horizon, latest, -15m"),
-        (("tail", "orders", "--from", "2999-01-01"), 2, "is in the future: leave it out for what comes"),
-        (("tail", "orders", "--from", "-1h", "--to", "2999-01-01"), 2, "is in the future: leave it out"),
-        (("tail", "orders", "--from", "-5m", "--to", "-15m"), 2, "--to is not after --from"),
+        (("tail", "orders", "--from", "yesterday"), 2, "'yesterday' is not a time: write horizon, latest, -15m"),
+        (("tail", "orders", "--from", "2999-01-01"), 2, "is in the future; omit it to start now"),
+        (("tail", "orders", "--from", "-1h", "--to", "2999-01-01"), 2, "is in the future; omit it"),
+        (("tail", "orders", "--from", "-5m", "--to", "-15m"), 2, "--to must be after --from"),
         (("tail", "orders", "--to", "now"), 2, "--to needs --from"),
         (("tail", "orders", "--to", "now", "--no-follow"), 2, "not allowed with argument"),
         (("tail", "orders", "-n", "0"), 2, "is not a whole number above 0"),
-        (("tail", "orders", "--format", "%T %q"), 2, "'%q' stands for nothing; there are %%"),
+        (("tail", "orders", "--format", "%T %q"), 2, "'%q' is not a placeholder; use %%"),
         (("tail", "orders", "--shard", "9"), 1, "orders has no shardId-000000000009"),
     ],
 )
@@ -132,4 +132,4 @@ def test_a_closed_shard_is_not_waited_for(server, cli):
                 AdjacentShardToMerge="shardId-000000000001")  # fmt: skip
     ended = cli("tail", "orders", "--shard", "0")
     assert ended.code == 1
-    assert "shardId-000000000000 is closed: nothing will come. --from horizon shows" in ended.err
+    assert "shardId-000000000000 is closed and gets no new records; --from horizon shows" in ended.err

@@ -74,7 +74,7 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
         ["worker-2", "live", "-", "1", "0"],
         ["worker-3", "silent", "1.2", "min", "1", "-"],
     ]
-    assert lines[4] == "and 1 worker that stopped in order"
+    assert lines[4] == "and 1 worker that stopped gracefully"
 
 
 @pytest.mark.parametrize("height", [10, 12, 21, 40])

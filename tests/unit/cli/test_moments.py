@@ -44,7 +44,7 @@ def test_words_and_iso_times_are_understood():
 
 @pytest.mark.parametrize("text", ["", "soon", "-15", "15x", "2026-13-01", "-9999999w"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is no time: write now, -15m"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time: write now, -15m"):
         end_argument(text)
 
 

@@ -40,7 +40,7 @@ def test_each_letter_stands_for_a_field(text, shown):
 
 @pytest.mark.parametrize("text", ["%q", "50%", "%T %"])
 def test_an_unknown_letter_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="stands for nothing; there are"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a placeholder; use"):
         format_argument(text)
 
 

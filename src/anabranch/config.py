@@ -93,8 +93,9 @@ class LeaseSettings:
     """How many shards this worker takes at most; None: its fair share."""
     stall_limit: float = 120.0
     """When the event loop has stood still for this long, the worker gives its shards up on purpose."""
-    drain_deadline: float = 30.0
-    """How long a hand-off waits for running handler calls; what follows then, `hand_off` says."""
+    drain_deadline: float = 20.0
+    """How long a stop or a hand-off waits for running handler calls. After a stop, the calls are cancelled; after a
+    hand-off, `hand_off` says. It leaves 10 s of Kubernetes's default grace period for the last commits."""
     hand_off: Literal["keep", "force"] = "keep"
     """When handler calls outlast `drain_deadline` while another worker waits for their shard: `keep` keeps the shard
     and repeats nothing; `force` cancels them and gives the shard away when the last of them has ended. What was

@@ -103,6 +103,8 @@ class Consumer(Generic[T]):
         )
         self._until = until
         self._idle_timeout = idle_timeout
+        if leases is not None:
+            open_store(leases, app or EPHEMERAL)  # to refuse now what cannot work; nothing is opened yet
         self._leases = leases
         self._handling = Handling(
             order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
@@ -256,7 +258,8 @@ class Consumer(Generic[T]):
     # handlers
 
     def handler(self, handler: Handler) -> Handler:
-        """A decorator: this function handles the records in `run`."""
+        """A decorator: this function handles the records in `run`. A consumer has one handler."""
+        self._refuse_second_handler()
         self._handler = handler
         return handler
 
@@ -267,10 +270,19 @@ class Consumer(Generic[T]):
         limits = batch_limits(max_records, max_bytes, max_wait)
 
         def decorate(handler: Handler) -> Handler:
+            self._refuse_second_handler()
             self._batch_handler = (handler, limits)
             return handler
 
         return decorate
+
+    def _refuse_second_handler(self) -> None:
+        if self.has_handler:
+            handler = self._handler or (self._batch_handler or [None])[0]
+            name = getattr(handler, "__qualname__", repr(handler))
+            raise UsageError(
+                f"this consumer already has the handler {name}: call both from one handler, or make another Consumer"
+            )
 
     @property
     def has_handler(self) -> bool:
@@ -343,7 +355,13 @@ class Consumer(Generic[T]):
 
     def run_sync(self, handler: Handler | None = None, **options: Any) -> StopReport:
         """`run` for programs without an event loop."""
-        return asyncio.run(self.run(handler, **options))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run(handler, **options))
+        raise UsageError(
+            "run_sync() starts an event loop, and one is already running in this thread: use await consumer.run(...)"
+        )
 
     def _refuse_by_hand(self) -> None:
         if self._by_hand:
@@ -366,16 +384,29 @@ class Consumer(Generic[T]):
         self._running().worker.resume()
 
     def status(self) -> ConsumerStatus:
-        """This process now: its shards with their lag, and why one stands still."""
-        return self._running().worker.status()
+        """This process now: its shards with their lag, and why one is stalled. Outside of a run it holds no shards."""
+        if self._consuming is not None and self._consuming.is_running:
+            return self._consuming.worker.status()
+        return ConsumerStatus(
+            app=self._app or EPHEMERAL,
+            member_id=None,
+            fenced=True,
+            paused=False,
+            shards=(),
+            budget_used_bytes=self._budget.used_bytes,
+            budget_limit_bytes=self._budget.limit_bytes,
+        )
 
-    async def stop(self, *, deadline: float = 30.0) -> StopReport:
+    async def stop(self, *, deadline: float | None = None) -> StopReport:
         """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline.
 
+        `deadline` is in seconds; None means `LeaseSettings.drain_deadline`. It works from any thread and event loop.
         In a handler it returns at once, since it would wait for that handler; `run` returns the report. In the body of
         a loop it acknowledges what is in hand, unless an error is being handled there; after the loop it does not.
         Before the first run or loop of this consumer it is kept for that one, which then ends before it begins.
         """
+        if deadline is None:
+            deadline = self._settings.leases.drain_deadline
         consuming = self._consuming
         if consuming is None or not consuming.is_running:
             self._stop_count += 1

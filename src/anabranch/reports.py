@@ -64,9 +64,10 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     app: str | None
     member_id: str | None
-    """None until it has joined its application."""
+    """None until it has joined its application, and after the run."""
     fenced: bool
-    """True before it has joined, and while no heartbeat was acknowledged for too long: nothing is started."""
+    """Whether it may start no handler call: it has not joined, the run is over, or no heartbeat was acknowledged for
+    too long."""
     paused: bool
     shards: tuple[ShardState, ...]
     budget_used_bytes: int

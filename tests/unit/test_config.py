@@ -21,6 +21,10 @@ class Refreshable:
         return Keys()
 
 
+def test_a_drain_ends_well_before_the_default_grace_period_of_kubernetes():
+    assert LeaseSettings().drain_deadline == 20.0
+
+
 @pytest.mark.parametrize(
     "settings", [Aws, LeaseSettings, PollingSettings, CheckpointSettings, ConsumerSettings, ProducerSettings]
 )

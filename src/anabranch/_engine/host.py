@@ -6,8 +6,12 @@ this one is never let go of.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
+
+from anabranch.errors import UsageError
 
 __all__ = ["Host", "begin", "single_cause"]
 
@@ -15,10 +19,13 @@ __all__ = ["Host", "begin", "single_cause"]
 class Host:
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when the work has ended; for waiters on other event loops."""
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._task is None, "started twice"
         self._task = asyncio.get_running_loop().create_task(work, name=name)
+        self._task.add_done_callback(lambda _: self._ended.set_result(None))
 
     @property
     def is_started(self) -> bool:
@@ -38,8 +45,42 @@ class Host:
 
     async def wait(self) -> None:
         """Until the work has ended, however it ends; cancelling the waiter does not cancel the work."""
-        if self._task is not None and not self._task.done():
+        if self._task is None or self._task.done():
+            return
+        if self._is_here(self._task):
             await asyncio.wait([self._task])
+        else:
+            await self._wait_elsewhere()
+
+    async def _wait_elsewhere(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
+
+        self._ended.add_done_callback(tell)
+        await ended.wait()
+
+    @staticmethod
+    def _is_here(task: asyncio.Task[None]) -> bool:
+        return task.get_loop() is asyncio.get_running_loop()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the work runs, or ran, on the caller's event loop."""
+        return self._task is None or self._is_here(self._task)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls it on the event loop of the work: now, if that is the caller's."""
+        if self._task is None or self._is_here(self._task):
+            callback()
+            return
+        loop = self._task.get_loop()
+        if not loop.is_running():
+            raise UsageError("the event loop of this run is not running: stop the consumer on that loop")
+        with suppress(RuntimeError):  # it was closed just now, which has ended the work
+            loop.call_soon_threadsafe(callback)
 
     async def cancel(self) -> None:
         if self._task is not None and not self._task.done():

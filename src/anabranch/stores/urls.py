@@ -7,7 +7,7 @@ that there are (rule U1), because the alternative is every record handled once b
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -36,7 +36,7 @@ _PLATFORMS: Final = (
 def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
     """The store that `leases=` names, not yet opened. An object is returned as it is."""
     if not isinstance(leases, str):
-        return leases
+        return _checked(leases)
     scheme, colon, _ = leases.partition(":")
     scheme = scheme.lower()
     if scheme == "memory" and leases.lower() in {"memory:", "memory://"}:
@@ -48,13 +48,34 @@ def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
     raise ConfigurationError(f"leases={_shown(leases)!r} is no lease store: known are {_KNOWN}")
 
 
+def _checked(leases: LeaseStore) -> LeaseStore:
+    if isinstance(leases, PurePath):
+        raise ConfigurationError(f"leases={leases!r} is a path: write leases='sqlite:{leases}'")
+    if isinstance(leases, type) or not callable(getattr(leases, "heartbeat", None)):
+        raise ConfigurationError(f"leases={leases!r} must be a URL, or an object that is a lease store")
+    return leases
+
+
 def _sqlite_path(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # as of an address that is not closed
+        parts = None
+    if parts is None or parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
         raise ConfigurationError(
-            f"leases={url!r}: write sqlite:///absolute/path/leases.db (three slashes), or sqlite:relative/leases.db"
+            f"leases={_shown(url)!r}: write sqlite:///absolute/path/leases.db (three slashes), "
+            "or sqlite:relative/leases.db"
         )
     path = unquote(parts.path)
+    name = path.rpartition("/")[2]
+    if name == ":memory:":
+        raise ConfigurationError(f"leases={url!r}: write memory:// for leases that are kept in memory")
+    if name in {"", ".", ".."}:
+        raise ConfigurationError(f"leases={url!r} names a folder: name a file in it, such as leases.db")
+    if path.lstrip("/").startswith("~"):
+        raise ConfigurationError(f"leases={url!r}: ~ is not expanded; write the full path")
+    if "\0" in path:
+        raise ConfigurationError(f"leases={url!r}: a path cannot contain a NUL character")
     # SQLAlchemy's users write four slashes for an absolute path: both are the same file.
     return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)
 

@@ -219,15 +219,27 @@ class Consuming:
         return self._report()
 
     async def stop(self, deadline: float) -> StopReport:
+        """From any event loop."""
+        if self._host.is_running:
+            self._host.call(lambda: self._begin_stop(deadline))
+            if self._is_called_by_handler:
+                return StopReport(committed=False, released=False)  # yet: the stop waits for this very call
+            await self._host.wait()
+        elif self._host.is_here:
+            self._let_go_of_hand()
+        if self._host.is_here:
+            self.close()
+        self._raise_failure()
+        return self._report()
+
+    def _begin_stop(self, deadline: float) -> None:
         self._let_go_of_hand()
         if self._host.is_running:
             self.worker.stop(self._outside.clock.now_ms() + round(deadline * 1000))
-            if self.worker.is_called_by_handler:
-                return StopReport(committed=False, released=False)  # yet: the stop waits for this very call
-            await self._host.wait()
-        self.close()
-        self._raise_failure()
-        return self._report()
+
+    @property
+    def _is_called_by_handler(self) -> bool:
+        return self.worker.is_called_by_handler or (self._call is not None and self._call.runs_in_this_thread)
 
     def _let_go_of_hand(self) -> None:
         """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or

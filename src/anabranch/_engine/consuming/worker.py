@@ -368,7 +368,7 @@ class Worker:
             member_id=self.member.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.member.may_start()),
             paused=self._paused,
-            shards=self._reports.states(self.sessions.values(), *self._standing()),
+            shards=self._reports.states(tuple(self.sessions.values()), *self._standing()),
             budget_used_bytes=self.budget.used_bytes,
             budget_limit_bytes=self.budget.limit_bytes,
         )

@@ -121,6 +121,11 @@ class HandlerCall:
         return coroutine_stack(task.get_coro() if coroutine is None else coroutine)
 
     @property
+    def runs_in_this_thread(self) -> bool:
+        """Whether the caller is a handler call in a thread."""
+        return threading.get_ident() in tuple(self._thread_ids.values())
+
+    @property
     def is_given_up(self) -> bool:
         return self._closed
 
@@ -165,6 +170,11 @@ def _takes_context(handler: Callable[..., Any]) -> bool:
     if len(required) > 2:
         raise ConfigurationError(
             f"a handler takes a record, and a Context if it wants one; this one needs {len(required)} parameters"
+        )
+    if unset := [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]:
+        raise ConfigurationError(
+            f"a handler is called with a record, and a Context if it wants one: {', '.join(map(repr, unset))} has no "
+            "value; give it a default, or pass functools.partial(handler, name=value)"
         )
     return len(positional) >= 2
 

@@ -1,0 +1,357 @@
+"""What a program says to a consumer, at any time and from any thread: status, stop, handlers, and `leases=`."""
+
+import asyncio
+import functools
+import pathlib
+import threading
+from dataclasses import replace
+
+import pytest
+
+from anabranch import Consumer
+from anabranch.errors import ConfigurationError, UsageError
+from anabranch.stores import MemoryLeaseStore
+
+from stream_world import QUICK, run, stream_world, until
+
+# status
+
+
+def test_status_works_before_during_and_after_a_run():
+    async def main():
+        async with stream_world(2) as world:
+            consumer = world.consumer(app="billing", leases="memory://")
+            before = consumer.status()
+            assert (before.app, before.member_id, before.shards) == ("billing", None, ())
+            assert (before.fenced, before.paused, before.budget_used_bytes) == (True, False, 0)
+            running = asyncio.create_task(consumer.run(lambda record: None))
+            await until(lambda: len(consumer.status().shards) == 2, "both shards")
+            during = consumer.status()
+            assert during.member_id is not None
+            assert not during.fenced
+            await consumer.stop()
+            await running
+            assert consumer.status() == before
+
+    run(main)
+
+
+def test_status_works_at_every_step_of_a_run():
+    async def main():
+        async with stream_world(2) as world:
+            world.put("abc")
+            consumer = world.consumer(app="billing", leases="memory://", until="tip")
+            running = asyncio.create_task(consumer.run(lambda record: None))
+            while not running.done():
+                consumer.status()
+                await asyncio.sleep(0)
+            assert (await running).clean
+
+    run(main)
+
+
+def test_status_works_after_a_run_that_failed():
+    async def main():
+        async with stream_world(1) as world:
+            consumer = world.consumer(app="billing", leases="memory://")
+            world.kinesis.faults.on("DescribeStreamSummary").error("AccessDeniedException", "no permission")
+            with pytest.raises(Exception, match="no permission"):
+                await consumer.run(lambda record: None)
+            assert consumer.status().shards == ()
+
+    run(main)
+
+
+def test_status_works_before_and_after_a_loop_and_shows_shards_in_it():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            consumer = world.consumer(start="trim_horizon", until="tip")
+            assert consumer.status().shards == ()
+            async with consumer:
+                assert consumer.status().shards == ()
+                async for _ in consumer:
+                    assert len(consumer.status().shards) == 1
+                assert consumer.status().shards == ()
+            assert consumer.status().shards == ()
+
+    run(main)
+
+
+# stop
+
+
+@pytest.mark.parametrize("way", ["run", "run_batches"])
+def test_a_handler_thread_can_stop_its_consumer(way):
+    reports, handled = [], []
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put("abc")
+            options = {"app": "billing", "leases": MemoryLeaseStore()}
+            consumer = world.consumer(**options)
+
+            def handle(item):
+                handled.append(item)
+                reports.append(asyncio.run(consumer.stop()))
+
+            limits = {} if way == "run" else {"max_records": 1}
+            assert (await getattr(consumer, way)(handle, **limits)).clean
+            (early,) = reports  # the stop waits for this very call
+            assert not early.clean
+            assert len(handled) == 1
+            again = []
+            await world.consumer(**options, until="tip").run(again.append)
+            assert [record.data for record in again] == [b"1", b"2"]
+
+    run(main)
+
+
+def test_a_stop_without_a_deadline_uses_the_drain_deadline():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            started = asyncio.Event()
+            settings = replace(QUICK, leases=replace(QUICK.leases, drain_deadline=0.1))
+            consumer = world.consumer(app="billing", leases="memory://", settings=settings)
+
+            async def handle(record):
+                started.set()
+                await asyncio.Event().wait()
+
+            running = asyncio.create_task(consumer.run(handle))
+            await started.wait()
+            assert len((await consumer.stop()).leftovers) == 1
+            await running
+
+    run(main, 10)
+
+
+def _in_thread(work):
+    """What a coroutine function returns or raises on an event loop of its own, as a task of this loop."""
+    return asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(work())))
+
+
+def test_another_event_loop_can_stop_it():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            release = asyncio.Event()
+            started = asyncio.Event()
+            consumer = world.consumer(app="billing", leases="memory://")
+
+            async def handle(record):
+                started.set()
+                await release.wait()
+
+            running = asyncio.create_task(consumer.run(handle))
+            await started.wait()
+            stopping = _in_thread(consumer.stop)
+            await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
+            assert not stopping.done()
+            release.set()
+            assert (await stopping).clean
+            assert (await running).clean
+            assert (await _in_thread(consumer.stop)).clean  # nothing runs any more
+
+    run(main)
+
+
+def test_another_event_loop_gets_the_leftovers_at_its_deadline():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            started = asyncio.Event()
+            consumer = world.consumer(app="billing", leases="memory://")
+
+            async def handle(record):
+                started.set()
+                await asyncio.Event().wait()
+
+            running = asyncio.create_task(consumer.run(handle))
+            await started.wait()
+            report = await _in_thread(functools.partial(consumer.stop, deadline=0.1))
+            assert [record.data for record in report.leftovers] == [b"0"]
+            assert await running == report
+
+    run(main)
+
+
+def test_another_event_loop_that_stops_waiting_does_not_end_the_stop():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            release, started = asyncio.Event(), asyncio.Event()
+            consumer = world.consumer(app="billing", leases="memory://")
+
+            async def handle(record):
+                started.set()
+                await release.wait()
+
+            async def impatient():
+                async with asyncio.timeout(0.05):
+                    await consumer.stop()
+
+            running = asyncio.create_task(consumer.run(handle))
+            await started.wait()
+            with pytest.raises(TimeoutError):
+                await _in_thread(impatient)
+            release.set()
+            assert (await running).clean
+
+    run(main)
+
+
+def test_another_event_loop_can_stop_a_loop_over_records():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            seen, stops = [], []
+            async with world.consumer(start="trim_horizon") as consumer:
+                async for record in consumer:
+                    seen.append(record.data)
+                    stops.append(_in_thread(consumer.stop))
+                    await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
+                assert (await stops[0]).clean
+            assert seen == [b"0"]
+
+    run(main)
+
+
+def test_another_thread_can_stop_a_program_that_only_runs_a_consumer():
+    """The event loop of the run ends right after it."""
+    reports = []
+
+    async def main():
+        async with stream_world(1) as world:
+            consumer = world.consumer(app="billing", leases="memory://")
+            thread = threading.Thread(
+                target=lambda: reports.append(consumer.run_sync(lambda record: None)), name="program"
+            )
+            thread.start()
+            await until(lambda: consumer.status().member_id is not None, "the consumer")
+            reports.append(await consumer.stop())
+            await asyncio.to_thread(thread.join)
+
+    run(main)
+    assert [report.clean for report in reports] == [True, True]
+
+
+def test_a_stop_says_so_when_the_event_loop_of_the_run_stands():
+    async def open_world():
+        context = stream_world(1)
+        world = await context.__aenter__()
+        consumer = world.consumer(app="billing", leases="memory://")
+        running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+        await until(lambda: consumer.status().member_id is not None, "the consumer")
+        return context, consumer, running
+
+    async def end(context, consumer, running):
+        await consumer.stop()
+        await running
+        await context.__aexit__(None, None, None)
+
+    with asyncio.Runner() as runner:
+        context, consumer, running = runner.run(open_world())
+        with pytest.raises(UsageError, match="the event loop of this run is not running"):
+            asyncio.run(consumer.stop())
+        runner.run(end(context, consumer, running))
+
+
+# handlers
+
+
+def _name(item):
+    return item.shard_id
+
+
+@pytest.mark.parametrize("first", ["handler", "batch_handler"])
+@pytest.mark.parametrize("second", ["handler", "batch_handler"])
+def test_a_second_handler_is_refused(first, second):
+    consumer = Consumer("orders")
+    marks = {"handler": consumer.handler, "batch_handler": consumer.batch_handler()}
+    assert marks[first](_name) is _name
+    with pytest.raises(UsageError, match="already has the handler _name"):
+        marks[second](print)
+
+
+async def _async_keyword(record, *, database):
+    pass
+
+
+def _plain_keyword(record, context, *, database):
+    pass
+
+
+@pytest.mark.parametrize("handle", [_async_keyword, _plain_keyword])
+@pytest.mark.parametrize("way", ["run", "run_batches"])
+def test_a_handler_with_a_required_keyword_only_parameter_is_refused_at_the_start(handle, way):
+    with pytest.raises(ConfigurationError, match=r"'database' has no value.*functools\.partial"):
+        asyncio.run(getattr(Consumer("orders"), way)(handle))
+
+
+def test_a_keyword_only_parameter_with_a_value_is_fine():
+    seen = []
+
+    async def handle(record, *, database, table="orders"):
+        seen.append((record.data, database, table))
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            consumer = world.consumer(app="billing", leases="memory://", until="tip")
+            await consumer.run(functools.partial(handle, database="db"))
+
+    run(main)
+    assert seen == [(b"0", "db", "orders")]
+
+
+def test_run_sync_inside_a_running_loop_says_what_to_do():
+    async def main():
+        with pytest.raises(UsageError, match=r"await consumer\.run\("):
+            Consumer("orders").run_sync(print)
+
+    asyncio.run(main())
+
+
+# leases=
+
+
+@pytest.mark.parametrize(
+    "leases, words",
+    [
+        ("postgres://user:secret@db/leases", "postgres:// is not in this version"),
+        ("ftp://leases", "is no lease store"),
+        ("", "is no lease store"),
+        ("memory://shared", "is no lease store"),
+        ("/var/lib/leases.db", "is no lease store"),
+        ("sqlite://leases.db", "three slashes"),
+        ("sqlite://user:secret@db/leases.db", "three slashes"),
+        ("sqlite://[leases", "three slashes"),
+        ("sqlite:///leases.db?mode=ro", "three slashes"),
+        ("sqlite:///var/lib/", "names a folder"),
+        ("sqlite:.", "names a folder"),
+        ("sqlite:///var/..", "names a folder"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite::memory:", "memory://"),
+        ("sqlite:///~/leases.db", "full path"),
+        ("sqlite:~user/leases.db", "full path"),
+        ("sqlite:///var/%00.db", "NUL"),
+        (pathlib.Path("leases.db"), r"leases='sqlite:"),
+        (MemoryLeaseStore, "an object"),
+        (5, "an object"),
+    ],
+)
+def test_leases_that_cannot_work_are_refused_by_the_constructor(leases, words):
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        Consumer("orders", app="billing", leases=leases)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("leases", ["memory:", "MEMORY://", "sqlite:///tmp/x.db", "sqlite:x.db", MemoryLeaseStore()])
+def test_leases_that_can_work_are_not_touched_by_the_constructor(leases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads_before = threading.active_count()
+    Consumer("orders", app="billing", leases=leases)
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == threads_before

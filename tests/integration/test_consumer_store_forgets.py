@@ -28,7 +28,7 @@ class ForgetfulStore(MemoryLeaseStore):
 
 
 def replaced_by_another(store):
-    store._app = AppRow(app="billing", app_id="another", created_wall_ms=0)
+    store._app = AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
     store.fail_over()
 
 
@@ -78,7 +78,7 @@ class StoreThatIsBegunAnew(MemoryLeaseStore):
     async def read_leases(self, *, with_finished=False):
         if self.is_due and with_finished:
             self.is_due = False
-            self._app = AppRow(app="billing", app_id="another", created_wall_ms=0)
+            self._app = AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
             first = min(self._leases, key=lambda key: key.shard_id)
             self._leases = {first: LeaseRow(key=first)}
         return await super().read_leases(with_finished=with_finished)
@@ -137,7 +137,11 @@ class StoreThatIsEmptiedInAStart(MemoryLeaseStore):
         setattr(self, name, call_in_the_window)
 
     def empty(self):
-        self._app = AppRow(app="billing", app_id="another", created_wall_ms=0) if self.begun_anew else None
+        self._app = (
+            AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
+            if self.begun_anew
+            else None
+        )
         begun = {key: replace(row, bootstrapped=False, version=0) for key, row in self._streams.items()}
         self._streams = begun if self.begun_anew else {}
         self._members, self._leases = {}, {}

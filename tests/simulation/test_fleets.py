@@ -49,6 +49,21 @@ def test_the_worlds_of_the_mistakes_are_clean_without_them(name):
         assert run_fleet(seed, MISTAKES[name].options).violations == ()
 
 
+@pytest.mark.parametrize(
+    "seed, why",
+    [
+        (91, "a failed call hid a fail-over, and the round went on with takes in the new storage"),
+        (2056, "a start that outlasted a roll-back knew of no storage before, and took at once"),
+    ],
+)
+def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
+    options = FleetOptions(
+        worker_count=4, shard_count=4, record_count=400, key_count=40, faulty_seconds=50, handler_seconds_max=0.3,
+        roll_back_seconds=9, cuts_each=9, stalls_each=15, pauses_each=15, stops_each=15, lost=0.05, late=0.05,
+    )  # fmt: skip
+    assert run_fleet(seed, options).violations == (), why
+
+
 def test_a_fleet_without_faults_repeats_nothing():
     verdict = run_fleet(1, FleetOptions(worker_count=3, shard_count=4, record_count=200, faulty_seconds=20.0))
     assert verdict.violations == ()

@@ -1,7 +1,7 @@
 """Everything outside of the engine that it touches, in one value: the ports, and whom to tell what happens."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch._model.entropy import Entropy
 from anabranch._ports.clock import Clock
@@ -9,7 +9,14 @@ from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.events import Event
 
-__all__ = ["Outside"]
+__all__ = ["Outside", "StoreFailures"]
+
+
+@dataclass(slots=True)
+class StoreFailures:
+    """How many lease store calls had no answer. After one, the next call may reach another storage (rule L13)."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,7 @@ class Outside:
     clock: Clock
     entropy: Entropy
     emit: Callable[[Event], None]
+    store_failures: StoreFailures = field(default_factory=StoreFailures)
     heart_on_thread: bool = False
     """Heartbeats run on a thread of their own; in a simulation, which has no threads, beside everything else."""
     before_call: Callable[[], Awaitable[None]] | None = None

@@ -37,7 +37,9 @@ __all__ = ["Beat", "Conflict", "LeaseStore"]
 
 class LeaseStore(Protocol):
     async def open(self, app: AppRow) -> AppRow:
-        """Makes the tables and the application's row where there are none; returns the row that stands."""
+        """Makes the tables and the application's row where there are none; returns the row that stands. A new row names
+        the storage that it is made in (`incarnation`), so that a worker that starts after a roll-back sees it.
+        """
 
     async def read_app(self) -> AppRow | None:
         """Also before `open`; makes nothing."""

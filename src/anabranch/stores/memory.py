@@ -8,6 +8,8 @@ heartbeats come from a thread of their own.
 import threading
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from anabranch._core.leases import rows
 from anabranch._model.leases import (
     AppRow,
@@ -39,9 +41,10 @@ class MemoryLeaseStore(LeaseStore):
         return "memory://"
 
     async def open(self, app: AppRow) -> AppRow:
+        made = replace(app, incarnation=await self.incarnation())
         with self._lock:
             if self._app is None:
-                self._app = app
+                self._app = made
             if self._app.app != app.app:
                 raise UsageError(
                     f"this memory store holds application {self._app.app!r}; make another one for {app.app!r}"

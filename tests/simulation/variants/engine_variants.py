@@ -24,6 +24,7 @@ from anabranch._engine.shards.topology import list_all_shards
 from anabranch._model.leases import Finish
 from anabranch._model.start_positions import StartingPosition
 from anabranch.errors import TransportError
+from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.world import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
@@ -31,6 +32,10 @@ ROUGH = replace(BUSY, pauses_each=10.0, crashes_each=30.0)
 LOADED = replace(BUSY, backlog=0.8, crashes_each=15.0)
 MERGING = replace(BUSY, worker_count=4, shard_count=4, reshards_each=4.0)
 
+ROLLED_BACK = replace(
+    BUSY, worker_count=5, shard_count=8, record_count=600, key_count=40, faulty_seconds=80.0, handler_seconds_max=0.3,
+    cuts_each=9.0, stops_each=6.0, roll_back_seconds=8.0, roll_backs_each=10.0,
+)  # fmt: skip
 TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
 
 
@@ -164,6 +169,21 @@ async def _begin_anew(self):
     return True
 
 
+def _believe_a_nameless_storage(original):
+    """An application whose row names no storage is taken for a new one."""
+
+    def hold_takes(self):
+        if self._app.incarnation:
+            original(self)
+
+    return hold_takes
+
+
+async def _open_without_storage(self, app):
+    self._app = self._app or app
+    return self._app
+
+
 def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
     listed, find_missing, waits = {}, Lineage._find_missing, Book.waits
@@ -243,6 +263,14 @@ MISTAKES = {
         [(Beginning, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
+    ),
+    "an application does not name its storage": Mistake(
+        [
+            (MemoryLeaseStore, "open", _open_without_storage),
+            (LeaseLoop, "_hold_takes", _believe_a_nameless_storage(LeaseLoop._hold_takes)),
+        ],
+        "one owner",
+        ROLLED_BACK,
     ),
     "trimmed records are not told": Mistake([(Losses, "tell", lambda *_: None)], "no loss", TRIMMING),
     "a parent that is not listed opens the gate": Mistake(_gate_by_listing(), "parents first", TRIMMING),

@@ -93,8 +93,9 @@ def test_looking_for_an_application_makes_nothing(path):
 
 
 def test_an_application_is_found_without_being_opened(path):
-    with_store(path, lambda store: store.read_app())
-    assert with_store(path, lambda store: store.read_app(), opened=False) == APP
+    made = with_store(path, lambda store: store.read_app())
+    assert made.app_id == APP.app_id
+    assert with_store(path, lambda store: store.read_app(), opened=False) == made
 
 
 def test_what_was_never_opened_says_so(path):

@@ -65,6 +65,7 @@ def apply_write(book: Book, step: Write, answer: LeaseRow | Conflict | None, now
     if row is None or row.version < step.expected_version:
         # A lease that this member holds cannot vanish or grow younger: the store forgot what it had acknowledged.
         book.rolled_back = True
+        book.held[key].parting_row = None  # a gift that the store refused was not given
         book.drop(key)
         return "lost"
     book.observe_lease(row, now_ms)

@@ -70,6 +70,8 @@ class LeaseLoop:
         self._alarm = Alarm(outside.clock)
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
+        self._confirmed_at: int | None = None
+        """The count of failed store calls when the storage was last seen to be the same."""
         self._told_unplaced: dict[LeaseKey, None] = {}
         self._strangers: dict[str, None] = {}
         """Members of another mind that were told of."""
@@ -147,9 +149,9 @@ class LeaseLoop:
             return False
         apply_members(book, self.stopwatches, members, outside.clock.now_ms())
         if book.wants_leases(outside.clock.now_ms()):
-            await self.check_birth()
+            is_known = await self.check_birth()
             leases = await self.call(outside.store.read_leases())
-            if leases is None:
+            if not is_known or leases is None or not await self._is_same_storage():
                 return False
             apply_leases(book, self.stopwatches, leases, outside.clock.now_ms())
         self.synchronise()
@@ -157,24 +159,43 @@ class LeaseLoop:
 
     async def _check_storage(self) -> bool:
         """The storage must be the one that this application trusts (rule L13). False: it is not, or gave no answer."""
-        store = self._outside.store
-        incarnation = await self.call(store.incarnation())
-        if incarnation is None:
+        trusted, is_first = self._app.incarnation, self._incarnation is None
+        if not await self._confirm_storage():
             return False
-        trusted = self._app.incarnation
-        if self._incarnation is None and trusted and incarnation != trusted:
-            # Just started: what this storage has forgotten, others may still believe and act on.
+        incarnation = self._incarnation
+        assert incarnation is not None, "it was just confirmed"
+        if is_first and incarnation != trusted:
+            # Just started: other workers may still act on what this storage has forgotten.
             self._hold_takes()
-        elif self._incarnation is not None and incarnation != self._incarnation:
-            self.book.rolled_back = True
-            return False
-        self._incarnation = incarnation
         if incarnation != trusted and self._outside.clock.now_ms() >= self._no_takes_before_ms:
-            recorded = await self.call(store.record_incarnation(trusted, incarnation))
+            recorded = await self.call(self._outside.store.record_incarnation(trusted, incarnation))
             if recorded is not None:
                 self._recognise(recorded)
                 self._app = recorded
         return True
+
+    async def _confirm_storage(self) -> bool:
+        """Asks the store which storage it is. False: another one than before, or no answer."""
+        failures = self._outside.store_failures.count  # a call that fails during this one may hide a fail-over
+        incarnation = await self.call(self._outside.store.incarnation())
+        if incarnation is None:
+            return False
+        if self._incarnation is not None and incarnation != self._incarnation:
+            self.book.rolled_back = True
+            return False
+        self._incarnation, self._confirmed_at = incarnation, failures
+        return True
+
+    @property
+    def _is_sure_of_storage(self) -> bool:
+        """No store call has failed since the storage was confirmed, so all answers since then came from it."""
+        return self._confirmed_at == self._outside.store_failures.count
+
+    async def _is_same_storage(self) -> bool:
+        """Asks again where a call has failed. A store never returns to an earlier storage: if it is still the same one,
+        everything that was read before came from it, too.
+        """
+        return self._is_sure_of_storage or (await self._confirm_storage() and self._is_sure_of_storage)
 
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still stand."""
@@ -212,7 +233,7 @@ class LeaseLoop:
         finished and cleaned up since, and would come back. Nor in another life than that of the plan, or in another
         storage: the rows that it rests on may be forgotten. None: it was not made, or there was no answer.
         """
-        if not await self.check_birth() or await self.call(self._outside.store.incarnation()) != self._incarnation:
+        if not await self.check_birth() or not await self._confirm_storage() or not self._is_sure_of_storage:
             return None
         if life != self.book.member_id or not self._member.may_start():
             return None
@@ -235,7 +256,10 @@ class LeaseLoop:
         try:
             async with asyncio.timeout(self._timing.call_deadline_ms / 1000):
                 found = await answer
-        except (LeaseStoreError, TimeoutError) as error:
+        except BaseException as error:
+            self._outside.store_failures.count += 1
+            if not isinstance(error, (LeaseStoreError, TimeoutError)):
+                raise
             self.trouble = str(error) or f"no answer within {self._timing.call_deadline_ms} ms"
             return None
         self.trouble = None
@@ -262,8 +286,8 @@ class LeaseLoop:
                 await self.call(store.delete_member(step.member_id))
 
     def may_take(self) -> bool:
-        """Not while fenced or leaving, nor while a store that went back in time is waited out."""
-        if self.draining or self._outside.clock.now_ms() < self._no_takes_before_ms:
+        """Not while fenced or leaving, nor while a roll-back of the store is waited out, or may just have happened."""
+        if self.draining or not self._is_sure_of_storage or self._outside.clock.now_ms() < self._no_takes_before_ms:
             return False
         return self._member.may_start()
 
@@ -274,7 +298,7 @@ class LeaseLoop:
 
     async def take(self, step: Take) -> None:
         floor = await self._floor(step)
-        if floor is None:
+        if floor is None or not await self._is_same_storage():
             self.book.changed = True  # the next round looks again
             return
         answer = await self.call(
@@ -384,7 +408,7 @@ class LeaseLoop:
         """The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13)."""
         self._outside.emit(StoreRolledBack())
         self._hold_takes()
-        self._incarnation = None
+        self._incarnation = self._confirmed_at = None
         self.book.forget()
         self.stopwatches.forget()
         self._member.end("rolled_back")

@@ -28,10 +28,12 @@ async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline
             async with asyncio.timeout(deadline_ms / 1000):
                 return await call()
         except LeaseStoreError as error:
+            outside.store_failures.count += 1
             if attempt == TRIES_MAX - 1:
                 raise
             tell_unanswered(outside, error, attempt + 1)
         except TimeoutError as error:
+            outside.store_failures.count += 1
             if attempt == TRIES_MAX - 1:
                 raise LeaseStoreError(
                     f"lease store {outside.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"

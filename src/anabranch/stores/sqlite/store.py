@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from anabranch._core.leases import rows
 from anabranch._model.leases import (
     AppRow,
@@ -78,7 +80,8 @@ class SqliteLeaseStore(LeaseStore):
         standing = await self.read_app()
         if standing is not None:
             return standing
-        return await self._main.write(lambda connection: _APPS.put_if_absent(connection, columns.app_columns(app)))
+        made = columns.app_columns(replace(app, incarnation=await self.incarnation()))
+        return await self._main.write(lambda connection: _APPS.put_if_absent(connection, made))
 
     def _check_place(self) -> None:
         kind = file_system(self.path)

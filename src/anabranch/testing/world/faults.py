@@ -36,7 +36,9 @@ class Faults:
             self._once(self._store_is_emptied)
         if options.deleted:
             self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._stream_is_deleted)
-        if options.roll_back_seconds:
+        if options.roll_back_seconds and options.roll_backs_each:
+            self._each(options.roll_backs_each, lambda _: self._store_goes_back(), 0)
+        elif options.roll_back_seconds:
             self._once(self._store_goes_back)
 
     def end(self) -> None:

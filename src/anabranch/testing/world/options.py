@@ -83,6 +83,9 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Each process has a lease expiry of its own."""
     store_outage_seconds: float = 0.0
     roll_back_seconds: float = 0.0
+    """How far the store goes back; 0: it does not."""
+    roll_backs_each: float = 0.0
+    """Mean seconds between two times that it does; 0: it happens once."""
     store_is_emptied: bool = False
     """Once, while the fleet is at work."""
     same_worker_id: bool = False
@@ -105,6 +108,8 @@ def fleet_options_for(seed: int) -> FleetOptions:
 
     Another one in ten has a backlog: every read is a page of many records, each takes a while, and processes crash in
     the midst of them. The ways to take records come in turn, and so do the intervals of commits.
+
+    A third one in ten has a store that is rolled back while its workers are in every kind of trouble.
     """
     options = _drawn(seed)
     if seed % 10 == 3:
@@ -120,6 +125,8 @@ def fleet_options_for(seed: int) -> FleetOptions:
             roll_back_seconds=0.0,
             store_is_emptied=False,
         )
+    if seed % 10 == 1:
+        return _rolled_back(seed, options)
     if seed % 10 != 7:
         return options
     if seed % 20 == 17:
@@ -144,6 +151,31 @@ def fleet_options_for(seed: int) -> FleetOptions:
         **dict.fromkeys(("pauses_each", "stalls_each", "cuts_each", "crashes_each", "roll_back_seconds"), 0.0),
         **dict.fromkeys(("deleted", "store_is_emptied"), False),
         budget_bytes=0,
+    )
+
+
+def _rolled_back(seed: int, options: FleetOptions) -> FleetOptions:
+    """Some workers learn late that the store was rolled back, or start just then. All have one expiry: a worker cannot
+    wait for the expiry of a member that the store has forgotten before the worker saw it.
+    """
+    random = Random(f"roll-back {seed}")  # noqa: S311 -- a simulation's dice, not a secret
+    return msgspec.structs.replace(
+        options,
+        worker_count=random.randrange(3, 6),
+        shard_count=random.randrange(3, 9),
+        record_count=400,
+        key_count=40,
+        faulty_seconds=60.0,
+        handler_seconds_max=0.3,
+        roll_back_seconds=round(random.uniform(4, 12), 1),
+        roll_backs_each=random.choice([0.0, 10.0, 20.0]),
+        pauses_each=random.choice([0.0, 15.0]),
+        stalls_each=random.choice([0.0, 15.0]),
+        cuts_each=random.choice([6.0, 9.0]),
+        stops_each=random.choice([6.0, 15.0]),
+        lost=random.choice([0.0, 0.05]),
+        late=random.choice([0.0, 0.05]),
+        **dict.fromkeys(("deleted", "expiries_differ", "store_is_emptied"), False),
     )
 
 

@@ -5,7 +5,7 @@ from anabranch._core.leases.outcome import apply_leases, apply_members, apply_se
 from anabranch._core.leases.steps import Take, Write
 from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._core.leases.timing import lease_timing
-from anabranch._model.leases import Conflict, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
 FREE = LeaseRow(key=KEY, version=3, epoch=1)
@@ -104,6 +104,15 @@ def test_a_held_lease_that_vanished_or_grew_younger_proves_that_the_store_went_b
         assert apply_write(known, WRITE, Conflict(row), 1) == "lost"
         assert known.rolled_back
         assert not known.held
+
+
+def test_a_gift_that_a_store_refuses_which_went_back_is_a_loss():
+    known = book(MINE)
+    known.drain(HandOffRequest(KEY, "b#1"))
+    holding, gift = known.held[KEY], known.part(KEY)
+    assert apply_write(known, Write(gift, MINE.version), Conflict(replace(MINE, version=2)), 1) == "lost"
+    assert holding.parting_row is None
+    assert not known.held
 
 
 def test_a_write_of_what_is_not_held_any_more_is_lost():

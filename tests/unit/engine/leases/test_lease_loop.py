@@ -14,7 +14,7 @@ from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow, Beat, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import MemberDiffers, StandstillBegan, StoreReset
+from anabranch.events import MemberDiffers, StandstillBegan, StoreReset, StoreRolledBack
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.clock import ManualClock
 
@@ -45,7 +45,7 @@ async def lease_loop(store, held, happened=None, clock=None, shards_max=None, dr
         yield LeaseLoop(
             outside,
             member,
-            APP,
+            await store.open(APP),
             on_held=held.append,
             on_dropped=lambda key, reason: None if dropped is None else dropped.append(reason),
             on_drain=lambda request: None,
@@ -278,6 +278,65 @@ def test_a_plan_that_rests_on_rows_of_another_storage_or_of_an_earlier_life_make
             assert await loop.create_lease(LeaseRow(key=KEY), life=life) is None
             assert not await store.read_leases()
             assert await make_lease(loop) == LeaseRow(key=KEY)
+
+    run(main)
+
+
+async def seconds_until_held(loop, held, clock):
+    """A round each second, and heartbeats between them."""
+    for second in range(30):
+        await loop.round()
+        if held:
+            return second
+        clock.advance(1_000)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    raise AssertionError("the lease is never taken")
+
+
+class StoreThatFailsOverIn(MemoryLeaseStore):
+    """The call of that name gets an error, once; the calls after it reach another storage."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.storage, self.is_due, call = "first", False, getattr(self, name)
+
+        async def fail_over(*args, **options):
+            if self.is_due:
+                self.storage, self.is_due = "second", False
+                raise LeaseStoreError("the connection was lost")
+            return await call(*args, **options)
+
+        setattr(self, name, fail_over)
+
+    async def incarnation(self):
+        return self.storage
+
+
+@pytest.mark.parametrize("call", ["read_members", "read_streams", "read_app", "read_leases", "dead_members"])
+def test_nothing_is_taken_in_the_round_in_which_a_failed_call_may_have_been_a_fail_over(call):
+    """The owner may be unaware of it, and its lease be forgotten by the storage that the next calls reach."""
+
+    async def main():
+        store, held, happened, clock = StoreThatFailsOverIn(call), [], [], ManualClock()
+        async with lease_loop(store, held, happened, clock) as loop:
+            await store.create_lease(LeaseRow(key=KEY), app_id="1")
+            store.is_due = True
+            assert await seconds_until_held(loop, held, clock) >= 10
+            assert [event for event in happened if isinstance(event, StoreRolledBack)]
+
+    run(main)
+
+
+def test_nothing_is_taken_at_once_where_the_application_does_not_name_its_storage():
+    async def main():
+        store, held, clock = MemoryLeaseStore(), [], ManualClock()
+        await store.open(APP)
+        await store.create_lease(LeaseRow(key=KEY), app_id="1")
+        store._app = APP
+        async with lease_loop(store, held, clock=clock) as loop:
+            assert await seconds_until_held(loop, held, clock) == 10
+            assert (await store.read_app()).incarnation == await store.incarnation()
 
     run(main)
 

@@ -19,8 +19,8 @@ def make_consumer(kinesis, stream_arn, name="reader"):
     return kinesis.boto3.register_stream_consumer(StreamARN=stream_arn, ConsumerName=name)["Consumer"]["ConsumerARN"]
 
 
-def subscribe(kinesis, consumer_arn, shard_id=SHARD_0, **position):
-    return kinesis.boto3.subscribe_to_shard(
+def subscribe(kinesis, consumer_arn, shard_id=SHARD_0, *, client=None, **position):
+    return (client or kinesis.boto3).subscribe_to_shard(
         ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=position or {"Type": "TRIM_HORIZON"}
     )["EventStream"]
 
@@ -229,15 +229,14 @@ def test_a_subscription_can_fall_silent_break_or_be_in_use(plain_kinesis):
         next(events)
     plain_kinesis.faults.clear()
     subscriptions.fall_silent(events=1).once()
-    stream = subscribe(plain_kinesis, make_consumer(plain_kinesis, arn_of(plain_kinesis), "other"))
-    events = iter(stream)
+    impatient = plain_kinesis.client(read_timeout=0.3)
+    consumer = make_consumer(plain_kinesis, arn_of(plain_kinesis), "other")
+    events = iter(subscribe(plain_kinesis, consumer, client=impatient))
     next(events)
     put(plain_kinesis, b"never pushed")
-    heard = threading.Thread(target=lambda: next(events, None), daemon=True)
-    heard.start()
-    heard.join(0.3)
-    assert heard.is_alive()
-    plain_kinesis.reset()
+    with pytest.raises(Exception, match="Read timed out"):
+        next(events)
+    impatient.close()
 
 
 def test_with_awss_limits_some_entries_are_throttled_and_the_others_are_written(limited_kinesis):

@@ -33,7 +33,7 @@ def make_app():
         Faults(random.Random(1)),
         streams,
         clock_ms=lambda: NOW_MS,
-        durability=None,
+        journal=None,
         after_call=lambda: None,
     )
 

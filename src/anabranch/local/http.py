@@ -10,7 +10,7 @@ import os
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, Call
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults, Loss
+from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
 from anabranch.local.state.identifiers import decode_iterator
 from anabranch.local.state.subscription import Subscription
@@ -115,17 +116,6 @@ def _exception_headers(codec: BodyCodec, code: str) -> bytes:
     return encode_headers({":exception-type": code, ":content-type": codec.content_type, ":message-type": "exception"})
 
 
-class Durability(Protocol):
-    """Where changes are stored."""
-
-    @property
-    def failure(self) -> LocalError | None:
-        """Why nothing can be stored any more."""
-
-    async def durable(self) -> None:
-        """Returns when all changes so far are on disk."""
-
-
 @dataclass(slots=True)
 class _Rejected(Exception):  # noqa: N818 -- carries a response
     response: Response
@@ -149,14 +139,14 @@ class KinesisHttpApp:
         streams: EventStreams,
         *,
         clock_ms: Callable[[], int],
-        durability: Durability | None,
+        journal: Journal | None,
         after_call: Callable[[], None],
     ) -> None:
         self._state = state
         self._faults = faults
         self._streams = streams
         self._clock_ms = clock_ms
-        self._durability = durability
+        self._journal = journal
         self._after_call = after_call
 
     def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
@@ -166,7 +156,7 @@ class KinesisHttpApp:
         except _Rejected as rejected:
             return rejected.response
         plan = self._plan(incoming)
-        if plan is NO_FAULT and self._durability is None:
+        if plan is NO_FAULT and self._journal is None:
             return self._perform(incoming, plan)
         return self._perform_with_faults(incoming, plan)
 
@@ -197,12 +187,12 @@ class KinesisHttpApp:
 
     async def _perform_durably(self, incoming: _Incoming, plan: CallPlan) -> Answer:
         """Reads wait too: no response may show a change that a crash could still undo."""
-        if self._durability is None:
+        if self._journal is None:
             return self._perform(incoming, plan)
-        if self._durability.failure is not None:
-            raise self._durability.failure
+        if self._journal.failure is not None:
+            raise self._journal.failure
         answer = self._perform(incoming, plan)
-        await self._durability.durable()
+        await self._journal.durable()
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:

@@ -127,7 +127,7 @@ class LocalKinesis:
             self.faults,
             self._streams,
             clock_ms=self._clock.now_ms,
-            durability=self._journal,
+            journal=self._journal,
             after_call=self._schedule_settling,
         )
 

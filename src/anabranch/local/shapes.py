@@ -105,22 +105,16 @@ STREAM_MODE_DETAILS: Final = StructureShape(
 TAG_KEY: Final = StringShape(length_min=1, length_max=128)
 TAG_MAP: Final = MapShape(key=TAG_KEY, value=StringShape(length_min=0, length_max=256), length_min=1, length_max=200)
 TAG_KEYS: Final = ListShape(item=TAG_KEY, length_min=1, length_max=50)
-METRICS: Final = ListShape(
-    item=StringShape(
-        values=(
-            "IncomingBytes",
-            "IncomingRecords",
-            "OutgoingBytes",
-            "OutgoingRecords",
-            "WriteProvisionedThroughputExceeded",
-            "ReadProvisionedThroughputExceeded",
-            "IteratorAgeMilliseconds",
-            "ALL",
-        )
-    ),
-    length_min=1,
-    length_max=7,
+METRIC_NAMES: Final = (
+    "IncomingBytes",
+    "IncomingRecords",
+    "OutgoingBytes",
+    "OutgoingRecords",
+    "WriteProvisionedThroughputExceeded",
+    "ReadProvisionedThroughputExceeded",
+    "IteratorAgeMilliseconds",
 )
+METRICS: Final = ListShape(item=StringShape(values=(*METRIC_NAMES, "ALL")), length_min=1, length_max=7)
 
 # A stream is named by its name, its ARN or both. AWS reserves StreamId; it is ignored.
 NAMED_STREAM: Final[dict[str, Shape]] = {"StreamName": STREAM_NAME, "StreamARN": STREAM_ARN, "StreamId": STREAM_ID}

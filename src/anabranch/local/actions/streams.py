@@ -27,6 +27,7 @@ from anabranch.local.shapes import (
     ENCRYPTION_TYPE,
     KEY_ID,
     MAX_RECORD_SIZE_KIB,
+    METRIC_NAMES,
     METRICS,
     NAMED_STREAM,
     NATURAL_INTEGER,
@@ -49,15 +50,6 @@ ON_DEMAND_STREAMS_MAX: Final = 50  # developer guide: on-demand streams per acco
 _CREATING_MAX: Final = 5  # API reference: streams in CREATING at any time
 _PAGE_MAX: Final = 100  # API reference: shards of DescribeStream, streams of ListStreams; also the default
 _WARM_THROUGHPUT_MIBPS_MAX: Final = 10 * 1024  # API reference: 10 GiB per second
-_METRICS: Final = (
-    "IncomingBytes",
-    "IncomingRecords",
-    "IteratorAgeMilliseconds",
-    "OutgoingBytes",
-    "OutgoingRecords",
-    "ReadProvisionedThroughputExceeded",
-    "WriteProvisionedThroughputExceeded",
-)
 
 _RETENTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "RetentionPeriodHours": IntegerShape()}
 _MONITORING_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "ShardLevelMetrics": METRICS}
@@ -90,7 +82,8 @@ def create_stream(account: Account, request: Request, now_ms: int) -> Answer:
     tags = dict(request.get("Tags", {}))
     check_tags(tags)
     account.check_shard_room(shard_count)
-    if account.enforces_limits and _count(account, status="CREATING") >= _CREATING_MAX:
+    creating = sum(stream.status == "CREATING" for stream in account.streams.values())
+    if account.enforces_limits and creating >= _CREATING_MAX:
         raise limit_exceeded(
             f"This request would exceed the limit of {_CREATING_MAX} streams in CREATING of account "
             f"{account.settings.account_id}."
@@ -139,10 +132,6 @@ def _warm_throughput(account: Account, request: Request, mode: str, now_ms: int)
             "MinimumThroughputBillingCommitment enabled."
         )
     return warm_throughput
-
-
-def _count(account: Account, status: str) -> int:
-    return sum(stream.status == status for stream in account.streams.values())
 
 
 @action("DeleteStream", {**NAMED_STREAM, "EnforceConsumerDeletion": BOOLEAN})
@@ -308,12 +297,12 @@ def stop_stream_encryption(account: Account, request: Request, now_ms: int) -> A
 
 def _expand_metrics(names: Iterable[str]) -> set[str]:
     chosen = set(names)
-    return set(_METRICS) if "ALL" in chosen else chosen
+    return set(METRIC_NAMES) if "ALL" in chosen else chosen
 
 
 def _set_metrics(account: Account, stream: Stream, metrics: set[str], now_ms: int) -> Answer:
     before = list(stream.metrics)
-    stream.metrics = [name for name in _METRICS if name in metrics]
+    stream.metrics = sorted(metrics)
     account.update_stream(stream, now_ms)
     return {
         "StreamName": stream.name,

@@ -136,7 +136,7 @@ def _digest(plain: bytes) -> bytes:
 
 
 class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A NextToken. It holds the whole question, because AWS accepts no other parameter beside it."""
+    """A NextToken. It holds the whole query, because AWS accepts no other parameter beside it."""
 
     operation: str
     after: str

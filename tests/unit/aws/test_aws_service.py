@@ -254,8 +254,8 @@ def test_an_endpoint_that_refuses_or_is_unknown_says_so():
         async with canned_server(says([])) as server:
             port = server.port
         for url, words in (
-            (f"http://127.0.0.1:{port}", "refused the connection: is the server running"),
-            ("http://no-such-host.invalid", "no address is known for the host"),
+            (f"http://127.0.0.1:{port}", "refused the connection: check that the server is running"),
+            ("http://no-such-host.invalid", "cannot resolve the host"),
         ):
             account = AwsAccount(Aws(region="eu-west-1", endpoint_url=url, credentials=Keys()))
             async with await open_kinesis(account) as client:

@@ -84,5 +84,5 @@ def test_a_proxy_is_found_for_the_endpoint(monkeypatch):
 
 def test_an_endpoint_with_a_path_is_refused(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    with pytest.raises(ConfigurationError, match="no path behind"):
+    with pytest.raises(ConfigurationError, match="but no path"):
         address(Aws(endpoint_url="http://localhost:4567/kinesis"))

@@ -123,7 +123,7 @@ def test_a_proxy_tunnels_tls_with_its_password_and_http2_inside(certificate):
             await streams.close()
             denied = Proxy("127.0.0.1", proxy_server.port, tls=False)
             async with client_through(Dialer(endpoint, tls=plain, proxy=denied)) as client:
-                with pytest.raises(TransportError, match="wants a user and a password") as failure:
+                with pytest.raises(TransportError, match="needs a user and a password") as failure:
                     await post(client)
                 assert not failure.value.maybe_sent
             await proxy_server.all_gone()
@@ -214,7 +214,7 @@ def test_tls_on_a_port_without_it_and_a_server_that_never_answers_are_named(cert
             await reader.read(-1)
 
         for conversation, seconds, words in (
-            (clear, 10.0, "does this port speak TLS"),
+            (clear, 10.0, "this port speaks TLS"),
             (silent, 0.2, r"no connection to .* within 0\.2 s"),
         ):
             async with canned_server(conversation) as server:

@@ -32,7 +32,7 @@ def test_user_and_password_become_a_header_and_are_never_shown():
 
 @pytest.mark.parametrize("url", ["socks5://proxy:1", "http://", "http://proxy:99999", "http://["])
 def test_what_is_no_http_proxy_is_refused_without_its_password(url):
-    with pytest.raises(ConfigurationError, match="HTTPS_PROXY should look like"):
+    with pytest.raises(ConfigurationError, match="HTTPS_PROXY is not a valid proxy URL"):
         proxy_for(KINESIS, {"HTTPS_PROXY": url})
 
 

@@ -116,7 +116,7 @@ def test_closing_a_stream_ends_it_at_the_server_at_once(certificate, secure, htt
             assert b"".join(await stream.receive()) == b"first"
             client.close_stream(stream)
             await closed.wait()
-            with pytest.raises(TransportError, match="closed on this side"):
+            with pytest.raises(TransportError, match="closed by this client"):
                 await stream.receive()
 
     run(main)
@@ -206,7 +206,7 @@ def test_there_are_no_more_streams_than_allowed():
     async def main():
         async with served_client(streaming(None), streams_max=2) as (_, client):
             streams = [await client.open(HEADERS, b"body") for _ in range(2)]
-            with pytest.raises(TransportError, match="2 streams are open already") as failure:
+            with pytest.raises(TransportError, match="2 streams are already open") as failure:
                 await client.open(HEADERS, b"body")
             assert not failure.value.maybe_sent
             client.close_stream(streams[0])
@@ -221,7 +221,7 @@ def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
         async with served_client(streaming(b"x", None), http2=http2, timeouts=ClientTimeouts(read=0.2)) as (_, client):
             stream = await client.open(HEADERS, b"body")
             await stream.receive()
-            with pytest.raises(TransportError, match=r"silent for 0\.2 s inside a stream"):
+            with pytest.raises(TransportError, match=r"sent nothing for 0\.2 s inside a stream"):
                 await stream.receive()
             client.close_stream(stream)
 
@@ -316,7 +316,7 @@ def test_a_server_that_speaks_no_http2_is_an_error_where_it_was_promised():
             await reader.read()
 
         async with http1_client(conversation, http2="always") as (_, client):
-            with pytest.raises(TransportError, match="not in HTTP/2"):
+            with pytest.raises(TransportError, match="instead of HTTP/2"):
                 await client.open(HEADERS, b"body")
 
     run(main)

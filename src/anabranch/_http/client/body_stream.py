@@ -16,7 +16,7 @@ _ROOM_BYTES_MIN: Final = 16 << 10  # one TLS record
 
 
 class BodyStream(Protocol):
-    """The body of a streamed answer, whichever HTTP version carries it."""
+    """The body of a streamed response, over any HTTP version."""
 
     headers: dict[bytes, bytes]
 
@@ -24,12 +24,12 @@ class BodyStream(Protocol):
         """The next bytes, valid until the next call; an empty list at the end."""
 
     def progress(self) -> None:
-        """The reader has made something whole of the bytes."""
+        """The reader has received a complete message."""
 
     def close(self) -> None: ...
 
     def check(self, now: float, /) -> None:
-        """Gives up a stream that has fallen silent."""
+        """Fails the stream if a timeout has expired."""
 
     async def wait_closed(self) -> None: ...
 
@@ -53,7 +53,7 @@ class Http1BodyStream(asyncio.BufferedProtocol):
         self._buffer = bytearray(max(_BUFFER_BYTES, len(first) + _ROOM_BYTES_MIN))
         self._view = memoryview(self._buffer)
         self._view[: len(first)] = first
-        self._start = 0  # of what the reader has not seen
+        self._start = 0  # of what the reader has not received yet
         self._end = len(first)
         self._paused = False
         self._finished = self._left == 0
@@ -84,7 +84,7 @@ class Http1BodyStream(asyncio.BufferedProtocol):
         self._read_timeout.progress()
 
     def close(self) -> None:
-        self._finish(TransportError("the stream was closed on this side"))
+        self._finish(TransportError("the stream was closed by this client"))
 
     def check(self, now: float) -> None:
         if (missing := self._read_timeout.expired(now)) is not None:
@@ -116,9 +116,9 @@ class Http1BodyStream(asyncio.BufferedProtocol):
         self._transport.abort()
         self._read_timeout.wake()
 
-    # asyncio's side
+    # Called by asyncio
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- the room is what it is
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- the free space is fixed
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -28,10 +28,16 @@ from anabranch._http.client.response_framing import (
 )
 from anabranch.errors import TransportError
 
-_FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length is not believed beyond this before bytes have come
+_FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length above this is trusted only as bytes arrive
 
 
 class ReceiveBuffers:
+    """Memory for large responses, lent to a connection for one response.
+
+    Allocating a megabyte per response would cost more in page faults than all other work on it, and a megabyte per
+    connection would mostly be unused. So each connection owns a small buffer and borrows a large one from here.
+    """
+
     def __init__(self, kept_bytes_max: int) -> None:
         self._kept_bytes_max = kept_bytes_max
         self._kept_bytes = 0
@@ -42,14 +48,14 @@ class ReceiveBuffers:
         return self._kept_bytes
 
     def borrow(self, size: int) -> bytearray:
-        """At least `size` bytes, their content of no meaning."""
+        """At least `size` bytes, with arbitrary content."""
         kept = self._kept
         for index in range(len(kept) - 1, -1, -1):
             if len(kept[index]) >= size:
                 buffer = kept.pop(index)
                 self._kept_bytes -= len(buffer)
                 return buffer
-        # Rounded up by an eighth, so that answers that grow a little each time do not each need a new one.
+        # Rounded up by an eighth, so that slightly growing responses do not each need a new buffer.
         return bytearray(size + (size >> 3))
 
     def give_back(self, buffer: bytearray) -> None:
@@ -69,11 +75,11 @@ class Phase(enum.Enum):
     CLOSED = "closed"
 
 
-IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # looked up many times for each call, as plain names
+IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # plain names, because each call uses them many times
 
 
 class ClientResponse:
-    """A whole answer. `body` is valid until its connection is released."""
+    """A complete response. `body` is valid until its connection is released."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -115,29 +121,29 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._sending = False
         self._streaming = False
         self._interim_answers = 0
-        self._answered = False  # by one byte at least
+        self._answered = False  # at least one byte has arrived
         self._deadline = 0.0
         self._heard_at = 0.0
         self._closed: asyncio.Future[None] = loop.create_future()
         self.exchanges = 0
         self.idle_since = loop.time()
         self.dropped_before_answer = False
-        """The server closed a kept connection instead of answering: most likely it was closing it as we wrote."""
+        """The server closed a kept connection instead of answering: most likely it closed it while we wrote."""
 
-    # What the owner asks
+    # Called by the owner
 
     @property
     def usable(self) -> bool:
         return self._phase is IDLE and not self._transport.is_closing()
 
     def has_input(self) -> bool:
-        """True for an idle connection that the kernel knows to be ended or out of step, before the event loop does."""
+        """True if the kernel has bytes or an end for this idle connection that the event loop has not seen yet."""
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     def start(self, request: bytes, deadline: float) -> "asyncio.Future[Answer]":
-        """Sends a request that is one piece. The caller aborts the connection where it does not await the answer."""
+        """Sends a request that is one piece. The caller must await the response or abort the connection."""
         answer = self._begin(deadline)
         self._transport.write(request)
         return answer
@@ -154,7 +160,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     async def open_stream(
         self, head: bytes, pieces: Sequence[bytes], deadline: float
     ) -> ClientResponse | Http1BodyStream:
-        """The stream once the server has accepted it (status 200), else the whole refusal."""
+        """The stream if the server accepts it (status 200), else the complete error response."""
         answer = self._begin(deadline)
         self._streaming = True
         try:
@@ -165,7 +171,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             raise
 
     def release(self) -> bool:
-        """Ends the use of an answer; true if the connection can carry another request."""
+        """Ends the use of a response; returns whether the connection can carry another request."""
         reusable = self._phase is HELD and self._head is not None and self._head.keep_alive
         if self._buffer is not self._own:
             self._buffers.give_back(self._buffer)
@@ -192,14 +198,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             answer.set_exception(error)
 
     def check(self, now: float) -> None:
-        """Gives up an answer that is late or has fallen silent."""
+        """Fails a call whose deadline or read timeout has passed."""
         if self._answer is None:
             return
         if now >= self._deadline:
-            self.fail(TransportError(f"{self._peer} gave no complete answer in time"))
+            self.fail(TransportError(f"{self._peer} sent no complete response in time"))
         elif not self._sending and now - self._heard_at >= self._timeouts.read:
             self.fail(
-                TransportError(f"{self._peer} has been silent for {self._timeouts.read:g} s in the middle of a call")
+                TransportError(f"{self._peer} sent nothing for {self._timeouts.read:g} s in the middle of a call")
             )
 
     async def wait_closed(self) -> None:
@@ -225,7 +231,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         for piece in pieces[1:]:
             if self._drained is not None:
                 await self._drained
-            if answer.done():  # refused before all was sent, or lost
+            if answer.done():  # the server answered early, or the connection was lost
                 return
             self._transport.write(piece)
         self._sending = False
@@ -245,7 +251,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- asyncio's hint is a constant, our buffer is larger
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- our buffer is larger than asyncio's constant hint
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -264,10 +270,10 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._read_rest()
             else:
                 self._end = 0
-                self.fail(TransportError(f"{self._peer} sent bytes that nobody asked for"))
+                self.fail(TransportError(f"{self._peer} sent bytes without a request"))
         except TransportError as error:
             self.fail(error)
-            self._end = 0  # asyncio must never be given an empty buffer, not even by a closed connection
+            self._end = 0  # asyncio must never get an empty buffer, not even from a closed connection
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
@@ -278,13 +284,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not self._answered
         reason = f": {exc}" if exc else ""
-        self.fail(TransportError(f"{self._peer} closed the connection before its answer was complete{reason}"))
+        self.fail(TransportError(f"{self._peer} closed the connection before its response was complete{reason}"))
 
     def _read_head(self, seen: int) -> None:
         head_end = self._buffer.find(b"\r\n\r\n", max(0, seen - 3), self._end)
         if head_end < 0:
             if self._end >= len(self._buffer):
-                raise TransportError(f"the headers of {self._peer}'s answer are longer than {len(self._buffer)} bytes")
+                raise TransportError(
+                    f"the headers of the response from {self._peer} are longer than {len(self._buffer)} bytes"
+                )
             return
         head = parse_response_head(bytes(self._view[:head_end]))
         body_start = head_end + 4
@@ -298,7 +306,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._body_start, self._body_end = body_start, body_start + head.length
             if head.length > self._limits.body_bytes_max:
                 bytes_max = self._limits.body_bytes_max
-                raise TransportError(f"{self._peer} announced {head.length} bytes; at most {bytes_max} are read")
+                raise TransportError(
+                    f"the response from {self._peer} has {head.length} bytes; the limit is {bytes_max}"
+                )
             self._phase = BODY
             self._read_body()
         else:
@@ -316,7 +326,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _skip_interim(self, head: ResponseHead, body_start: int) -> None:
         self._interim_answers += 1
         if head.status == 101 or self._interim_answers > self._limits.interim_answers_max:
-            raise TransportError(f"{self._peer} answered with status {head.status} where none was asked for")
+            raise TransportError(f"{self._peer} sent the unexpected status {head.status}")
         rest = bytes(self._view[body_start : self._end])
         self._view[: len(rest)] = rest
         self._end = len(rest)
@@ -329,7 +339,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         )
         self._transport.set_protocol(stream)
         answer, self._answer = self._answer, None
-        self._phase = CLOSED  # the connection as such is over: the transport is the stream's now
+        self._phase = CLOSED  # the stream owns the transport from here on
         self._closed.set_result(None)
         if answer is not None and not answer.done():
             answer.set_result(stream)
@@ -339,13 +349,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _read_body(self) -> None:
         if self._end >= self._body_end:
             if self._end > self._body_end:
-                raise TransportError(f"{self._peer}'s answer is longer than its length says")
+                raise TransportError(f"the response from {self._peer} is longer than its content-length")
             self._complete(self._view[self._body_start : self._body_end])
         elif self._body_end >= len(self._buffer):
             self._grow(self._body_end + 1)
 
     def _grow(self, needed: int) -> None:
-        """Room for `needed` bytes, or for the part of them that what has come so far makes believable."""
+        """Makes room for `needed` bytes, but for at most twice what has arrived."""
         if self._buffer is not self._own and self._end < len(self._buffer):
             return
         size = min(needed, max(_FIRST_ALLOCATION_BYTES_MAX, 2 * self._end))
@@ -356,7 +366,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._buffers.give_back(self._buffer)
         self._buffer, self._view = larger, view
 
-    # Bodies without an announced length: rare, so they are collected beside the receive buffer
+    # Bodies without a content-length are rare, so they are collected in a second buffer
 
     def _read_chunks(self) -> None:
         chunks = self._chunks
@@ -365,7 +375,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._body_start = self._end = 0
         if chunks.complete:
             if chunks.surplus:
-                raise TransportError(f"{self._peer} sent more than its answer")
+                raise TransportError(f"{self._peer} sent bytes after its response")
             self._complete(memoryview(self._collected))
 
     def _read_rest(self) -> None:
@@ -374,7 +384,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _collect(self, payload: memoryview) -> None:
         if len(self._collected) + len(payload) > self._limits.body_bytes_max:
-            raise TransportError(f"{self._peer}'s answer is longer than {self._limits.body_bytes_max} bytes")
+            raise TransportError(f"the response from {self._peer} is longer than {self._limits.body_bytes_max} bytes")
         self._collected += payload
 
     def _complete(self, body: memoryview) -> None:
@@ -383,6 +393,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._phase = HELD
         self._answer = None
         if self._sending:
-            head.keep_alive = False  # answered before all was sent: the rest would be taken for another request
+            head.keep_alive = False  # the request was not sent completely: its rest would be read as another request
         if answer is not None and not answer.done():
             answer.set_result(ClientResponse(head.status, head.headers, body))

@@ -49,7 +49,7 @@ class Dialer:
 
     @property
     def request_start(self) -> bytes:
-        """The first line of a request, and what a proxy that forwards it in clear text wants beside it."""
+        """The request line, and the headers for a proxy that forwards in clear text."""
         if self._proxy is None or self.endpoint.tls:
             return b"POST / HTTP/1.1\r\n"
         start = f"POST {self.endpoint.url}/ HTTP/1.1\r\n"
@@ -58,12 +58,12 @@ class Dialer:
         return start.encode("ascii")
 
     async def dial(self, choose: Callable[[str | None], P], deadline: float) -> P:
-        """`choose` makes the protocol, given what TLS negotiated: `h2`, `http/1.1` or nothing."""
+        """`choose` creates the protocol, given the result of ALPN: `h2`, `http/1.1` or None."""
         loop = asyncio.get_running_loop()
         deadline = min(deadline, loop.time() + self._connect_timeout)
         try:
             async with asyncio.timeout_at(deadline):
-                transport, pending = await self._land()
+                transport, pending = await self._connect()
                 try:
                     return await self._hand_over(transport, pending, choose)
                 except BaseException:
@@ -71,21 +71,21 @@ class Dialer:
                     raise
         except TimeoutError:
             raise TransportError(
-                f"no connection to {self._where} within {self._connect_timeout:g} s: is there a route, or a firewall "
-                "in between, does it take a proxy (HTTPS_PROXY) or a VPC endpoint that lets this host in?",
+                f"no connection to {self._where} within {self._connect_timeout:g} s: check routes, firewalls, "
+                "the proxy (HTTPS_PROXY) and the security group of the VPC endpoint",
                 maybe_sent=False,
             ) from None
         except OSError as error:
             raise TransportError(self._advice(error), maybe_sent=False) from error
 
-    async def _land(self) -> tuple[asyncio.Transport, "_PendingProtocol"]:
-        """A connection to the host, or to the proxy on the way to it; TLS comes after.
+    async def _connect(self) -> tuple[asyncio.Transport, "_PendingProtocol"]:
+        """A connection to the host, or to the proxy, without TLS.
 
-        TLS is begun on a connection that is ours already: asyncio's own way in one step forgets the socket when it is
+        TLS starts later, on a connection that we own: asyncio's way to do both in one step leaks the socket if it is
         cancelled at the wrong moment.
         """
-        goal = self.endpoint if self._proxy is None else self._proxy
-        connected = await connect_to_host(goal.host, goal.port)
+        target = self.endpoint if self._proxy is None else self._proxy
+        connected = await connect_to_host(target.host, target.port)
         try:
             return await asyncio.get_running_loop().create_connection(_PendingProtocol, sock=connected)
         except BaseException:
@@ -109,7 +109,7 @@ class Dialer:
         chosen = choose(_negotiated(transport))
         transport.set_protocol(chosen)
         chosen.connection_made(transport)
-        pending.pass_on(chosen)
+        pending.hand_over(chosen)
         return chosen
 
     @property
@@ -120,23 +120,25 @@ class Dialer:
         where = self._where
         if isinstance(error, socket.gaierror):
             return (
-                f"no address is known for the host of {where} ({error.strerror}): "
-                "check the region's spelling, endpoint_url and DNS"
+                f"cannot resolve the host of {where} ({error.strerror}): "
+                "check the spelling of the region, endpoint_url and DNS"
             )
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
                 f"the certificate of {where} is not trusted ({error.verify_message}): behind a proxy that inspects "
-                "TLS, or with a private certificate, name its authority in AWS_CA_BUNDLE"
+                "TLS, or with a private certificate, set AWS_CA_BUNDLE to its certificate authority"
             )
         if isinstance(error, ssl.SSLError):
-            return f"TLS with {where} failed ({error.reason or error}): does this port speak TLS at all?"
+            return f"TLS with {where} failed ({error.reason or error}): check that this port speaks TLS"
         if isinstance(error, ConnectionRefusedError):
-            return f"{where} refused the connection: is the server running, and is its port the one in endpoint_url?"
+            return (
+                f"{where} refused the connection: check that the server is running and that endpoint_url has its port"
+            )
         return f"no connection to {where}: {error.strerror or error}"
 
 
 class _PendingProtocol(asyncio.Protocol):
-    """Holds a connection until it is known who reads it, and keeps what comes before: an HTTP/2 server speaks first."""
+    """Buffers the bytes of a new connection until its protocol is chosen: an HTTP/2 server may send first."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -148,7 +150,7 @@ class _PendingProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = (exc,)
 
-    def pass_on(self, chosen: asyncio.BufferedProtocol) -> None:
+    def hand_over(self, chosen: asyncio.BufferedProtocol) -> None:
         early = memoryview(bytes(self._received))
         while early:
             room = memoryview(chosen.get_buffer(-1))
@@ -175,7 +177,7 @@ def _negotiated(transport: asyncio.BaseTransport) -> str | None:
 
 
 async def connect_to_host(host: str, port: int) -> socket.socket:
-    """A connected socket, which belongs to the caller. Raises OSError: of the only attempt, or a summary of them."""
+    """A connected socket; the caller owns it. Raises OSError: that of the only attempt, or a summary of all."""
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     sockets: list[socket.socket] = []
@@ -220,7 +222,7 @@ async def connect_to_host(host: str, port: int) -> socket.socket:
 
 
 def _interleaved(addresses: Sequence[AddressInfo]) -> list[AddressInfo]:
-    """The two families in turn, beginning with the one that the system prefers."""
+    """The two address families alternating, starting with the one that the system prefers."""
     first = [address for address in addresses if address[0] == addresses[0][0]]
     others = [address for address in addresses if address[0] != addresses[0][0]]
     return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]
@@ -252,7 +254,7 @@ class ProxyTunnel(asyncio.Protocol):
         head_end = self._received.find(b"\r\n\r\n")
         if head_end < 0:
             if len(self._received) > _HEAD_BYTES_MAX:
-                self._refuse("its answer to CONNECT has no end")
+                self._refuse("its answer to CONNECT is too long")
             return
         try:
             status = parse_response_head(bytes(self._received[:head_end])).status
@@ -260,11 +262,11 @@ class ProxyTunnel(asyncio.Protocol):
             self._refuse(str(error))
             return
         if status == 407:
-            self._refuse("it wants a user and a password: HTTPS_PROXY=http://user:password@host:port")
+            self._refuse("it needs a user and a password: HTTPS_PROXY=http://user:password@host:port")
         elif not 200 <= status < 300:
             self._refuse(f"it answered CONNECT with status {status}")
         elif len(self._received) > head_end + 4:
-            self._refuse("it sent more than an answer to CONNECT")
+            self._refuse("it sent bytes after its answer to CONNECT")
         else:
             self._open.set_result(None)
 
@@ -274,14 +276,17 @@ class ProxyTunnel(asyncio.Protocol):
 
     def _refuse(self, reason: str) -> None:
         self._open.set_exception(
-            TransportError(f"{self._proxy!r} opened no way to {self._endpoint.authority}: {reason}", maybe_sent=False)
+            TransportError(f"{self._proxy!r} did not connect to {self._endpoint.authority}: {reason}", maybe_sent=False)
         )
         if self._transport is not None:
             self._transport.abort()
 
 
 def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
-    """Trusts the system's certificates, or only those in `ca_bundle`: a file, or a directory in OpenSSL's form."""
+    """Certificates are verified. Trusts the system's authorities, or only those in `ca_bundle`: a file or a directory.
+
+    Blocks, because it reads certificates from disk. Share the result: a context costs more than a handshake.
+    """
     try:
         if ca_bundle is None:
             context = ssl.create_default_context()
@@ -291,7 +296,7 @@ def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("htt
             context = ssl.create_default_context(cafile=ca_bundle)
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(
-            f"the certificates in {ca_bundle} (AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, ca_bundle) cannot be used: {error}"
+            f"cannot use the certificates in {ca_bundle} (AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, ca_bundle): {error}"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(list(alpn))
@@ -299,6 +304,6 @@ def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("htt
 
 
 def system_has_certificates() -> bool:
-    """False in images that were built without any, and for Pythons that look for them where there are none."""
+    """False in images without certificates, and for Pythons that look for them in the wrong place."""
     file, directory, *_ = ssl.get_default_verify_paths()
     return bool(file) or (bool(directory) and any(Path(directory).iterdir()))

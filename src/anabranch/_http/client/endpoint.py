@@ -29,12 +29,12 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """Host and port as CONNECT wants them: the port always, IPv6 in brackets."""
+        """As CONNECT needs it: always with the port, IPv6 in brackets."""
         return f"{self._bracketed}:{self.port}"
 
     @property
     def host_header(self) -> str:
-        """As the Host header and the signature want it: the port only where it is not the scheme's own."""
+        """As the Host header and the signature need it: with the port only if it is not the default of the scheme."""
         return self._bracketed if self.port == _DEFAULT_PORTS[self.scheme] else self.authority
 
     @property
@@ -52,12 +52,14 @@ def parse_endpoint(url: str) -> Endpoint:
         port = parts.port
     except ValueError as error:
         raise ValueError(
-            f"an endpoint looks like https://kinesis.eu-west-1.amazonaws.com, not {url!r}: {error}"
+            f"{url!r} is not a valid endpoint ({error}); use a URL like https://kinesis.eu-west-1.amazonaws.com"
         ) from None
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username is not None:
-        raise ValueError(f"an endpoint looks like https://kinesis.eu-west-1.amazonaws.com, not {url!r}")
+        raise ValueError(f"{url!r} is not a valid endpoint; use a URL like https://kinesis.eu-west-1.amazonaws.com")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
-        raise ValueError(f"an endpoint is a scheme, a host and perhaps a port, with no path behind: not {url!r}")
+        raise ValueError(
+            f"an endpoint has a scheme, a host and an optional port, but no path, query or fragment: {url!r}"
+        )
     return Endpoint(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme])
 
 
@@ -66,7 +68,7 @@ class Proxy:
     host: str
     port: int
     tls: bool
-    """The way to the proxy itself is encrypted."""
+    """The connection to the proxy itself uses TLS."""
     authorization: str | None = None
     """The value of Proxy-Authorization."""
 
@@ -92,7 +94,7 @@ def _parse(url: str, variable: str) -> Proxy:
     except ValueError:
         host, port = None, None
     if not host or parts.scheme not in {"http", "https"}:
-        raise ConfigurationError(f"{variable} should look like http://proxy.example.com:3128")
+        raise ConfigurationError(f"{variable} is not a valid proxy URL; use one like http://proxy.example.com:3128")
     authorization = None
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

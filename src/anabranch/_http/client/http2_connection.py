@@ -17,13 +17,13 @@ from anabranch.errors import TransportError
 STREAMS_MAX: Final = 16
 _WINDOW_BYTES: Final = 1 << 20
 _CONNECTION_WINDOW_BYTES: Final = STREAMS_MAX * _WINDOW_BYTES
-_FRAME_BYTES_MAX: Final = 1 << 20  # the fewer frames, the less work; the server chooses
+_FRAME_BYTES_MAX: Final = 1 << 20  # fewer frames are less work; the server decides
 _BUFFER_BYTES: Final = 256 << 10
 _DEFAULT_WINDOW_BYTES: Final = 65_535  # RFC 9113, 6.9.2
 
 
 class Http2BodyStream:
-    """One request and its streamed answer."""
+    """One request and its streamed response."""
 
     def __init__(
         self, connection: "Http2ClientConnection", stream_id: int, peer: str, read_timeout: ReadTimeout
@@ -34,7 +34,7 @@ class Http2BodyStream:
         self._stream_id = stream_id
         self._waiting: list[memoryview] = []
         self._waiting_bytes = 0
-        self._owed_bytes = 0  # handed to the reader, not granted to the server again yet
+        self._owed_bytes = 0  # handed to the reader, but not yet returned to the server's window
         self._peer = peer
         self._read_timeout = read_timeout
         self._error: TransportError | None = None
@@ -45,7 +45,7 @@ class Http2BodyStream:
         return self._ended or self._error is not None
 
     async def accepted(self) -> None:
-        """Returns when the status is known."""
+        """Waits until the status is known."""
         while not self.status:
             if self._error is not None:
                 raise self._error
@@ -65,7 +65,7 @@ class Http2BodyStream:
 
     def close(self) -> None:
         self._connection.reset(self._stream_id)
-        self.fail(TransportError("the stream was closed on this side"))
+        self.fail(TransportError("the stream was closed by this client"))
         self._owed_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = [], 0
         self._grant()
@@ -78,16 +78,16 @@ class Http2BodyStream:
             self.fail(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
-        """Nothing to wait for: the connection lives on for its other streams."""
+        """Nothing to wait for: the connection stays open for other streams."""
 
-    # What the connection tells
+    # Called by the connection
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status, self.headers = status, headers
         self._read_timeout.wake()
 
     def data(self, payload: bytes, flow_bytes: int) -> None:
-        """`flow_bytes` counts the padding too: it was paid from the window."""
+        """`flow_bytes` includes the padding, which also counts against the window."""
         if payload:
             self._waiting.append(memoryview(payload))
         self._waiting_bytes += flow_bytes
@@ -124,13 +124,13 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._streams: dict[int, Http2BodyStream] = {}
         self._greeted = False
-        self._leaving = False  # the server takes no new streams
+        self._leaving = False  # the server accepts no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
         self.idle_since = loop.time()
 
     @property
     def usable(self) -> bool:
-        """True if it can take one more stream."""
+        """True if one more stream can be opened."""
         if self._leaving or self._transport.is_closing():
             return False
         return len(self._streams) < min(STREAMS_MAX, self._session.remote_settings.max_concurrent_streams)
@@ -140,7 +140,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         return len(self._streams)
 
     async def open_stream(self, headers: Iterable[tuple[str, str]], body: bytes) -> Http2BodyStream:
-        """Returns with the answer's status. `headers` may name the host: it becomes the authority."""
+        """Returns when the status is known. A `host` header is replaced by `:authority`."""
         pseudo = ((":method", "POST"), (":scheme", self._scheme), (":authority", self._authority), (":path", "/"))
         named = [(name, value) for name, value in headers if name not in {"host", "connection"}]
         stream_id = 0
@@ -149,7 +149,9 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             self._session.send_headers(stream_id, [*pseudo, *named])
             self._session.send_data(stream_id, body, end_stream=True)
         except http2.Http2Error as error:
-            raise TransportError(f"{self._peer} takes no request over HTTP/2: {error}", maybe_sent=False) from error
+            raise TransportError(
+                f"cannot send a request to {self._peer} over HTTP/2: {error}", maybe_sent=False
+            ) from error
         stream = self._streams[stream_id] = Http2BodyStream(
             self, stream_id, self._peer, ReadTimeout(self._loop, self._timeouts)
         )
@@ -162,20 +164,20 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         return stream
 
     def reset(self, stream_id: int) -> None:
-        """Ends a stream that the server has not ended: also one that was given up here because it had fallen silent."""
+        """Resets a stream that the server has not ended, also one that timed out here."""
         if self._forget(stream_id) is None:
             return
         try:
             self._session.reset_stream(stream_id, http2.ErrorCodes.CANCEL)
         except http2.Http2Error:
-            return  # it has ended by itself in the meantime
+            return  # it has already ended
         self._flush()
 
     def grant(self, stream_id: int, flow_bytes: int) -> None:
         try:
             self._session.acknowledge_received_data(flow_bytes, stream_id)
         except http2.Http2Error:
-            return  # the connection is over
+            return  # the connection is closed
         self._flush()
 
     def abort(self) -> None:
@@ -185,7 +187,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
     async def wait_closed(self) -> None:
         await asyncio.shield(self._closed)
 
-    # asyncio's side
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -194,21 +196,21 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._session.increment_flow_control_window(_CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
         self._flush()
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- always the whole of it
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- always the whole buffer
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._greeted:
             self._greeted = True
-            if bytes(self._view[: min(nbytes, 5)]) == b"HTTP/":  # taken for a frame, it would be one of four megabytes
-                self._fail_all(TransportError(f"{self._peer} answers in HTTP/1.1, not in HTTP/2"))
+            if bytes(self._view[: min(nbytes, 5)]) == b"HTTP/":  # as a frame, this would be four megabytes long
+                self._fail_all(TransportError(f"{self._peer} answered in HTTP/1.1 instead of HTTP/2"))
                 self.abort()
                 return
         try:
             for event in self._session.receive_data(self._view[:nbytes]):
                 self._apply(event)
         except http2.Http2Error as error:
-            self._fail_all(TransportError(f"{self._peer} broke the rules of HTTP/2: {error}"))
+            self._fail_all(TransportError(f"{self._peer} violated the HTTP/2 protocol: {error}"))
             self._flush()
             self.abort()
             return
@@ -239,7 +241,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             self._leaving = True
             for stream_id in [id_ for id_ in self._streams if id_ > (event.last_stream_id or 0)]:
                 self._streams.pop(stream_id).fail(
-                    TransportError(f"{self._peer} is closing and did not take the request", maybe_sent=False)
+                    TransportError(f"{self._peer} is closing and did not process the request", maybe_sent=False)
                 )
 
     def _forget(self, stream_id: int) -> Http2BodyStream | None:

@@ -30,7 +30,7 @@ class _Waiter:
 
     def __init__(self, turn: "asyncio.Future[ClientConnection | None]", deadline: float) -> None:
         self.turn = turn
-        """Becomes a connection, or None: the room to dial one."""
+        """Resolves to a connection, or to None: permission to open one."""
         self.deadline = deadline
 
 
@@ -52,7 +52,7 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._idle: list[ClientConnection] = []
         self._busy: dict[ClientConnection, None] = {}
-        self._open = 0  # idle, busy and dialling
+        self._open = 0  # idle, busy and connecting
         self._waiters: deque[_Waiter] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -62,7 +62,7 @@ class ConnectionPool:
         return self._open
 
     def take(self) -> ClientConnection | None:
-        """A kept connection, if one is free: the usual case, without an await."""
+        """An idle connection, or None. The usual case, so it needs no await."""
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -75,7 +75,7 @@ class ConnectionPool:
         return None
 
     async def acquire(self, deadline: float) -> ClientConnection:
-        """A kept connection or a new one, waiting for room where there is none."""
+        """An idle connection or a new one; waits if the pool is full. Cancelling also cancels the connecting."""
         if self._closed:
             raise UsageError("this client is closed")
         if (kept := self.take()) is not None:
@@ -94,7 +94,7 @@ class ConnectionPool:
         return connection
 
     def release(self, connection: ClientConnection) -> None:
-        """The answer has been used; the connection goes to whoever waits longest, or is kept."""
+        """Gives the connection to the caller that has waited longest, or keeps it."""
         self._busy.pop(connection, None)
         if not connection.release() or self._closed:
             connection.abort()
@@ -105,17 +105,17 @@ class ConnectionPool:
     def discard(self, connection: ClientConnection) -> None:
         self._busy.pop(connection, None)
         connection.abort()
-        connection.release()  # gives a borrowed buffer back
+        connection.release()  # returns a borrowed buffer
         self._free_room()
 
     def drop_idle(self) -> None:
-        """One kept connection was found closed by the server: the others were most likely closed with it."""
+        """Called when the server has closed one idle connection: it has most likely closed the others too."""
         while self._idle:
             self._idle.pop().abort()
             self._open -= 1
 
     async def close(self) -> None:
-        """Ends calls under way with a TransportError, and returns when every connection is gone."""
+        """Fails calls in progress with a TransportError, and returns when all connections are closed."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -132,7 +132,7 @@ class ConnectionPool:
         for connection in connections:
             await connection.wait_closed()
 
-    def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool asks for HTTP/1.1 only
+    def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool uses HTTP/1.1 only
         peer = self._dialer.endpoint.url
         return ClientConnection(self._loop, peer, self._limits, self._timeouts, self._buffers)
 
@@ -151,10 +151,10 @@ class ConnectionPool:
             return await waiter.turn
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self._pass_on(waiter.turn.result())  # our turn came in the moment we gave up
+                self._return_turn(waiter.turn.result())  # the turn came while we were cancelled
             raise
 
-    def _pass_on(self, handed: ClientConnection | None) -> None:
+    def _return_turn(self, handed: ClientConnection | None) -> None:
         if handed is None:
             self._free_room()
         else:
@@ -172,7 +172,7 @@ class ConnectionPool:
             self._open -= 1
 
     def _give(self, offer: ClientConnection | None) -> bool:
-        """To whoever waits longest; false if nobody does."""
+        """Gives `offer` to the caller that has waited longest; false if nobody waits."""
         while self._waiters:
             turn = self._waiters.popleft().turn
             if not turn.done():
@@ -183,14 +183,14 @@ class ConnectionPool:
     # The sweep
 
     def _watch(self, delay: float) -> None:
-        """Looks again after `delay`; a sweep that is due later is brought forward."""
+        """Schedules a sweep after `delay`, unless one is due earlier."""
         if self._sweep is not None:
             if self._sweep.when() <= self._loop.time() + delay:
                 return
             self._sweep.cancel()
-        self._sweep = self._loop.call_later(delay, self._look)
+        self._sweep = self._loop.call_later(delay, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._sweep = None
         now = self._loop.time()
         for connection in list(self._busy):
@@ -210,7 +210,7 @@ class ConnectionPool:
         where = self._dialer.endpoint.url
         for waiter in self._waiters:
             if now >= waiter.deadline and not waiter.turn.done():
-                busy = f"all {self._connections_max} connections to {where} were busy until the deadline"
+                busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
                 waiter.turn.set_exception(TransportError(busy, maybe_sent=False))
         self._waiters = deque(waiter for waiter in self._waiters if not waiter.turn.done())
 
@@ -224,7 +224,7 @@ class HttpClient:
         timeouts: ClientTimeouts | None = None,
         limits: ClientLimits | None = None,
     ) -> None:
-        """`purposes` names the pools, each with the most connections it may have."""
+        """`purposes` maps the name of each pool to its maximum number of connections."""
         limits = limits or ClientLimits()
         self._loop = asyncio.get_running_loop()
         self._timeouts = timeouts or ClientTimeouts()
@@ -246,7 +246,7 @@ class HttpClient:
         *,
         repeatable: bool,
     ) -> T:
-        """What `read` makes of the answer; it copies what it keeps. `headers` are all lines after the first."""
+        """Returns `read(response)`; `read` must copy what it keeps. `headers` are all lines after the request line."""
         pool = self._pools[purpose]
         deadline = self._loop.time() + self._timeouts.total
         head = self._start + headers
@@ -267,7 +267,7 @@ class HttpClient:
             if not (repeatable and connection.dropped_before_answer):
                 raise
             pool.drop_idle()
-            connection, response = await self._post_afresh(pool, head, pieces, deadline)
+            connection, response = await self._post_again(pool, head, pieces, deadline)
         except BaseException:
             pool.discard(connection)
             raise
@@ -280,7 +280,7 @@ class HttpClient:
         for pool in self._pools.values():
             await pool.close()
 
-    async def _post_afresh(
+    async def _post_again(
         self, pool: ConnectionPool, head: bytes, pieces: Sequence[bytes], deadline: float
     ) -> tuple[ClientConnection, ClientResponse]:
         connection = await pool.acquire(deadline)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimeouts:
     connect: float = 5.0
-    """For name, TCP, proxy and TLS together."""
+    """For name lookup, TCP, proxy and TLS together."""
     read: float = 15.0
-    """The longest silence inside an answer."""
+    """The longest silence inside a response."""
     message: float = 30.0
-    """The longest wait for something whole inside a stream; a subscription says something every five seconds."""
+    """The longest wait for a complete message in a stream; a subscription sends one every five seconds."""
     total: float = 30.0
-    """From the call to the last byte of its answer, waiting for a free connection included."""
+    """From the call to the last byte of its response, including the wait for a free connection."""
     idle: float = 20.0
-    """How long an unused connection is kept: less than servers and the balancers before them usually do."""
+    """How long an idle connection is kept: shorter than servers and load balancers usually do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +27,30 @@ class ClientLimits:
     head_bytes_max: int = 64 << 10
     """Status line and headers together."""
     body_bytes_max: int = 64 << 20
-    """GetRecords returns up to 10 MiB of data: 14 MiB as base64, and up to 10,000 partition keys beside it."""
+    """GetRecords returns up to 10 MiB of data: 14 MiB in base64, plus up to 10,000 partition keys."""
     interim_answers_max: int = 8
-    """Answers of the 1xx kind before the real one."""
+    """1xx responses before the final one."""
     kept_buffer_bytes_max: int = 32 << 20
-    """Large receive buffers that a client keeps for its next large answers."""
+    """Large receive buffers that a client keeps for reuse."""
 
 
 class ReadTimeout:
+    """Bounds how long the reader of a stream waits: for any byte, and for a complete message.
+
+    Only time spent waiting counts: a reader that is busy elsewhere delays itself, not the server. There is no timer:
+    the owner of the stream calls `expired` periodically.
+    """
+
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: ClientTimeouts) -> None:
         self._loop = loop
         self._silence = timeouts.read
-        self._whole = timeouts.message
+        self._message = timeouts.message
         self._waiter: asyncio.Future[None] | None = None
         self._since = 0.0
         self._waited = 0.0
 
     async def wait(self) -> None:
-        """Until `wake`."""
+        """Waits until `wake`."""
         self._waiter = self._loop.create_future()
         self._since = self._loop.time()
         try:
@@ -58,16 +64,16 @@ class ReadTimeout:
             self._waiter.set_result(None)
 
     def progress(self) -> None:
-        """Something whole has come."""
+        """A complete message has arrived."""
         self._waited = 0.0
 
     def expired(self, now: float) -> str | None:
-        """What has been missing for too long; None while there is read_timeout left."""
+        """Which timeout has expired, as text; None if none has."""
         if self._waiter is None:
             return None
         waiting = now - self._since
         if waiting >= self._silence:
-            return f"has been silent for {self._silence:g} s inside a stream"
-        if self._waited + waiting >= self._whole:
-            return f"has sent no whole message for {self._whole:g} s inside a stream"
+            return f"sent nothing for {self._silence:g} s inside a stream"
+        if self._waited + waiting >= self._message:
+            return f"sent no complete message for {self._message:g} s inside a stream"
         return None

@@ -20,7 +20,7 @@ _LENGTH = re.compile(rb"[0-9]{1,18}")
 _HEADERS_MAX: Final = 128
 
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?")
-_SHORT_LINE_BYTES: Final = 16  # what nearly every size line fits into
+_SHORT_LINE_BYTES: Final = 16  # nearly every size line fits into this
 _LINE_BYTES_MAX: Final = 4_096
 _TRAILER_BYTES_MAX: Final = 16_384
 
@@ -31,23 +31,23 @@ class ResponseHead:
     def __init__(self, status: int, headers: dict[bytes, bytes], length: int, *, keep_alive: bool) -> None:
         self.status = status
         self.headers = headers
-        """Names in lower case; values of a repeated name are joined by a comma."""
+        """Names in lower case. The values of a repeated name are joined with commas."""
         self.length = length
-        """Of the body in bytes, or CHUNKED, or UNTIL_CLOSE."""
+        """The length of the body in bytes, or CHUNKED, or UNTIL_CLOSE."""
         self.keep_alive = keep_alive
 
 
 def parse_response_head(block: bytes) -> ResponseHead:
-    """`block` is everything before the empty line, without it."""
+    """`block` is everything before the empty line."""
     lines = block.split(b"\r\n")
     status, keep_alive = _status(lines[0])
     if len(lines) > _HEADERS_MAX:
-        raise TransportError(f"the answer has more than {_HEADERS_MAX} headers")
+        raise TransportError(f"the response has more than {_HEADERS_MAX} headers")
     headers: dict[bytes, bytes] = {}
     for line in lines[1:]:
         written, colon, value = line.partition(b":")
         if not colon:
-            raise TransportError(f"a header of the answer is not `name: value`: {line[:80]!r}")
+            raise TransportError(f"a response header is not `name: value`: {line[:80]!r}")
         name = _name(written)
         value = value.strip(b" \t")
         headers[name] = headers[name] + b", " + value if name in headers else value
@@ -56,26 +56,26 @@ def parse_response_head(block: bytes) -> ResponseHead:
         wish = headers[b"connection"].lower()
         keep_alive = b"close" not in wish and (keep_alive or b"keep-alive" in wish)
     if length == UNTIL_CLOSE or (length == CHUNKED and b"content-length" in headers):
-        keep_alive = False  # RFC 9112, 6.3: with both framings it is read as chunked, and the connection is given up
+        keep_alive = False  # RFC 9112, 6.3: with both framings, read it as chunked and close the connection
     return ResponseHead(status, headers, length, keep_alive=keep_alive)
 
 
-# A server repeats the same few first lines and names: each is checked once.
+# A server repeats the same few status lines and names: each is checked once.
 
 
 @lru_cache(64)
 def _status(line: bytes) -> tuple[int, bool]:
-    """The status, and whether this version of HTTP keeps connections by itself."""
+    """The status, and whether this HTTP version keeps connections open by default."""
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
-        raise TransportError(f"the answer is not HTTP/1.1: it begins with {line[:80]!r}")
+        raise TransportError(f"the response is not HTTP/1.1: it starts with {line[:80]!r}")
     return int(match[2]), match[1] == b"1"
 
 
 @lru_cache(256)
 def _name(written: bytes) -> bytes:
     if _NAME.fullmatch(written) is None:
-        raise TransportError(f"a header of the answer is not `name: value`: its name is {written[:80]!r}")
+        raise TransportError(f"a response header is not `name: value`: its name is {written[:80]!r}")
     return written.lower()
 
 
@@ -85,7 +85,7 @@ def _body_length(status: int, headers: dict[bytes, bytes]) -> int:
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         if coding.lower() != b"chunked":
-            raise TransportError(f"the answer has a transfer coding that was not asked for: {coding[:80]!r}")
+            raise TransportError(f"the response has an unsupported transfer coding: {coding[:80]!r}")
         return CHUNKED
     length = headers.get(b"content-length")
     if length is None:
@@ -93,21 +93,26 @@ def _body_length(status: int, headers: dict[bytes, bytes]) -> int:
     if _LENGTH.fullmatch(length) is None:
         first, *others = length.split(b", ")
         if _LENGTH.fullmatch(first) is None or any(other != first for other in others):
-            raise TransportError(f"the answer's content-length is not one number: {length[:80]!r}")
+            raise TransportError(f"the content-length of the response is not one number: {length[:80]!r}")
         length = first
     return int(length)
 
 
 class ResponseChunks:
+    """Unframes a chunked body without copying: bytes split anywhere go in, views of their payload come out.
+
+    Extensions and trailers are ignored. The caller bounds the body, since a stream has no end.
+    """
+
     def __init__(self) -> None:
         self.complete = False
         self.surplus = False
-        """Bytes came after the end: this connection cannot be used again."""
-        self._left = 0  # of the open chunk's payload
-        self._after_payload = False  # the CRLF behind a payload is still to come
+        """There are bytes after the end: the connection cannot be reused."""
+        self._left = 0  # bytes of the current chunk's payload
+        self._after_payload = False  # the CRLF after a payload is still missing
         self._in_trailers = False
         self._trailer_bytes = 0
-        self._line = b""  # the part of a line that the last call ended with
+        self._line = b""  # the start of a line that was cut at the end of the last call
 
     def feed(self, view: memoryview) -> list[memoryview]:
         payloads: list[memoryview] = []
@@ -138,7 +143,7 @@ class ResponseChunks:
             line_end = window.find(b"\r\n")
         if line_end < 0:
             if len(window) > _LINE_BYTES_MAX:
-                raise TransportError("a chunk's size line in the answer has no end")
+                raise TransportError("the size line of a response chunk is too long")
             self._line = window
             return len(view)
         self._line = b""
@@ -148,17 +153,17 @@ class ResponseChunks:
     def _apply(self, line: bytes) -> None:
         if self._after_payload:
             if line:
-                raise TransportError("a chunk of the answer is longer than its size says")
+                raise TransportError("a response chunk is longer than its size")
             self._after_payload = False
         elif self._in_trailers:
             self._trailer_bytes += len(line) + 2
             if self._trailer_bytes > _TRAILER_BYTES_MAX:
-                raise TransportError("the trailers of the answer are too long")
+                raise TransportError("the trailers of the response are too long")
             self.complete = not line
         else:
             match = _SIZE.fullmatch(line)
             if match is None:
-                raise TransportError(f"a chunk's size in the answer is not a hexadecimal number: {line[:40]!r}")
+                raise TransportError(f"the size of a response chunk is not a hexadecimal number: {line[:40]!r}")
             self._left = int(match[1], 16)
             self._after_payload = self._left > 0
             self._in_trailers = self._left == 0

@@ -47,18 +47,18 @@ class StreamPool:
         self._closed = False
 
     async def open(self, headers: Iterable[tuple[str, str]], body: bytes) -> BodyStream | ClientResponse:
-        """The stream once the server has accepted it (status 200), else the whole refusal."""
+        """The stream if the server accepts it (status 200), else the complete error response."""
         if self._closed:
             raise UsageError("this client is closed")
         if len(self._streams) + len(self._opening) >= self._streams_max:
-            raise TransportError(f"{self._streams_max} streams are open already", maybe_sent=False)
+            raise TransportError(f"{self._streams_max} streams are already open, which is the limit", maybe_sent=False)
         deadline = self._loop.time() + self._timeouts.total
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await self._connection(deadline)
                 answer = await self._open_on(connection, headers, body, deadline)
         except TimeoutError:
-            raise TransportError(f"{self._dialer.endpoint.url} accepted no stream in time") from None
+            raise TransportError(f"{self._dialer.endpoint.url} did not accept the stream in time") from None
         if not isinstance(answer, ClientResponse):
             self._streams[answer] = None
             self._watch()
@@ -103,7 +103,7 @@ class StreamPool:
     def _choose(self, negotiated: str | None) -> "Http2ClientConnection | ClientConnection":
         endpoint = self._dialer.endpoint
         if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
-            from anabranch._http.client.http2_connection import Http2ClientConnection  # noqa: PLC0415 -- a start needs not wait for h2
+            from anabranch._http.client.http2_connection import Http2ClientConnection  # noqa: PLC0415 -- h2 is slow to import
 
             return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
         return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
@@ -131,7 +131,7 @@ class StreamPool:
                 for payload in payloads:
                     refusal += payload
                 if len(refusal) > _REFUSAL_BYTES_MAX:
-                    raise TransportError(f"{self._dialer.endpoint.url} refused a stream without end")
+                    raise TransportError(f"{self._dialer.endpoint.url} sent an error response without end")
         finally:
             stream.close()
         return ClientResponse(stream.status, stream.headers, memoryview(refusal))
@@ -153,9 +153,9 @@ class StreamPool:
 
     def _watch(self) -> None:
         if self._sweep is None:
-            self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._look)
+            self._sweep = self._loop.call_later(_SWEEP_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._sweep = None
         now = self._loop.time()
         for stream in list(self._streams):

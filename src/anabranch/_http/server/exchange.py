@@ -1,9 +1,9 @@
-"""One request and its response, independent of the HTTP version.
+"""One request and its answer, independent of the HTTP version.
 
-A handler takes a `Request` and returns a reply or an awaitable of one: most replies need no task, so none is made for
-them. A reply is a complete `Response`, a `StreamingResponse`, or an `Abandon` (the behaviour of a server that went
-away). The connection provides a `ReplySink` and does the framing. An `Exchange` owns the task that produces its reply,
-and cancels it when the client disconnects.
+A handler takes a `Request` and returns an answer or an awaitable of one: most answers need no task, so none is made
+for them. An answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (the behaviour of a server that
+went away). The connection provides an `AnswerSink` and does the framing. An `Exchange` owns the task that produces its
+answer, and cancels it when the client disconnects.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ Headers = list[tuple[str, str]]
 class Request:
     method: str
     target: str
-    """Path and query as the client wrote them."""
+    """Path and query as the client sent them."""
     headers: dict[str, str]
-    """Names in lower case; values of a repeated name are joined by a comma."""
+    """Names in lower case. The values of a repeated name are joined with commas."""
     body: bytes | bytearray
     http_version: str
     """`1.0`, `1.1` or `2`."""
@@ -44,14 +44,14 @@ class Response:
     status: int
     body: bytes = b""
     headers: Headers = field(default_factory=list)
-    """Without content-length, date and connection: those belong to the connection."""
+    """Without content-length, date and connection: the connection adds them."""
 
 
 @dataclass(slots=True)
 class StreamingResponse:
     status: int
     chunks: AsyncGenerator[bytes, None]
-    """Closed when the client leaves, so its `finally` is where a subscription ends."""
+    """Closed when the client disconnects, so its `finally` is where a subscription ends."""
     headers: Headers = field(default_factory=list)
 
 
@@ -61,11 +61,11 @@ class Abandon(enum.Enum):
     HANG_UP = "hang up"
     """The connection is reset."""
     SILENCE = "silence"
-    """The connection stays open and nothing ever comes."""
+    """The connection stays open and nothing is ever sent."""
 
 
-class HangUp(Exception):  # noqa: N818 -- an order, not a failure
-    """Raised by a streaming answer's chunks: break the connection here, on purpose."""
+class HangUp(Exception):  # noqa: N818 -- an instruction, not an error
+    """Raised by the chunks of a streaming answer to reset the connection on purpose."""
 
 
 Answer = Response | StreamingResponse | Abandon
@@ -73,7 +73,7 @@ Handler = Callable[[Request], Answer | Awaitable[Answer]]
 
 
 class AnswerSink(Protocol):
-    """Where the bytes of one answer go."""
+    """Sends the bytes of one answer."""
 
     def send(self, response: Response, /) -> None: ...
     def start(self, response: StreamingResponse, /) -> None: ...
@@ -83,7 +83,7 @@ class AnswerSink(Protocol):
 
 
 class Exchange:
-    """Runs the handler for one request and hands its answer to the sink."""
+    """Runs the handler for one request and passes its answer to the sink."""
 
     def __init__(
         self, handler: Handler, sink: AnswerSink, spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -97,7 +97,7 @@ class Exchange:
     def begin(self, request: Request) -> None:
         try:
             outcome = self._handler(request)
-        except Exception as error:  # noqa: BLE001 -- supervisor: one answer's defect must not end the connection
+        except Exception as error:  # noqa: BLE001 -- a failing handler must not end the connection
             self._sink.send(_defect(request, error))
             return
         if isinstance(outcome, Response):
@@ -108,7 +108,7 @@ class Exchange:
             self._task = self._spawn(self._perform(request, outcome))
 
     def cancel(self) -> None:
-        """The client is gone, or the server stops: nobody waits for the answer any more."""
+        """The client disconnected, or the server stops."""
         if self._task is not None:
             self._task.cancel()
 
@@ -137,11 +137,11 @@ class Exchange:
                 async for chunk in chunks:
                     if chunk:
                         await self._sink.write(chunk)
-                    await asyncio.sleep(0)  # a source that never waits must not starve the other clients
+                    await asyncio.sleep(0)  # a source that never waits must not starve other clients
         except HangUp:
             self._sink.abandon(Abandon.HANG_UP)
             return
-        except Exception:  # as in begin; the head is sent, so the client can only be told by a broken stream
+        except Exception:  # as in begin. The head has been sent, so only a reset can tell the client
             logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
             self._sink.abandon(Abandon.HANG_UP)
             return

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection of a server: requests are answered one at a time, in order.
 
 Bytes are received straight into one growing buffer (a `BufferedProtocol`: TLS would otherwise allocate 256 KiB for
-each 16 KiB it reads). A pipelined request waits in the buffer until the reply before it is written; if too much is
+each 16 KiB it reads). A pipelined request waits in the buffer until the answer before it is written; if too much is
 pipelined, reading pauses. HTTP/2 clients, by ALPN or by their preface, are handed over to an `Http2ServerConnection`.
 """
 
@@ -45,7 +45,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._chunked_answer = True
         self._deadline: float | None = None
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -85,10 +85,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """True keeps the connection for an answer under way: the client may have closed only its own half."""
+        """True keeps the connection open for an answer in progress: the client may have closed only its own half."""
         self._keep_alive = False
         if self._transport.get_extra_info("ssl_object") is not None:
-            return False  # TLS has no half
+            return False  # TLS cannot be half closed
         return self._exchange is not None and not self._exchange.streaming and not self._discarding
 
     def pause_writing(self) -> None:
@@ -101,7 +101,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         if self._exchange is None and not self._discarding:
             self._next_request()
 
-    # What the state calls
+    # Called by the server
 
     def check(self, now: float) -> None:
         if self._deadline is not None and now >= self._deadline:
@@ -122,7 +122,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # Requests
 
     def _make_room(self) -> None:
-        """A new buffer rather than a longer one: the transport may still hold a view of the old."""
+        """Allocates a new buffer, because the transport may still hold a view of the old one."""
         waiting = self._end - self._start
         size = max(_BUFFER_BYTES, 2 * waiting)
         buffer = bytearray(size)
@@ -130,7 +130,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._buffer, self._start, self._end = buffer, 0, waiting
 
     def _advance(self) -> None:
-        """Reads and answers what is in the buffer, in a loop: pipelined requests must not nest."""
+        """Reads and answers what is in the buffer, in a loop: pipelined requests must not recurse."""
         self._advancing = True
         try:
             while self._exchange is None and self._writable.is_set() and not self._transport.is_closing():
@@ -146,14 +146,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._advancing = False
 
     def _refuse(self, refused: BadRequest) -> None:
-        """Answers, then reads past what still comes for a moment: closing at once would reset the answer away."""
+        """Answers, then discards input for a moment: closing at once could reset the answer away."""
         self._keep_alive = False
         self._discarding = True
         self._send(Response(refused.status, f"{refused.reason}\n".encode(), [("content-type", "text/plain")]))
         self._set_deadline(_LINGER_SECONDS)
 
     def _recognise_version(self) -> bool:
-        """False while it is open, or once this connection has been handed over to HTTP/2."""
+        """False while undecided, or after the connection was handed over to HTTP/2."""
         if self._version_known:
             return True
         beginning = bytes(self._buffer[self._start : min(self._end, self._start + len(PREFACE))])
@@ -234,12 +234,12 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._deadline = time.monotonic() + seconds
 
     def _shorten_deadline(self, seconds: float) -> None:
-        """Only once for one head: a client that sends a byte a second does not push it away."""
+        """Never extends the deadline: a client that sends a byte a second does not get more time."""
         deadline = time.monotonic() + seconds
         if self._deadline is None or deadline < self._deadline:
             self._deadline = deadline
 
-    # Answers (the exchange's AnswerSink)
+    # Answers: the AnswerSink of the exchange
 
     def send(self, response: Response) -> None:
         self._send(response)

@@ -1,8 +1,8 @@
 """One HTTP/2 connection of a server: many requests at once, with flow control.
 
-A request is handled when its last byte has arrived; its body is acknowledged as it arrives, and bounded. A reply is
-sent as far as the client's windows and the socket allow; the rest waits in its stream, and a streaming reply waits with
-it. The HTTP/2 library may know that a stream is closed before we see the event: sending there is not an error.
+A request is handled when its last byte has arrived; its body is acknowledged as it arrives, and bounded. An answer is
+sent as far as the client's windows and the socket allow; the rest waits in its stream, and a streaming answer waits
+with it. The HTTP/2 library may know that a stream is closed before we see the event: sending there is not an error.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class Http2ServerConnection(asyncio.Protocol):
         self._writing_paused = False
         self._draining = False
         self._deadline: float | None = None
-        """For the next request, while there is none."""
+        """For the next request, while there is none in progress."""
         self._write_deadline: float | None = None
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -58,7 +58,7 @@ class Http2ServerConnection(asyncio.Protocol):
         try:
             events = self._session.receive_data(data)
         except http2.Http2Error:
-            self._flush()  # h2 has written the GOAWAY that names the error
+            self._flush()  # h2 has prepared the GOAWAY frame with the error
             self._transport.close()
             return
         for event in events:
@@ -68,10 +68,10 @@ class Http2ServerConnection(asyncio.Protocol):
         self._flush()
 
     def eof_received(self) -> None:
-        """Nothing to add: without the client's half there are no window updates, so the transport may close."""
+        """The transport may close: a half-closed client can send no window updates."""
 
     def pause_writing(self) -> None:
-        """Nothing more is read either: pings and settings that nobody reads the answers to would pile up here."""
+        """Reading pauses too: otherwise answers to pings and settings would pile up."""
         self._writing_paused = True
         self._transport.pause_reading()
         self._write_deadline = time.monotonic() + self._state.limits.write_timeout
@@ -83,7 +83,7 @@ class Http2ServerConnection(asyncio.Protocol):
         self._pump_all()
         self._flush()
 
-    # What the state calls
+    # Called by the server
 
     def check(self, now: float) -> None:
         idle = self._deadline is not None and now >= self._deadline and not self._streams
@@ -103,7 +103,7 @@ class Http2ServerConnection(asyncio.Protocol):
             else:
                 stream.drain()
         if not self._streams:
-            self._say_goodbye()
+            self._close_gracefully()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -169,7 +169,7 @@ class Http2ServerConnection(asyncio.Protocol):
             self._forget(stream)
 
     def pump(self, stream: "_ServerStream") -> None:
-        """Sends what the windows and the socket take now."""
+        """Sends what the windows and the socket accept now."""
         try:
             self._send_waiting(stream)
         except http2.Http2Error:
@@ -230,9 +230,9 @@ class Http2ServerConnection(asyncio.Protocol):
         if not self._streams:
             self._set_deadline(self._state.limits.idle_timeout)
             if self._draining:
-                self._say_goodbye()
+                self._close_gracefully()
 
-    def _say_goodbye(self) -> None:
+    def _close_gracefully(self) -> None:
         if not self._transport.is_closing():
             self._session.close_connection()
             self._flush()
@@ -248,7 +248,7 @@ class Http2ServerConnection(asyncio.Protocol):
 
 
 class _ServerStream:
-    """One request and its answer; the exchange's AnswerSink."""
+    """One request and its answer; the AnswerSink of the exchange."""
 
     def __init__(self, connection: Http2ServerConnection, stream_id: int, request: Request) -> None:
         self.stream_id = stream_id
@@ -269,7 +269,7 @@ class _ServerStream:
             self.exchange.begin(self.request)
 
     def refuse(self, response: Response) -> None:
-        """Answers before the request is complete, and reads no more of it."""
+        """Answers before the request is complete, and ignores the rest of it."""
         self.request.body = b""
         self.exchange = Exchange(lambda _: response, self, _no_task)
         self.exchange.begin(self.request)
@@ -285,7 +285,7 @@ class _ServerStream:
         if self.exchange is not None:
             self.exchange.cancel()
 
-    # The AnswerSink
+    # AnswerSink
 
     def send(self, response: Response) -> None:
         if self._closed():
@@ -334,4 +334,4 @@ def _known(stream_id: int | None) -> int:
 
 
 def _no_task(_: Any) -> "asyncio.Task[None]":
-    raise AssertionError("a refusal is an answer at once")
+    raise AssertionError("a refusal needs no task")

@@ -19,7 +19,7 @@ from anabranch._http.server.server_state import ServerLimits, ServerState
 from anabranch.errors import ConfigurationError, UsageError
 
 _BACKLOG: Final = 1_024
-_TLS_GOODBYE_SECONDS: Final = 0.5  # an idle pool answers no close_notify, and nothing is lost without it
+_TLS_GOODBYE_SECONDS: Final = 0.5  # an idle pool sends no close_notify, and nothing is lost without it
 
 
 class HttpServer:
@@ -44,7 +44,7 @@ class HttpServer:
 
     async def start(self) -> None:
         if self._server is not None:
-            raise UsageError("this server runs already; make another one for another port")
+            raise UsageError("this server is already running; create another one for another port")
         loop = asyncio.get_running_loop()
         state = ServerState(self._handler, self._limits)
         if self._tls is not None:
@@ -67,7 +67,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port in use, also where port 0 was asked for."""
+        """The port in use, also if port 0 was requested."""
         if self._server is None or not self._server.sockets:
             raise UsageError("the server is not running")
         return int(self._server.sockets[0].getsockname()[1])
@@ -81,7 +81,7 @@ class HttpServer:
         return f"{scheme}://{host}:{self.port}"
 
     async def stop(self, *, grace: float = 5.0) -> None:
-        """Takes no more clients, lets answers under way finish within `grace` seconds, then cuts the rest."""
+        """Accepts no more clients, lets answers in progress finish within `grace` seconds, then aborts the rest."""
         if self._server is None or self._state is None:
             return
         server, state = self._server, self._state
@@ -89,7 +89,7 @@ class HttpServer:
         if self._sweep is not None:
             self._sweep.cancel()
         await state.drain(grace)
-        with contextlib.suppress(TimeoutError):  # from Python 3.12 it waits for clients in the middle of a handshake
+        with contextlib.suppress(TimeoutError):  # since Python 3.12 it also waits for unfinished handshakes
             async with asyncio.timeout(_TLS_GOODBYE_SECONDS):
                 await server.wait_closed()
         self._server = self._state = self._sweep = None
@@ -104,7 +104,7 @@ class HttpServer:
         await self.stop()
 
     async def _resolve(self) -> str:
-        """One address where the port is still open: each address of a name would get another one."""
+        """One address if the port is 0: otherwise each address of the name would get a different port."""
         if self._port or not self._host:
             return self._host
         loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class HttpServer:
 
 def _explain(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: stop what runs there, or choose another port (0 takes a free one)"
+        return f"port {port} on {host} is in use: stop the other program, or choose another port (0 takes a free one)"
     if error.errno == errno.EACCES:
-        return f"port {port} on {host} needs more rights: choose one above 1023"
+        return f"no permission for port {port} on {host}: choose a port above 1023"
     return f"cannot listen on {host} port {port}: {error.strerror or error}"

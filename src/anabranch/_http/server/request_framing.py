@@ -19,8 +19,8 @@ _LINE_BYTES_MAX: Final = 4_096
 _TRAILER_BYTES_MAX: Final = 16_384
 
 
-class BadRequest(Exception):  # noqa: N818 -- an answer, not a failure of ours
-    """The bytes are no request this server takes."""
+class BadRequest(Exception):  # noqa: N818 -- an answer to the client, not an error of ours
+    """The bytes are not a request that this server accepts."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -35,19 +35,19 @@ class RequestHead:
     http_version: str
     headers: dict[str, str]
     content_length: int
-    """0 where there is no body, or where the body is chunked."""
+    """0 if there is no body, or if the body is chunked."""
     chunked: bool
     keep_alive: bool
     expects_continue: bool
 
 
 def parse_request_head(head: bytes) -> RequestHead:
-    """`head` is everything before the empty line, without it."""
+    """`head` is everything before the empty line."""
     line, _, rest = head.partition(b"\r\n")
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         if b" HTTP/" in line and not line.rpartition(b" HTTP/")[2].startswith(b"1."):
-            raise BadRequest(505, "this server speaks HTTP/1.1 and HTTP/2")
+            raise BadRequest(505, "this server supports HTTP/1.1 and HTTP/2")
         raise BadRequest(400, "the request line is not `METHOD target HTTP/1.1`")
     headers = _parse_headers(rest.decode("latin-1"))
     http_version = "1.1" if match[3] == b"1" else "1.0"
@@ -79,7 +79,7 @@ def _parse_headers(text: str) -> dict[str, str]:
         if not colon or _NAME.fullmatch(name) is None:
             raise BadRequest(400, "a header line is not `name: value`")
         if _FORBIDDEN_IN_VALUE.search(value):
-            raise BadRequest(400, "a header value holds a control character")
+            raise BadRequest(400, "a header value contains a control character")
         name = name.lower()
         value = value.strip(" \t")
         if name == "host" and name in headers:
@@ -92,9 +92,9 @@ def _body_length(headers: dict[str, str]) -> tuple[int, bool]:
     coding, length = headers.get("transfer-encoding"), headers.get("content-length")
     if coding is not None:
         if length is not None:
-            raise BadRequest(400, "content-length beside transfer-encoding")
+            raise BadRequest(400, "a request must not have both content-length and transfer-encoding")
         if coding.lower() != "chunked":
-            raise BadRequest(501, "the only transfer coding this server knows is chunked")
+            raise BadRequest(501, "the only supported transfer coding is chunked")
         return 0, True
     if length is None:
         return 0, False
@@ -104,17 +104,19 @@ def _body_length(headers: dict[str, str]) -> tuple[int, bool]:
 
 
 class ChunkedBody:
+    """A chunked request body, assembled from bytes that are split anywhere. Extensions and trailers are ignored."""
+
     def __init__(self, bytes_max: int) -> None:
         self.body = bytearray()
         self.complete = False
         self._bytes_max = bytes_max
         self._chunk_left = 0
-        self._chunk_open = False  # the CRLF behind a chunk's data is still to come
+        self._chunk_open = False  # the CRLF after a chunk's data is still missing
         self._in_trailers = False
         self._trailer_bytes = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> int:
-        """Takes what it can use and returns how many bytes that was; the rest is for the next call or request."""
+        """Returns how many bytes were used; the rest belongs to the next call or request."""
         view = memoryview(data)
         used = 0
         while not self.complete:
@@ -134,13 +136,13 @@ class ChunkedBody:
             if len(view) < 2:
                 return 0
             if bytes(view[:2]) != b"\r\n":
-                raise BadRequest(400, "a chunk is longer than its size says")
+                raise BadRequest(400, "a chunk is longer than its size")
             self._chunk_open = False
             return 2
         line_end = bytes(view[: _LINE_BYTES_MAX + 2]).find(b"\r\n")
         if line_end < 0:
             if len(view) > _LINE_BYTES_MAX:
-                raise BadRequest(400, "a chunk's size line has no end")
+                raise BadRequest(400, "the size line of a chunk is too long")
             return 0
         self._take_line(bytes(view[:line_end]))
         return line_end + 2
@@ -154,7 +156,7 @@ class ChunkedBody:
             return
         match = _SIZE.fullmatch(line)
         if match is None:
-            raise BadRequest(400, "a chunk's size is not a hexadecimal number")
+            raise BadRequest(400, "the size of a chunk is not a hexadecimal number")
         self._chunk_left = int(match[1], 16)
         if len(self.body) + self._chunk_left > self._bytes_max:
             raise BadRequest(413, f"the body is longer than {self._bytes_max} bytes")

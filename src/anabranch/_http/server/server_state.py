@@ -1,6 +1,6 @@
 """What the connections of one server share: the handler, the limits, the open connections, and whether it is stopping.
 
-It owns every task that produces a reply, so that stopping can wait for all of them. It does not depend on the HTTP
+It owns every task that produces an answer, so that stopping can wait for all of them. It does not depend on the HTTP
 version.
 """
 
@@ -15,30 +15,32 @@ from anabranch._http.server.exchange import Handler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
+    """What one client may cost the server. These limits protect other clients; they are not AWS's quotas."""
+
     connections_max: int = 2_000
     head_bytes_max: int = 64 << 10
     """Request line and headers together."""
     body_bytes_max: int = 24 << 20
-    """A PutRecords of 10 MiB is 14 MiB as base64, and a careless encoder escapes some of it."""
+    """A PutRecords request of 10 MiB has 14 MiB in base64, and some encoders escape part of it."""
     streams_max: int = 256
-    """Requests at once on one HTTP/2 connection."""
+    """Concurrent requests on one HTTP/2 connection."""
     head_timeout: float = 10.0
     """From a request's first byte to its last header; for a new TLS connection, to the end of the handshake."""
     body_timeout: float = 60.0
     idle_timeout: float = 300.0
-    """Between requests on a kept connection."""
+    """Between requests on a connection."""
     write_timeout: float = 330.0
-    """How long a client may leave an answer unread; above the five minutes of a paused subscription."""
+    """How long a client may leave an answer unread; longer than the five minutes of a paused subscription."""
     check_interval: float = 1.0
-    """How often connections are looked at for these times."""
+    """How often connections are checked for these timeouts."""
 
 
 class ServerConnection(Protocol):
     def check(self, now: float, /) -> None:
-        """Gives up a client that has been slow for too long."""
+        """Disconnects a client that has exceeded a timeout."""
 
     def drain(self) -> None:
-        """Ends streams now, answers what is under way, takes nothing new, then closes."""
+        """Ends streams now, finishes answers in progress, accepts nothing new, then closes."""
 
     def abort(self) -> None: ...
 
@@ -78,14 +80,14 @@ class ServerState:
         return task
 
     def date(self, now: float) -> str:
-        """The date header's value, made once a second. `now` is wall time."""
+        """The value of the date header, formatted once a second. `now` is wall time."""
         second = int(now)
         if self._date[0] != second:
             self._date = (second, formatdate(second, usegmt=True))
         return self._date[1]
 
     async def drain(self, grace: float) -> None:
-        """Lets answers under way finish within `grace` seconds, then cuts what is left and waits for every task."""
+        """Lets answers in progress finish within `grace` seconds, then aborts the rest and waits for all tasks."""
         self.stopping = True
         for connection in self.connections:
             connection.drain()

@@ -13,9 +13,8 @@ import asyncio
 import pytest
 
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
-from anabranch._core.shards.coverage import gaps
 from anabranch._core.shards.gate import judge_missing_shard
-from anabranch._core.shards.graph import ShardGraph
+from anabranch._core.shards.graph import ShardGraph, gaps
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import AppRow, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shard_filters import ShardFilter

@@ -14,10 +14,8 @@ from reshard_history import History
 
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import IncompleteListing, missing_leases, pin, plan_bootstrap, roots
-from anabranch._core.shards.cleanup import removable
-from anabranch._core.shards.coverage import gaps, has_overlap, overlaps
-from anabranch._core.shards.gate import ShardEnd, adoptable, blocked_by, plan_end, plan_trimmed
-from anabranch._core.shards.graph import ShardGraph
+from anabranch._core.shards.gate import ShardEnd, adoptable, blocked_by, plan_end, plan_trimmed, removable
+from anabranch._core.shards.graph import ShardGraph, gaps, has_overlap, overlaps
 from anabranch._model.leases import Checkpoint, StreamRow
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import TRIM_HORIZON

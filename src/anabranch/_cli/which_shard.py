@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from anabranch._core.shards.routing import Routes
+    from anabranch._core.shards.graph import Routes
 
     explicit: int | None = arguments.explicit_hash_key
     if (explicit is None) != bool(arguments.keys):

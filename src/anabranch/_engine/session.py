@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from anabranch._core.handling.batches import BatchLane
 from anabranch._core.handling.lanes import Lane
-from anabranch._core.leases.book import Holding
+from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.reading.lifecycle import Move, Phase, next_phase
 from anabranch._core.reading.pace import Pace

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.checkpoints.tracker import Tracker
-from anabranch._core.leases.book import Book
-from anabranch._core.leases.steps import Write
+from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.plan import Write
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd

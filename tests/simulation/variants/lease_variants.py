@@ -8,11 +8,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.leases import rows
-from anabranch._core.leases.book import Book
-from anabranch._core.leases.heart import Heart
-from anabranch._core.leases.outcome import apply_members
-from anabranch._core.leases.steps import Take
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.heartbeat import Heart
+from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.plan import Take, apply_members
 from anabranch._model.leases import Conflict
 from anabranch.testing.tick import TickStore, TickWorker, WorldOptions
 from anabranch.testing.tick.network import NO_ANSWER, Reconnected

@@ -4,7 +4,7 @@ import pytest
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.lanes import Lane
-from anabranch._core.leases.book import Holding
+from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker

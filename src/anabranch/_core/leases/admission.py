@@ -23,8 +23,8 @@ from typing import Final
 
 import msgspec
 
-from anabranch._core.leases.steps import Seal
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._model.leases import MemberRow
 

@@ -1,23 +1,68 @@
-"""One round of the lease protocol: from what is believed to what should be done.
+"""What a round of the lease protocol asks to be done, as values.
 
-Every member plans for itself: it seals who has shown no life, takes what is free and should be its own, asks live
-members for what should be its own, and answers what it was asked. Nothing here writes; the steps are performed by the
-shell, and `outcome` applies what came of them.
-
-A hand-off needs both sides: the requester's plan and the donor's plan must give the lease to the requester. So a
-request that was made from an old view is void, and a donor is never stripped below its share.
+The plan makes them, the shell performs them (each is one store call, but `Drain`), and `outcome` applies what came of
+it.
 """
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, Literal
+
+import msgspec
 
 from anabranch._core.leases.balance import Claim, Seat, balance
-from anabranch._core.leases.book import MOVE_COOL_DOWN_MS, Book, weight
-from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
-from anabranch._core.leases.stopwatch import Stopwatches
-from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, Book, weight
+from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
-__all__ = ["ASK_AGAIN_MS", "MEMBER_KEPT_MS", "SETTLING_MS", "plan_round"]
+
+class Seal(msgspec.Struct, frozen=True):
+    """End a member that has shown no life for its own expiry (rule L3)."""
+
+    member_id: str
+    observed_counter: int
+
+
+class Take(msgspec.Struct, frozen=True):
+    """Take a lease that is free, or whose owner is over (rule L7)."""
+
+    key: LeaseKey
+    expected_owner: str | None
+    expected_version: int
+    epoch_floor: int = 0
+    parents: tuple[LeaseKey, ...] = ()
+    """For a shard's first start: read these first. All must be finished or gone, and the floor is raised to their
+    highest epoch, so that the fence token only grows along a line of descent (rules S1, U3).
+    """
+
+
+class RequestHandOff(msgspec.Struct, frozen=True):
+    """Ask a live member for a lease (rule L12)."""
+
+    donor: str
+    request: HandOffRequest
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Stop starting records of a held lease and finish what runs: it was asked for, and will be given away."""
+
+    request: HandOffRequest
+
+
+class Write(msgspec.Struct, frozen=True):
+    """Write a held lease: a commit, a finish, a release or a give."""
+
+    row: LeaseRow
+    expected_version: int
+
+
+class DeleteMember(msgspec.Struct, frozen=True):
+    """Remove the row of a member that has long been over."""
+
+    member_id: str
+
+
+Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember
+
 
 ASK_AGAIN_MS: Final = 10_000
 SETTLING_MS: Final = 10_000
@@ -181,3 +226,81 @@ def _clean_up(book: Book, stopwatches: Stopwatches, now_ms: int) -> list[Step]:
         return []
     named = {row.owner for row in book.leases.values()}
     return [DeleteMember(member_id) for member_id in long_over if member_id not in named]
+
+
+Written = Literal["written", "again", "lost", "unknown"]
+"""`again`: the lease is still this member's, at another version than it thought; the write may be repeated now."""
+
+
+def apply_members(book: Book, stopwatches: Stopwatches, rows: Sequence[MemberRow], now_ms: int) -> None:
+    """All member rows were received now."""
+    if stopwatches.observe(rows, now_ms):
+        book.changed = True
+        book.read_again()
+
+
+def apply_leases(book: Book, stopwatches: Stopwatches, rows: Sequence[LeaseRow], now_ms: int) -> None:
+    """All unfinished leases were received now."""
+    book.observe_leases(rows, now_ms)
+    stopwatches.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
+
+
+def apply_seal(book: Book, stopwatches: Stopwatches, row: MemberRow | None, now_ms: int) -> None:
+    """The member's row as it stands after the attempt to seal it. None: no answer, or no such row."""
+    if row is not None and stopwatches.observe_row(row, now_ms, is_answer=True):
+        book.changed = True
+        book.read_again()
+
+
+def apply_take(book: Book, step: Take, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
+    if answer is None:
+        book.doubt(now_ms)
+        return
+    row = answer.row if isinstance(answer, Conflict) else answer
+    if row is None:
+        book.read_again()
+    elif row.version < step.expected_version:
+        book.rolled_back = True
+    else:
+        book.observe_lease(row, now_ms)
+        book.changed = True
+
+
+def apply_write(book: Book, step: Write, answer: LeaseRow | Conflict | None, now_ms: int) -> Written:
+    key = step.row.key
+    if key not in book.held:
+        return "lost"
+    if answer is None:
+        return "unknown"
+    if not isinstance(answer, Conflict):
+        book.acknowledge(answer)
+        return "written"
+    row = answer.row
+    if row is None or row.version < step.expected_version:
+        # A lease that this member holds cannot vanish or grow younger: the store forgot what it had acknowledged.
+        book.rolled_back = True
+        book.held[key].parting_row = None  # a gift that the store refused was not given
+        book.drop(key)
+        return "lost"
+    book.observe_lease(row, now_ms)
+    return "again" if key in book.held else "lost"
+
+
+SHUNNED_MS: Final = 300_000
+
+
+def plan_relief(book: Book, stopwatches: Stopwatches, key: LeaseKey, now_ms: int) -> HandOffRequest | None:
+    """What the member that gets it would have asked. None: there is nobody, or the lease is about to move, or was kept
+    for calls that do not end.
+    """
+    holding = book.held.get(key)
+    if holding is None or holding.state != "held" or now_ms < holding.kept_until_ms:
+        return None
+    able = [row for row in stopwatches.live() if row.member_id != book.member_id and _has_room(row)]
+    if not able:
+        return None
+    return HandOffRequest(key, min(able, key=lambda row: (row.load, row.member_id)).member_id)
+
+
+def _has_room(row: MemberRow) -> bool:
+    return row.reads_healthy and not row.draining and (row.shards_max is None or row.load < row.shards_max)

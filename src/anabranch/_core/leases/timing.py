@@ -13,14 +13,12 @@ and an owner that loses two heartbeats in a row must not lose its leases for it:
 Times are whole milliseconds, and the comparison is exact: no floats.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import structs
 
 from anabranch.errors import ConfigurationError
-
-__all__ = ["CLOCK_RATE_ERROR_PERCENT", "LEASE_EXPIRY_MS_DEFAULT", "LEASE_EXPIRY_MS_MIN", "LeaseTiming", "lease_timing"]
 
 CLOCK_RATE_ERROR_PERCENT: Final = 1
 LEASE_EXPIRY_MS_DEFAULT: Final = 10_000
@@ -99,3 +97,39 @@ def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:
     if violations := timing.violations():
         raise ConfigurationError(violations)
     return timing
+
+
+CLOCK_JUMP_MS_MAX: Final = 1_000
+
+Ending = Literal["sealed", "left", "missing", "rolled_back", "forked"]
+
+
+class Fence(msgspec.Struct, frozen=True):
+    member_id: str
+    valid_until_ms: int | None = None
+    """None before the first acknowledgement, and after the end."""
+    wall_ahead_ms: int = 0
+    """How far the wall clock was ahead of the other one when the acknowledged heartbeat began."""
+    ending: Ending | None = None
+    """Set once, for good: this member holds nothing any more."""
+
+    def may_start(self, now_ms: int, wall_ms: int) -> bool:
+        return (
+            self.valid_until_ms is not None
+            and now_ms < self.valid_until_ms
+            and wall_ms - now_ms - self.wall_ahead_ms <= CLOCK_JUMP_MS_MAX
+        )
+
+    def acknowledged(self, began_now_ms: int, began_wall_ms: int, fence_ms: int) -> "Fence":
+        """After the store said `live` to a heartbeat that began at these times. It also lifts a fence that has passed:
+        while a member is live in the store, nobody else can have its leases.
+        """
+        if self.ending is not None:
+            return self
+        valid_until_ms = began_now_ms + fence_ms
+        if self.valid_until_ms is not None and valid_until_ms < self.valid_until_ms:
+            return self
+        return Fence(self.member_id, valid_until_ms, began_wall_ms - began_now_ms)
+
+    def ended(self, ending: Ending) -> "Fence":
+        return self if self.ending is not None else Fence(self.member_id, None, 0, ending)

@@ -17,9 +17,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from anabranch._core.shards.coverage import gaps, has_overlap
-from anabranch._core.shards.graph import ShardGraph, ancestors_by_keys, creation_order, still_to_come
-from anabranch._core.shards.unread import unread_since
+from anabranch._core.shards.graph import (
+    ShardGraph,
+    ancestors_by_keys,
+    creation_order,
+    gaps,
+    has_overlap,
+    still_to_come,
+    unread_since,
+)
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shard_filters import ShardFilter

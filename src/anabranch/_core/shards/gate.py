@@ -20,23 +20,11 @@ import msgspec
 from msgspec.structs import replace
 
 from anabranch._core.shards.bootstrap import missing_leases
-from anabranch._core.shards.coverage import gaps
-from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys
-from anabranch._core.shards.unread import unread_since
+from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys, gaps, unread_since
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._wire.messages import StreamSummary
-
-__all__ = [
-    "CHILDREN_UNKNOWN",
-    "ShardEnd",
-    "adoptable",
-    "blocked_by",
-    "judge_missing_shard",
-    "plan_end",
-    "plan_trimmed",
-]
 
 CHILDREN_UNKNOWN: Final = "children unknown"
 """The reason of a shard that has been read to its end, while no source names all its children yet."""
@@ -168,3 +156,39 @@ def judge_missing_shard(
     if summary.arn != stream.arn or moved_seconds >= _SAME_CREATION_SECONDS:
         return "stream_recreated"
     return "trimmed"
+
+
+def removable(rows: Sequence[LeaseRow], graph: ShardGraph, listed_now: Collection[str]) -> tuple[LeaseRow, ...]:
+    """Finished rows that may be deleted as soon as the service proves that their shards are gone (rule S3).
+
+    `rows` are all of one stream and generation; `listed_now` are the shards of a complete, recent listing.
+    """
+    by_id = {row.key.shard_id: row for row in rows}
+    united = graph.united(rows=rows)
+    waiting: dict[str, list[str]] = {}
+    for row in rows:
+        for older in row.waits_for:
+            waiting.setdefault(older, []).append(row.key.shard_id)
+    return tuple(
+        row
+        for row in rows
+        if row.finish is not None
+        and row.key.shard_id not in listed_now
+        and _is_followed(row, row.finish, waiting.get(row.key.shard_id, ()), by_id)
+        and not any(parent in by_id for parent in united.parents(row.key.shard_id))
+    )
+
+
+def _is_followed(row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: Mapping[str, LeaseRow]) -> bool:
+    followers = [by_id.get(name) for name in (*finish.children, *waiting)]
+    if not all(_has_begun(follower) for follower in followers):
+        return False
+    if finish.reason == "end" or row.hash_key_range is None:
+        return True
+    ranges = [follower.hash_key_range for follower in followers if follower and follower.hash_key_range]
+    return not gaps(ranges, row.hash_key_range)
+
+
+def _has_begun(child: LeaseRow | None) -> bool:
+    """A child without a row is not begun but lost: its parent's row is what it will be made again from."""
+    return child is not None and (child.is_finished or child.checkpoint.watermark is not None)

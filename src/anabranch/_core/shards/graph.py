@@ -1,23 +1,47 @@
-"""The lineage of shards: who descends from whom, as far as anybody has told.
+"""Does a set of hash key ranges cover the space, and does it cover it once?
 
-Three sources know shards: listings, the ChildShards that end a read, and lease rows. They are united and never
-subtracted (rule S5): a shard that a listing lacks is still known, and what is known of it is never unlearnt. Parents
-are named by id and may be unknown otherwise; a merge has two of them.
-
-A shard's hash key range never changes. If a source contradicts another, the stream is not the one it was, and that is
-an error, not a choice.
+The shards open at one instant cut the hash space into ranges that touch and never overlap. A listing that does not
+show that was put together from two instants, or is not complete: nothing may be concluded from it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
 
-from anabranch._core.shards.coverage import overlaps
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import LeaseRow
 from anabranch._model.shards import Shard
 from anabranch._wire.messages import ChildShard
 from anabranch.errors import StreamRecreatedError
+from anabranch.limits import HASH_KEY_MAX
 
-__all__ = ["ShardGraph", "ancestors_by_keys", "creation_order", "still_to_come", "unfinished_ancestors"]
+WHOLE: Final = HashKeyRange(0, HASH_KEY_MAX)
+
+
+def overlaps(one: HashKeyRange, other: HashKeyRange) -> bool:
+    return one.start <= other.end and other.start <= one.end
+
+
+def gaps(ranges: Iterable[HashKeyRange], within: HashKeyRange = WHOLE) -> tuple[HashKeyRange, ...]:
+    """What of `within` no range covers, in order."""
+    found = []
+    next_key = within.start
+    for start, end in sorted(ranges):
+        if start > within.end:
+            break
+        if start > next_key:
+            found.append(HashKeyRange(next_key, start - 1))
+        next_key = max(next_key, end + 1)
+    if next_key <= within.end:
+        found.append(HashKeyRange(next_key, within.end))
+    return tuple(found)
+
+
+def has_overlap(ranges: Iterable[HashKeyRange]) -> bool:
+    ordered = sorted(ranges)
+    return any(after.start <= before.end for before, after in pairwise(ordered))
+
 
 Ids = dict[str, None]
 """A set of ids that keeps its order, so that one seed replays alike in every process."""
@@ -145,3 +169,53 @@ def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[Le
 def creation_order(shard: Shard) -> tuple[int, str]:
     """Older shards first, so that a bootstrap that dies half-way leaves parents rather than children (KCL's order)."""
     return (shard.starting_sequence_number, shard.shard_id)
+
+
+_UNKNOWN: Final = float("-inf")
+
+
+def unread_since(
+    graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
+) -> float | None:
+    """By the service's clock; None where nobody knows. `rows` are all of its stream and generation, `with_rows` the
+    shards that have one, or will have before it does.
+    """
+    own = graph.hash_key_range(shard_id)
+    before = sorted(ancestors_by_keys(graph, shard_id, rows), key=_time, reverse=True)
+    if own is None or not before:
+        return None
+    parents = (parent for parent in _parents(graph, shard_id) if parent in with_rows)
+    covered = [known for parent in parents if (known := graph.hash_key_range(parent)) is not None]
+    since = _time(before[0])
+    left = gaps(covered, own)
+    for row in before:
+        assert row.hash_key_range is not None, "it was found by its hash keys"
+        covered.append(row.hash_key_range)
+        if (rest := gaps(covered, own)) != left:
+            since, left = _time(row), rest
+    return since if since > _UNKNOWN else None
+
+
+def _time(row: LeaseRow) -> float:
+    seen_through_seconds = row.checkpoint.seen_through_seconds
+    return _UNKNOWN if seen_through_seconds is None else seen_through_seconds
+
+
+def _parents(graph: ShardGraph, shard_id: str) -> tuple[str, ...]:
+    """As the service lists them, if it was asked: to the graph all are parents that a row was made to wait for."""
+    listed = graph.listed.get(shard_id)
+    return graph.parents(shard_id) if listed is None else listed.parent_shard_ids
+
+
+class Routes:
+    """The open shards of one listing. A hash key that none of them holds has no route: the listing is out of date."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
+        self._starts = [shard.hash_key_range.start for shard in self._shards]
+
+    def shard_of(self, hash_key: int) -> Shard | None:
+        index = bisect_right(self._starts, hash_key) - 1
+        if index < 0 or hash_key not in self._shards[index].hash_key_range:
+            return None
+        return self._shards[index]

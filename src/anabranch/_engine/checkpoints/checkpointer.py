@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.outcome import Written
-from anabranch._core.leases.steps import Write
+from anabranch._core.leases.plan import Write, Written
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.outside import Outside

@@ -5,7 +5,7 @@ not drain in time is called off: the shard stays, and says so; or its calls are 
 (`hand_off="force"`). No shard is ever given away while a call of it runs (rule L12).
 """
 
-from anabranch._core.leases.steps import Write
+from anabranch._core.leases.plan import Write
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.checkpoints.drain import Drain
 from anabranch._engine.handling.sinks import Sink

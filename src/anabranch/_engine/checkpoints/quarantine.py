@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLane
-from anabranch._core.leases.steps import Write
+from anabranch._core.leases.plan import Write
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.handling.failures import OnFailed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from anabranch._core.checkpoints.tracker import discards
-from anabranch._core.leases.book import Holding
+from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.alarm import Alarm

@@ -7,7 +7,7 @@ two references: the report that it is given, and the pulse that it publishes.
 import asyncio
 from collections.abc import Callable
 
-from anabranch._core.leases.heart import Heart, Pulse
+from anabranch._core.leases.heartbeat import Heart, Pulse
 from anabranch._engine.alarm import Alarm
 from anabranch._model.leases import Beat, MemberRow
 from anabranch._ports.clock import Clock

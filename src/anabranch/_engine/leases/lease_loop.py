@@ -10,19 +10,26 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
 
 from anabranch._core.leases.admission import differing_members, precedes
-from anabranch._core.leases.book import Book, Holding
-from anabranch._core.leases.outcome import (
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.lease_table import Book, Holding
+from anabranch._core.leases.plan import (
+    SHUNNED_MS,
+    DeleteMember,
+    Drain,
+    RequestHandOff,
+    Seal,
+    Step,
+    Take,
+    Write,
     Written,
     apply_leases,
     apply_members,
     apply_seal,
     apply_take,
     apply_write,
+    plan_relief,
+    plan_round,
 )
-from anabranch._core.leases.plan import plan_round
-from anabranch._core.leases.relief import SHUNNED_MS, plan_relief
-from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
-from anabranch._core.leases.stopwatch import Stopwatches
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.leases.admission import mismatch
 from anabranch._engine.leases.member import Member

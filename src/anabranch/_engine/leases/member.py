@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from anabranch._core.leases.fence import Ending
-from anabranch._core.leases.heart import Heart, Pulse
-from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.leases.heartbeat import Heart, Pulse
+from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._engine.leases.admission import be_admitted, seal_namesakes
 from anabranch._engine.leases.forks import end_in_forks
 from anabranch._engine.leases.heart_thread import HeartThread

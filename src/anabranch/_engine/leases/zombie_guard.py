@@ -7,7 +7,7 @@ lease may be what keeps the main loop from turning. The fence's time and the gra
 import os
 from collections.abc import Callable, Sequence
 
-from anabranch._core.leases.heart import Heart
+from anabranch._core.leases.heartbeat import Heart
 from anabranch._ports.clock import Clock
 from anabranch.events import Event
 

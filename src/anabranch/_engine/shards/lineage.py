@@ -10,11 +10,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.steps import Take
+from anabranch._core.leases.plan import Take
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.shards.bootstrap import listing_filter, missing_leases
-from anabranch._core.shards.cleanup import removable
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
     ShardEnd,
@@ -22,9 +21,9 @@ from anabranch._core.shards.gate import (
     judge_missing_shard,
     plan_end,
     plan_trimmed,
+    removable,
 )
-from anabranch._core.shards.graph import ShardGraph
-from anabranch._core.shards.unread import unread_since
+from anabranch._core.shards.graph import ShardGraph, unread_since
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.leases.lease_loop import LeaseLoop

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.book import Holding
-from anabranch._core.leases.steps import Write
+from anabranch._core.leases.lease_table import Holding
+from anabranch._core.leases.plan import Write
 from anabranch._model.leases import Checkpoint, Conflict, LeaseKey, LeaseRow
 from anabranch._model.sequence_numbers import Position
 from anabranch.testing.tick.journal import Tenure

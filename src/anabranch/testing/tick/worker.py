@@ -8,12 +8,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from anabranch._core.leases.book import Book
-from anabranch._core.leases.heart import Heart
-from anabranch._core.leases.outcome import apply_leases, apply_members, apply_seal, apply_take, apply_write
-from anabranch._core.leases.plan import plan_round
-from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Step, Take, Write
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.heartbeat import Heart
+from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.plan import (
+    DeleteMember,
+    Drain,
+    RequestHandOff,
+    Seal,
+    Step,
+    Take,
+    Write,
+    apply_leases,
+    apply_members,
+    apply_seal,
+    apply_take,
+    apply_write,
+    plan_round,
+)
 from anabranch._model.leases import AppRow, Beat, Conflict, LeaseKey, LeaseRow, MemberRow
 from anabranch.testing.tick.host import Host
 from anabranch.testing.tick.journal import Tenure

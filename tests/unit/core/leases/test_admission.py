@@ -10,8 +10,8 @@ from anabranch._core.leases.admission import (
     namesakes,
     precedes,
 )
-from anabranch._core.leases.steps import Seal
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow
 

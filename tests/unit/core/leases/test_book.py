@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.book import LEASES_READ_INTERVAL_MS, Book, weight
+from anabranch._core.leases.lease_table import LEASES_READ_INTERVAL_MS, Book, weight
 from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, Stopped
 
 P, Q = (LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(2))

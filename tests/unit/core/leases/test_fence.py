@@ -1,4 +1,4 @@
-from anabranch._core.leases.fence import CLOCK_JUMP_MS_MAX, Fence
+from anabranch._core.leases.timing import CLOCK_JUMP_MS_MAX, Fence
 
 WALL = 1_700_000_000_000
 

@@ -1,6 +1,6 @@
 import pytest
 
-from anabranch._core.leases.heart import Heart
+from anabranch._core.leases.heartbeat import Heart
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Beat, MemberRow
 

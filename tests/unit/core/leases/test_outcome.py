@@ -1,9 +1,8 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.book import Book
-from anabranch._core.leases.outcome import apply_leases, apply_members, apply_seal, apply_take, apply_write
-from anabranch._core.leases.steps import Take, Write
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.plan import Take, Write, apply_leases, apply_members, apply_seal, apply_take, apply_write
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 

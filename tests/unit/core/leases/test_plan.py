@@ -1,9 +1,19 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.book import MOVE_COOL_DOWN_MS, Book
-from anabranch._core.leases.plan import ASK_AGAIN_MS, MEMBER_KEPT_MS, SETTLING_MS, plan_round
-from anabranch._core.leases.steps import DeleteMember, Drain, RequestHandOff, Seal, Take, Write
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, Book
+from anabranch._core.leases.plan import (
+    ASK_AGAIN_MS,
+    MEMBER_KEPT_MS,
+    SETTLING_MS,
+    DeleteMember,
+    Drain,
+    RequestHandOff,
+    Seal,
+    Take,
+    Write,
+    plan_round,
+)
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Checkpoint, Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 from anabranch._model.sequence_numbers import Position

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.book import Book
-from anabranch._core.leases.relief import plan_relief
-from anabranch._core.leases.stopwatch import Stopwatches
+from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.plan import plan_relief
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.shards.cleanup import removable
+from anabranch._core.shards.gate import removable
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow

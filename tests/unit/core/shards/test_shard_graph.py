@@ -1,7 +1,6 @@
 import pytest
 
-from anabranch._core.shards.graph import ShardGraph, still_to_come, unfinished_ancestors
-from anabranch._core.shards.routing import Routes
+from anabranch._core.shards.graph import Routes, ShardGraph, still_to_come, unfinished_ancestors
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow
 from anabranch._model.shards import Shard

@@ -1,7 +1,6 @@
 """From which time on a shard is still to be read, by the rows of the shards before it."""
 
-from anabranch._core.shards.graph import ShardGraph
-from anabranch._core.shards.unread import unread_since
+from anabranch._core.shards.graph import ShardGraph, unread_since
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
 from anabranch._model.shards import Shard

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch._core.handling.lanes import Lane
-from anabranch._core.leases.book import Holding
+from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker

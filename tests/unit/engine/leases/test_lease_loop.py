@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from anabranch._core.leases.steps import Take, Write
+from anabranch._core.leases.plan import Take, Write
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile

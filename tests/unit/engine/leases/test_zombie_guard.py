@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from anabranch._core.leases.heart import Heart
+from anabranch._core.leases.heartbeat import Heart
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.zombie_guard import EXIT_STATUS, ZombieGuard
 from anabranch._model.leases import Beat, MemberRow

@@ -12,11 +12,8 @@ one that took effect.
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._core.leases.fence import Ending, Fence
-from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.leases.timing import Ending, Fence, LeaseTiming
 from anabranch._model.leases import Beat, MemberRow
-
-__all__ = ["Heart", "Pulse"]
 
 
 class Pulse(msgspec.Struct, frozen=True):

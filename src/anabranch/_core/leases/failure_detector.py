@@ -15,8 +15,6 @@ import msgspec
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._model.leases import MemberRow
 
-__all__ = ["Stopwatches"]
-
 
 class _Watch(msgspec.Struct):
     row: MemberRow | None

@@ -20,8 +20,6 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, Stopped
 
-__all__ = ["LEASES_READ_INTERVAL_MS", "MOVE_COOL_DOWN_MS", "Book", "Holding", "weight"]
-
 LEASES_READ_INTERVAL_MS: Final = 60_000
 MOVE_COOL_DOWN_MS: Final = 60_000
 

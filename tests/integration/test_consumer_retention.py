@@ -29,8 +29,11 @@ class Leaping:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    async def leap(self, hours):
+    def set_ahead(self, hours):
         self._ahead_seconds += hours * HOUR
+
+    async def leap(self, hours):
+        self.set_ahead(hours)
         stream = self._world.kinesis.state.account.streams[self._world.stream]
         if hours >= stream.retention_hours:
             stream.trimmed_before_ms = now_ms() + 1
@@ -155,6 +158,47 @@ def test_a_child_that_is_first_read_beyond_the_retention_tells_it_whoever_reads_
             children = sorted(shard["ShardId"] for shard in world.open_shards())
             assert sorted(event.shard_id for event in losses(happened)) == children
             assert {event.from_position for event in losses(happened)} == {"TRIM_HORIZON"}
+
+    run(main, 20)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("last_change", ["split", "merge"])
+def test_a_shard_that_opened_after_the_trimmed_time_has_lost_nothing(restarts, last_change):
+    """Its parent was open at the trim horizon, and tells what was lost, though none of its records are left."""
+
+    async def main():
+        async with stream_world(1) as world:
+            store, seen, happened = MemoryLeaseStore(), [], []
+            options = {"app": "billing", "leases": store, "on_event": happened.append}
+            async with world.consumer(**options) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(seen.append))
+                world.put(["a"])
+                await until(lambda: len(seen) == 1, "the first record")
+                consumer.pause()
+                await until(lambda: not service.reads_in_flight, "the end of the last read")
+                world.split()
+                world.put("abcdefgh")
+                children = {shard["ShardId"] for shard in world.open_shards()}
+                await service.leap(25)
+                getattr(world, last_change)()
+                world.put("abcdefgh")
+                if not restarts:
+                    consumer.resume()
+                    await until(lambda: len(seen) == 9, "the grandchildren's records")
+                await consumer.stop()
+                await running
+            if restarts:
+                async with world.consumer(**options) as consumer:
+                    (await leaping(consumer, world)).set_ahead(25)
+                    running = asyncio.create_task(consumer.run(seen.append))
+                    await until(lambda: len(seen) == 9, "the grandchildren's records")
+                    await consumer.stop()
+                    await running
+            lost_of = {event.shard_id for event in losses(happened)}
+            assert children <= lost_of
+            assert len(losses(happened)) == len(lost_of) == 3  # and the first shard, which is gone
 
     run(main, 20)
 

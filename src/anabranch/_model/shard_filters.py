@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["AT_LATEST", "ShardFilter"]
+__all__ = ["AT_LATEST", "AT_TRIM_HORIZON", "ShardFilter"]
 
 FilterType = Literal[
     "AFTER_SHARD_ID", "AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP"
@@ -18,3 +18,4 @@ class ShardFilter(msgspec.Struct, frozen=True):
 
 
 AT_LATEST = ShardFilter("AT_LATEST")
+AT_TRIM_HORIZON = ShardFilter("AT_TRIM_HORIZON")

@@ -196,6 +196,22 @@ def unread_since(
     return since if since > _UNKNOWN else None
 
 
+def opened_after_horizon(
+    graph: ShardGraph, shard_id: str, open_at_horizon: Iterable[str], with_rows: Collection[str]
+) -> bool:
+    """Whether shards before it, with all its hash keys, were still open at the trim horizon: then nothing of its own
+    was trimmed. They have rows, so they report what they have lost themselves.
+    """
+    own = graph.hash_key_range(shard_id)
+    ancestors = graph.ancestors([shard_id])
+    before = [
+        known
+        for other in open_at_horizon
+        if other in ancestors and other in with_rows and (known := graph.hash_key_range(other)) is not None
+    ]
+    return own is not None and not gaps(before, own)
+
+
 def _time(row: LeaseRow) -> float:
     seen_through_seconds = row.checkpoint.seen_through_seconds
     return _UNKNOWN if seen_through_seconds is None else seen_through_seconds

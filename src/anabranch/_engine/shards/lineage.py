@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.plan import Take
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.shards.bootstrap import listing_filter, missing_leases
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
@@ -23,7 +23,7 @@ from anabranch._core.shards.gate import (
     plan_trimmed,
     removable,
 )
-from anabranch._core.shards.graph import ShardGraph, unread_since
+from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
 from anabranch._engine.leases.lease_loop import LeaseLoop
@@ -34,6 +34,7 @@ from anabranch._engine.shards.losses import Losses
 from anabranch._engine.shards.shared_look import SharedLook
 from anabranch._engine.shards.topology import await_stream, find_summary, list_all_shards
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.shard_filters import AT_TRIM_HORIZON
 from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._model.streams import StreamName
@@ -246,7 +247,8 @@ class Lineage:
 
     async def _look_before(self, session: Session) -> None:
         """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
-        was made. Who its parents are, only a listing says: its row names others besides.
+        was made. Who its parents are, only a listing says: its row names others besides. A listing also says whether it
+        opened after the trim horizon, so that it has lost nothing (rule T4).
         """
         if not session.is_unread_child:
             return
@@ -259,9 +261,15 @@ class Lineage:
         if found is None or shard_id not in graph.listed:
             return
         rows = [row for row in found if row.key == replace(key, shard_id=row.key.shard_id)]
-        since = unread_since(graph.united(rows=rows), shard_id, rows, [row.key.shard_id for row in rows])
+        graph, with_rows = graph.united(rows=rows), [row.key.shard_id for row in rows]
+        since = unread_since(graph, shard_id, rows, with_rows)
         known = [time for time in (since, session.read_through_seconds) if time is not None]
         session.read_through_seconds = max(known, default=None)
+        horizon_seconds = session.horizon.reached_seconds
+        if may_have_lost(session.read_through_seconds, horizon_seconds):
+            listing = await list_all_shards(self._outside, session.stream, AT_TRIM_HORIZON)
+            if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
+                session.read_through_seconds = horizon_seconds + EDGE_SECONDS
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
         """The stream's summary, if it is still the stream that this application reads. If it is another one of the same

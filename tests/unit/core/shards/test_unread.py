@@ -1,6 +1,6 @@
 """From which time on a shard is still to be read, by the rows of the shards before it."""
 
-from anabranch._core.shards.graph import ShardGraph, unread_since
+from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
 from anabranch._model.shards import Shard
@@ -87,3 +87,23 @@ def test_what_a_row_was_made_to_wait_for_is_no_parent_by_that_alone():
 def test_rows_of_shards_that_came_later_say_nothing():
     rows = [lease(0, 0, 19, 100.0), lease(7, 0, 9, 900.0)]
     assert since([shard(4, 0, 19, 0)], rows) == 100.0
+
+
+def test_a_shard_opened_after_the_horizon_if_ancestors_with_all_its_keys_were_open_there():
+    """0 and 1 were merged into 2, which was split into 3 and 4."""
+    listed = [shard(0, 0, 4), shard(1, 5, 9), shard(2, 0, 9, 0, 1), shard(3, 0, 4, 2), shard(4, 5, 9, 2)]
+    graph = ShardGraph().united(shards=listed)
+
+    def opened_after(number, *open_at_horizon, with_rows=(0, 1, 2)):
+        names = [name(other) for other in open_at_horizon]
+        return opened_after_horizon(graph, name(number), names, [name(other) for other in with_rows])
+
+    assert opened_after(3, 2)
+    assert opened_after(3, 0, 1)
+    assert opened_after(2, 0, 1)
+    assert not opened_after(2, 0)  # 1 may have been trimmed before anybody read it
+    assert not opened_after(2, 0, 1, with_rows=(0,))
+    assert not opened_after(2, 2)
+    assert not opened_after(2, 3, 4)  # it closed before
+    assert not opened_after(3)
+    assert not opened_after(9, 0, 1)

@@ -320,11 +320,11 @@ def test_run_sync_inside_a_running_loop_says_what_to_do():
 @pytest.mark.parametrize(
     "leases, words",
     [
-        ("postgres://user:secret@db/leases", "postgres:// is not in this version"),
-        ("ftp://leases", "is no lease store"),
-        ("", "is no lease store"),
-        ("memory://shared", "is no lease store"),
-        ("/var/lib/leases.db", "is no lease store"),
+        ("postgres://user:secret@db/leases", "postgres:// is not supported yet"),
+        ("ftp://leases", "is not a lease store"),
+        ("", "is not a lease store"),
+        ("memory://shared", "is not a lease store"),
+        ("/var/lib/leases.db", "is not a lease store"),
         ("sqlite://leases.db", "three slashes"),
         ("sqlite://user:secret@db/leases.db", "three slashes"),
         ("sqlite://[leases", "three slashes"),
@@ -338,8 +338,8 @@ def test_run_sync_inside_a_running_loop_says_what_to_do():
         ("sqlite:~user/leases.db", "full path"),
         ("sqlite:///var/%00.db", "NUL"),
         (pathlib.Path("leases.db"), r"leases='sqlite:"),
-        (MemoryLeaseStore, "an object"),
-        (5, "an object"),
+        (MemoryLeaseStore, "a lease store object"),
+        (5, "a lease store object"),
     ],
 )
 def test_leases_that_cannot_work_are_refused_by_the_constructor(leases, words):

@@ -10,8 +10,8 @@ from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, Str
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
-from anabranch.stores.sqlite import columns, schema
-from anabranch.stores.sqlite.table import Table
+from anabranch.stores import sqlite_tables as tables
+from anabranch.stores.sqlite_tables import Table
 
 NUMBERS = st.integers(0, 2**63 - 1)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,7 +51,7 @@ def values(kind):
 def through_sqlite(statements, table, row_columns):
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        schema.create_tables(connection, statements)
+        tables.create_tables(connection, statements)
         table.put(connection, row_columns)
         (found,) = table.scan(connection, row_columns[0])
         return found
@@ -61,29 +61,29 @@ def through_sqlite(statements, table, row_columns):
 
 @given(values(LeaseRow), TEXT)
 def test_a_lease_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_leases", columns.LEASE_COLUMNS, 4, columns.lease_row)
-    assert through_sqlite(schema.LEASES, table, columns.lease_columns(app, row)) == row
+    table = Table("anabranch_leases", tables.LEASE_COLUMNS, 4, tables.lease_row)
+    assert through_sqlite(tables.LEASES, table, tables.lease_columns(app, row)) == row
 
 
 @given(values(MemberRow), TEXT)
 def test_a_member_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_members", columns.MEMBER_COLUMNS, 2, columns.member_row)
-    assert through_sqlite(schema.MEMBERS, table, columns.member_columns(app, row)) == row
+    table = Table("anabranch_members", tables.MEMBER_COLUMNS, 2, tables.member_row)
+    assert through_sqlite(tables.MEMBERS, table, tables.member_columns(app, row)) == row
 
 
 @given(values(StreamRow), TEXT)
 def test_a_stream_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_streams", columns.STREAM_COLUMNS, 2, columns.stream_row)
-    assert through_sqlite(schema.LEASES, table, columns.stream_columns(app, row)) == row
+    table = Table("anabranch_streams", tables.STREAM_COLUMNS, 2, tables.stream_row)
+    assert through_sqlite(tables.LEASES, table, tables.stream_columns(app, row)) == row
 
 
 @given(values(ControlRow), TEXT)
 def test_a_command_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_commands", columns.CONTROL_COLUMNS, 2, columns.control_row)
-    assert through_sqlite(schema.LEASES, table, columns.control_columns(app, row)) == row
+    table = Table("anabranch_commands", tables.CONTROL_COLUMNS, 2, tables.control_row)
+    assert through_sqlite(tables.LEASES, table, tables.control_columns(app, row)) == row
 
 
 @given(values(AppRow))
 def test_an_application_is_read_as_it_was_written(row):
-    table = Table("anabranch_applications", columns.APP_COLUMNS, 1, columns.app_row)
-    assert through_sqlite(schema.LEASES, table, columns.app_columns(row)) == row
+    table = Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row)
+    assert through_sqlite(tables.LEASES, table, tables.app_columns(row)) == row

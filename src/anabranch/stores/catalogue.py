@@ -1,7 +1,7 @@
-"""Which applications there are: in the embedded stores of this machine, or in a store that is named.
+"""Finds applications, in the embedded stores of this machine or in a store given by URL.
 
-For tools that look at applications without being one of their workers: nothing is made here, and an application that
-is not there is answered with those that are.
+For tools that look at applications from outside. Nothing is created here. The error for an unknown application names
+the known ones.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores.sqlite import SqliteLeaseStore
-from anabranch.stores.sqlite.catalogue import applications_in
+from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store
 
 __all__ = ["StoredApplication", "find_store", "stored_applications"]
@@ -26,7 +25,7 @@ class StoredApplication(NamedTuple):
 
 
 async def stored_applications(leases: str | None, environ: Mapping[str, str]) -> list[StoredApplication]:
-    """Those in the store that the URL names; without one, those in the embedded stores."""
+    """The applications in the store at the URL, or in the embedded stores if there is no URL."""
     if leases is not None:
         store = open_store(leases, "")
         names = await applications_in(store.path) if isinstance(store, SqliteLeaseStore) else []
@@ -38,7 +37,7 @@ async def stored_applications(leases: str | None, environ: Mapping[str, str]) ->
 
 
 async def find_store(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> LeaseStore:
-    """The store of an application that exists, opened; raises `LeaseStoreInvalidError` where there is none."""
+    """Opens the store of an existing application; raises `LeaseStoreInvalidError` if there is none."""
     store = SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app)
     try:
         row = await store.read_app()

@@ -1,8 +1,7 @@
-"""Leases in this process's memory: for consumers that keep nothing, for tests, and behind the simulated store.
+"""Leases in memory: for consumers that keep no position, for tests, and for the simulated store.
 
-The rows live as long as the object does, and every consumer that is given the same object is of the same fleet.
-The conditions are those of `_core.leases.rows`; this file only holds the rows. A lock keeps each write whole, since
-heartbeats come from a thread of their own.
+The rows live as long as the object. All consumers that get the same object form one fleet. The conditions are those of
+`_core.leases.rows`. A lock makes each write atomic, because heartbeats come from their own thread.
 """
 
 import threading
@@ -55,7 +54,7 @@ class MemoryLeaseStore(LeaseStore):
         return self._app
 
     async def incarnation(self) -> str:
-        return "memory"  # these rows cannot come back without the fleet that wrote them
+        return "memory"  # never changes: the rows end with the process
 
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         with self._lock:
@@ -72,7 +71,7 @@ class MemoryLeaseStore(LeaseStore):
             return True
 
     async def close(self) -> None:
-        """Keeps the rows: whoever shares this object still reads them."""
+        """Keeps the rows, because other consumers may share this object."""
 
     # members
     async def register_member(self, row: MemberRow) -> MemberRow:

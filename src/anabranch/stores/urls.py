@@ -1,8 +1,7 @@
-"""Which store a consumer gets: from `leases=`, or from nothing at all.
+"""Which lease store a consumer uses: a URL, an object, or the default.
 
-A store is named by a URL or given as an object. With neither, a durable application gets a SQLite file in the user's
-state directory; where such a file would be one of many, or gone with its container, that is refused with the choices
-that there are (rule U1), because the alternative is every record handled once by each pod.
+The default of an application is a SQLite file in the user's state directory. In a container platform it is refused
+(rule U1): each container would have its own file, and every container would handle every record.
 """
 
 import logging
@@ -15,7 +14,7 @@ from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import ConfigurationError, LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
-from anabranch.stores.sqlite.place import file_system, forgets
+from anabranch.stores.sqlite_database import file_system, forgets
 
 __all__ = ["EMBEDDED_SUFFIX", "default_store", "embedded_file", "embedded_folder", "open_store"]
 
@@ -34,7 +33,7 @@ _PLATFORMS: Final = (
 
 
 def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
-    """The store that `leases=` names, not yet opened. An object is returned as it is."""
+    """The store for `leases=`, not yet opened. An object is returned as it is."""
     if not isinstance(leases, str):
         return _checked(leases)
     scheme, colon, _ = leases.partition(":")
@@ -44,22 +43,22 @@ def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
     if scheme == "sqlite" and colon:
         return SqliteLeaseStore(_sqlite_path(leases), app)
     if scheme in _LATER and colon:
-        raise ConfigurationError(f"leases={_shown(leases)!r}: {scheme}:// is not in this version; it knows {_KNOWN}")
-    raise ConfigurationError(f"leases={_shown(leases)!r} is no lease store: known are {_KNOWN}")
+        raise ConfigurationError(f"leases={_shown(leases)!r}: {scheme}:// is not supported yet; supported are {_KNOWN}")
+    raise ConfigurationError(f"leases={_shown(leases)!r} is not a lease store: supported are {_KNOWN}")
 
 
 def _checked(leases: LeaseStore) -> LeaseStore:
     if isinstance(leases, PurePath):
         raise ConfigurationError(f"leases={leases!r} is a path: write leases='sqlite:{leases}'")
     if isinstance(leases, type) or not callable(getattr(leases, "heartbeat", None)):
-        raise ConfigurationError(f"leases={leases!r} must be a URL, or an object that is a lease store")
+        raise ConfigurationError(f"leases={leases!r} must be a URL or a lease store object")
     return leases
 
 
 def _sqlite_path(url: str) -> Path:
     try:
         parts = urlsplit(url)
-    except ValueError:  # as of an address that is not closed
+    except ValueError:  # for example an unclosed [ of an IPv6 address
         parts = None
     if parts is None or parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
         raise ConfigurationError(
@@ -81,21 +80,21 @@ def _sqlite_path(url: str) -> Path:
 
 
 def _shown(url: str) -> str:
-    """Without the password that a store's URL may hold."""
+    """Hides the password that a URL may contain."""
     before, at, after = url.rpartition("@")
     return f"{before.partition('://')[0]}://…@{after}" if at else url
 
 
 def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
-    """The embedded store of an application that names none: a file under the user's state directory."""
+    """The embedded store: a file in the user's state directory."""
     for variable, platform in _PLATFORMS:
         if environ.get(variable):
             raise ConfigurationError(
-                f"application {app!r} names no lease store, and this is {platform} ({variable} is set), where a file "
-                "inside the container is neither shared nor kept, so that every container would handle every record. "
+                f"application {app!r} has no lease store, and this is {platform} ({variable} is set), where a file "
+                "inside the container is neither shared nor kept: every container would handle every record. "
                 "Choose one: a store that the whole fleet shares (any object that passes "
                 "anabranch.testing.check_lease_store); leases='sqlite:///path' on a volume that outlives this "
-                "container, for a single one; leases='memory://' to keep no position at all"
+                "container, if there is only one; leases='memory://' to keep no position"
             )
     folder = embedded_folder(environ)
     path = embedded_file(app, environ)
@@ -103,20 +102,22 @@ def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LeaseStoreInvalidError(
-            f"the leases of application {app!r} would be kept in {path}, but its folder cannot be made "
-            f"({error.strerror}): name a file by leases='sqlite:///path', or set XDG_STATE_HOME"
+            f"the leases of application {app!r} would be kept in {path}, but its folder cannot be created "
+            f"({error.strerror}): pass leases='sqlite:///path', or set XDG_STATE_HOME"
         ) from error
     _log.info(
-        "the leases of application %r are in %s, for the processes of this machine only; "
-        "a fleet on several machines needs a store that they share (leases=)", app, path,
+        "the leases of application %r are in %s, which only processes on this machine can share; "
+        "workers on several machines need a shared store (leases=)", app, path,
     )  # fmt: skip
     if forgets(kind := file_system(folder)):
-        _log.warning("%s is on %s: the application's position is lost when it goes; name a lasting place", path, kind)
+        _log.warning(
+            "%s is on %s: the application's position is lost when that is removed; use a persistent path", path, kind
+        )
     return SqliteLeaseStore(path, app)
 
 
 def embedded_folder(environ: Mapping[str, str]) -> Path:
-    """Where embedded stores lie; it need not exist."""
+    """The folder of the embedded stores; it may not exist yet."""
     return _state_directory(environ) / "anabranch"
 
 
@@ -125,7 +126,7 @@ def embedded_file(app: str, environ: Mapping[str, str]) -> Path:
 
 
 def _state_directory(environ: Mapping[str, str]) -> Path:
-    """As the XDG base directory specification has it: only absolute paths count."""
+    """By the XDG base directory specification, only absolute paths count."""
     named = environ.get("XDG_STATE_HOME", "")
     if named.startswith("/"):
         return Path(named)

@@ -102,7 +102,7 @@ def test_a_missing_stream_and_a_store_that_is_none_are_told(server, cli):
     unknown = cli("doctor", "--leases", "ftp://leases")
     assert unknown.code == 1
     assert states(unknown)["store"] == "fail"
-    assert "is no lease store: known are" in unknown.out
+    assert "is not a lease store: supported are" in unknown.out
 
 
 def test_the_store_of_an_application_is_its_file_here(server, cli):

@@ -246,8 +246,8 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(worker
     "words, code, advice",
     [
         (("apps",), 2, "the following arguments are required: ACTION"),
-        (("apps", "ls", "--leases", "ftp://leases"), 2, "is no lease store: known are memory://"),
-        (("apps", "show", "billing", "--leases", "redis://host"), 2, "is not in this version"),
+        (("apps", "ls", "--leases", "ftp://leases"), 2, "is not a lease store: supported are memory://"),
+        (("apps", "show", "billing", "--leases", "redis://host"), 2, "is not supported yet"),
         (("explain", "billing", "--leases", "sqlite:///nowhere/x.db"), 1, "no file /nowhere/x.db"),
         (("top", "billing", "--interval", "0"), 2, "is not a number of seconds from 0.1 to 3600"),
         (("top", "billing", "--interval", "soon"), 2, "is not a number of seconds"),

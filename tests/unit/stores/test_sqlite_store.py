@@ -12,7 +12,8 @@ from blockbuster import BlockBuster
 
 from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
-from anabranch.stores.sqlite import SqliteLeaseStore, database, presence, store as store_module
+from anabranch.stores import sqlite, sqlite_database
+from anabranch.stores.sqlite import SqliteLeaseStore
 
 APP = AppRow(app="billing", app_id="id", created_wall_ms=1)
 LEASE = LeaseRow(key=LeaseKey("1:orders:2", 0, "shardId-000000000000"))
@@ -48,7 +49,7 @@ def sql(path, statement, *values):
 # places and files
 def test_a_file_that_is_no_database_is_named_and_left_alone(path):
     path.write_text("these are notes of somebody, and no database at all")
-    with pytest.raises(LeaseStoreInvalidError, match=r"leases\.db is no SQLite database: name another file"):
+    with pytest.raises(LeaseStoreInvalidError, match=r"leases\.db is not a SQLite database: name another file"):
         with_store(path, None)
     assert path.read_text().startswith("these are notes")
 
@@ -120,14 +121,14 @@ def test_a_closed_store_says_so(path):
 
 
 def test_a_network_file_system_is_refused_before_anything_is_made(path, monkeypatch):
-    monkeypatch.setattr(store_module, "file_system", lambda path: "nfs4")
+    monkeypatch.setattr(sqlite, "file_system", lambda path: "nfs4")
     with pytest.raises(LeaseStoreInvalidError, match="network file system"):
         with_store(path, None)
     assert not path.exists()
 
 
 def test_on_fuse_a_lock_proves_nothing(path, monkeypatch, caplog):
-    monkeypatch.setattr(store_module, "file_system", lambda path: "fuse.sshfs")
+    monkeypatch.setattr(sqlite, "file_system", lambda path: "fuse.sshfs")
 
     async def check(store):
         await store.register_member(member("a"))
@@ -142,7 +143,7 @@ def test_on_fuse_a_lock_proves_nothing(path, monkeypatch, caplog):
 def test_a_file_that_is_gone_is_not_made_again(path):
     async def check(store):
         path.unlink()
-        with pytest.raises(LeaseStoreError, match=r"is gone .* it is not made again"):
+        with pytest.raises(LeaseStoreError, match=r"is gone .* do not create it again"):
             await store.create_lease(LEASE, app_id=APP.app_id)
         with pytest.raises(LeaseStoreError, match="is gone"):
             await store.incarnation()
@@ -194,7 +195,7 @@ def test_dropped_tables_are_an_error_and_not_made_again(path):
         sql(path, "DROP TABLE anabranch_leases")
         await store.read_leases()
 
-    with pytest.raises(LeaseStoreInvalidError, match="its tables are not what this release of anabranch made"):
+    with pytest.raises(LeaseStoreInvalidError, match="its tables do not match this version of anabranch"):
         with_store(path, check)
 
 
@@ -224,15 +225,15 @@ def test_a_row_that_a_hand_has_broken_is_named(path):
         (sqlite3.SQLITE_FULL, LeaseStoreError, "disk is full"),
         (sqlite3.SQLITE_IOERR, LeaseStoreError, "disk is full"),
         (sqlite3.SQLITE_CORRUPT, LeaseStoreInvalidError, "damaged"),
-        (sqlite3.SQLITE_READONLY, LeaseStoreInvalidError, "read and write the file"),
-        (None, LeaseStoreInvalidError, "not what this release"),
+        (sqlite3.SQLITE_READONLY, LeaseStoreInvalidError, "read and write access to the file"),
+        (None, LeaseStoreInvalidError, "do not match this version"),
     ],
 )
 def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
     error = sqlite3.OperationalError("database or disk is full")
     if code is not None:
         error.sqlite_errorcode = code
-    found = database.explained(error, path)
+    found = sqlite_database.explained(error, path)
     assert type(found) is kind
     assert words in str(found)
     assert str(path) in str(found)
@@ -240,7 +241,7 @@ def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
 
 # locks
 def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite_database, "BUSY_TIMEOUT_MS", 50)
 
     async def check(store):
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -259,7 +260,7 @@ def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(pat
 
 
 def test_a_new_file_that_is_locked_while_it_changes_to_the_log_is_an_error(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite_database, "BUSY_TIMEOUT_MS", 50)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(LeaseStoreError, match="locked by another process"):
@@ -275,8 +276,8 @@ def test_a_file_that_cannot_keep_a_log_is_refused(path):
         def fetchone(self):
             return ("memory",)
 
-    opened = database.Database(path, (), synchronous="FULL", thread_name="test")
-    with pytest.raises(LeaseStoreInvalidError, match="stays in mode 'memory'"):
+    opened = sqlite_database.Database(path, (), synchronous="FULL", thread_name="test")
+    with pytest.raises(LeaseStoreInvalidError, match="the mode stays 'memory'"):
         opened._use_write_ahead_log(Stubborn())
 
 
@@ -351,7 +352,7 @@ def test_a_member_whose_process_is_gone_is_dead_at_once_and_one_that_left_is_not
         store._presence._file("without a file").unlink()
         other = SqliteLeaseStore(path, "billing")
         await other.open(APP)
-        presence._release(store._presence._held.pop("gone"))
+        sqlite._release(store._presence._held.pop("gone"))
         try:
             return await store.dead_members(), await other.dead_members()
         finally:

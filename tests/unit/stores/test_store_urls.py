@@ -43,14 +43,14 @@ def test_a_sqlite_url_without_a_path_says_how_it_is_written(url):
 
 @pytest.mark.parametrize("url", ["dynamodb://billing", "redis://u:secret@host/0", "postgresql://host/db"])
 def test_a_store_of_a_later_version_says_so(url):
-    with pytest.raises(ConfigurationError, match="not in this version; it knows memory://") as caught:
+    with pytest.raises(ConfigurationError, match="not supported yet; supported are memory://") as caught:
         open_store(url, "billing")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["", "mysql://host/db", "/var/lib/leases.db", "memory://x", "sqlite", "redis"])
 def test_an_unknown_store_names_the_known_ones(url):
-    with pytest.raises(ConfigurationError, match=r"known are memory:// .* and sqlite:///"):
+    with pytest.raises(ConfigurationError, match=r"supported are memory:// .* and sqlite:///"):
         open_store(url, "billing")
 
 
@@ -73,7 +73,7 @@ def test_the_embedded_default_lies_in_the_users_state_directory(tmp_path, caplog
     assert isinstance(store, SqliteLeaseStore)
     assert store.path == tmp_path / "anabranch" / "bill%2Fing.db"
     assert store.path.parent.is_dir()
-    assert "processes of this machine only" in caplog.text
+    assert "only processes on this machine" in caplog.text
 
 
 def test_a_relative_state_directory_does_not_count(tmp_path):
@@ -88,7 +88,7 @@ def test_without_a_home_in_the_environment_the_users_own_is_taken(tmp_path, monk
 
 def test_a_state_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "state").write_text("a file")
-    with pytest.raises(LeaseStoreInvalidError, match=r"billing\.db, but its folder cannot be made .* XDG_STATE_HOME"):
+    with pytest.raises(LeaseStoreInvalidError, match=r"its folder cannot be created .* XDG_STATE_HOME"):
         default_store("billing", {"XDG_STATE_HOME": str(tmp_path / "state")})
 
 

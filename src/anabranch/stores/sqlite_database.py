@@ -1,20 +1,20 @@
-"""One SQLite file, its connection, and the thread that alone uses it.
+"""One SQLite file: where it may be, its connection, and the one thread that uses it.
 
-Nothing here blocks an event loop: every call runs on the file's own thread, awaited from whatever loop asked. A read is
-one transaction; writes that wait at the same time share one, since what costs is its way to the disk. Each of them is
-answered after that, with an outcome of its own: one that fails undoes nothing of the others.
+Every call runs on the file's own thread, so no event loop blocks. A read is one transaction. Writes that wait at the
+same time share one transaction, because the sync to disk costs most; each has its own outcome, and one that fails does
+not undo the others.
 
-Each transaction first makes sure that the path still leads to the file that was opened: otherwise this process would
-write to an unlinked file while others read the new one. A file that is gone is never made again by a running process
-(rule L14). One that was replaced ends the store's use for good, because SQLite may have mixed the old file's log into
-the new one.
+Each transaction first checks that the path still leads to the file that was opened. Otherwise this process would write
+to an unlinked file while others read the new one. A running process never creates a missing file again (rule L14). A
+replaced file ends the use of the store: SQLite may have mixed the old file's log into the new file.
 
-A lock that another process holds is waited for during a bounded time; then it is a `LeaseStoreError`, to be retried by
-the caller. Nothing is retried here.
+If another process holds the lock for too long, the call raises `LeaseStoreError`, and the caller retries. Nothing is
+retried here.
 """
 
 import asyncio
 import os
+import re
 import sqlite3
 import time
 from collections import deque
@@ -27,15 +27,70 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
 from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
-from anabranch.stores.sqlite import schema
-from anabranch.stores.sqlite.table import UnreadableRowError
+from anabranch.stores import sqlite_tables as tables
+from anabranch.stores.sqlite_tables import UnreadableRowError
 
-__all__ = ["BUSY_TIMEOUT_MS", "Database"]
+NETWORK: Final = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
+    "orangefs", "smb3", "smbfs",
+})  # fmt: skip
+_PASSED_THROUGH: Final = frozenset({"drvfs", "fuse", "fuseblk", "prl_fs", "vboxsf", "virtiofs"})
+_FORGETFUL: Final = frozenset({"overlay", "ramfs", "tmpfs"})
+_OCTAL = re.compile(r"\\([0-7]{3})")  # /proc/mounts escapes spaces in names
+
+
+def file_system(path: Path, mounts: str | None = None) -> str | None:
+    """The type of the file system that holds `path`; None if unknown (no /proc/mounts)."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+    real = os.path.realpath(path)
+    best, kind = "", None
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # the later of two mounts hides the earlier one
+            best, kind = point, fields[2]
+    return kind
+
+
+def has_true_locks(kind: str | None) -> bool:
+    return kind is not None and kind not in NETWORK and not _is_passed_through(kind)
+
+
+def forgets(kind: str | None) -> bool:
+    """Whether files there are lost with the container or at the next reboot."""
+    return kind in _FORGETFUL
+
+
+def check_place(path: Path, kind: str | None) -> str | None:
+    """Refuses network file systems (rule L16). Returns a warning for FUSE and the like, whose locks may not work."""
+    if kind in NETWORK:
+        raise LeaseStoreInvalidError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks and shared memory do not work: "
+            "use a file on a local disk, or a lease store for several machines"
+        )
+    if kind is not None and _is_passed_through(kind):
+        return (
+            f"{path} is on {kind}: if several machines mount it, they do not see each other's locks and handle "
+            "records twice; keep the lease file on a local disk"
+        )
+    return None
+
+
+def _is_passed_through(kind: str) -> bool:
+    return kind in _PASSED_THROUGH or kind.startswith("fuse.")
+
 
 BUSY_TIMEOUT_MS: Final = 1_000  # below the default deadline of one store call
 _WAL_POLL_SECONDS: Final = 0.01
 _WRITES_TOGETHER_MAX: Final = 100
-"""In one transaction: other processes wait for its lock."""
+"""In one transaction, because other processes wait for its lock."""
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -57,14 +112,14 @@ class Database:
         self._waiting: deque[Waiting] = deque()
 
     async def create(self) -> None:
-        """Makes the file and the tables where there are none."""
+        """Creates the file and the tables if they do not exist."""
         await self.run(self._create)
 
     async def read(self, work: Work[T]) -> T:
         return await self.run(lambda: self._transact("BEGIN", work))
 
     async def write(self, work: Work[T]) -> T:
-        """The outcome of this one write, once it is on the disk."""
+        """Returns once the write is on disk."""
         self._check_usable()
         answer: Future[T] = Future()
         self._waiting.append((work, answer))
@@ -72,16 +127,16 @@ class Database:
         return await asyncio.wrap_future(answer)
 
     async def exists(self) -> bool:
-        """Whether the file and our tables in it are there; makes nothing."""
+        """Whether the file and our tables exist; creates nothing."""
         return await self.run(self._exists)
 
     async def identity(self) -> str:
-        """What the file is: the mark it got when it was made, and where it lies (rule L13)."""
-        mark = await self.read(schema.read_uuid)
+        """The file's own UUID and its inode (rule L13)."""
+        mark = await self.read(tables.read_uuid)
         return f"{mark}:{self._identity[0]}:{self._identity[1]}"
 
     async def close(self, last: Callable[[], None] | None = None) -> None:
-        """Ends the thread, once `last` has run on it."""
+        """Stops the thread after running `last` on it."""
         if self._is_closed or self._process_id != os.getpid():
             return
         self._is_closed = True
@@ -99,7 +154,7 @@ class Database:
         if self._is_closed:
             raise UsageError(f"the lease store {self.path} is closed")
         if self._process_id != os.getpid():
-            raise UsageError(f"the lease store {self.path} was made in another process: make it after the fork")
+            raise UsageError(f"the lease store {self.path} was made in another process: create it after the fork")
 
     # on the thread
     def _explained(self, work: Callable[[], T]) -> T:
@@ -113,7 +168,7 @@ class Database:
             ) from error
 
     def _write_waiting(self) -> None:
-        """Each write brings one call of this; the first finds them all, and the others nothing."""
+        """Called once per write. The first call handles all waiting writes, the others find none."""
         group: list[Waiting] = []
         while self._waiting and len(group) < _WRITES_TOGETHER_MAX:
             work, answer = self._waiting.popleft()
@@ -132,7 +187,7 @@ class Database:
                 answer.set_result(outcome)
 
     def _write_each(self, group: list[Waiting], connection: sqlite3.Connection) -> list[Any]:
-        """What each brings, or the error that it ended in."""
+        """The result or error of each write."""
         outcomes: list[Any] = []
         for work, _ in group:
             connection.execute("SAVEPOINT one")
@@ -140,7 +195,7 @@ class Database:
                 outcomes.append(self._explained(partial(work, connection)))
             except Exception as error:
                 if not connection.in_transaction or len(group) == 1:
-                    raise  # SQLite has undone all of it, or there is nothing else to keep
+                    raise  # SQLite has rolled back everything, or this was the only write
                 connection.execute("ROLLBACK TO one")
                 outcomes.append(error)
             connection.execute("RELEASE one")
@@ -148,13 +203,13 @@ class Database:
 
     def _create(self) -> None:
         if not self.path.parent.is_dir():
-            raise LeaseStoreInvalidError(f"{self.path}: its folder does not exist; make it, or name another file")
+            raise LeaseStoreInvalidError(f"{self.path}: its folder does not exist; create it, or name another file")
         self._disconnect()
         connection = self._connect("rwc")
         try:
-            if not schema.check_version(connection, str(self.path)):
+            if not tables.check_version(connection, str(self.path)):
                 connection.execute("BEGIN IMMEDIATE")
-                schema.create_tables(connection, self._tables)
+                tables.create_tables(connection, self._tables)
                 connection.execute("COMMIT")
         except BaseException:
             connection.close()
@@ -165,7 +220,7 @@ class Database:
         if not self.path.exists():
             return False
         with closing(self._open("rw")) as connection:
-            return schema.check_version(connection, str(self.path))
+            return tables.check_version(connection, str(self.path))
 
     def _transact(self, begin: str, work: Work[T]) -> T:
         connection = self._current()
@@ -184,17 +239,17 @@ class Database:
             found = self.path.stat()
         except OSError as error:
             raise LeaseStoreError(
-                f"{self.path} is gone ({error.strerror}): it is not made again while workers run; "
+                f"{self.path} is gone ({error.strerror}): running workers do not create it again; "
                 "put it back, or stop all workers of the application"
             ) from error
         if self._connection is not None and self._identity != (found.st_dev, found.st_ino):
             raise LeaseStoreInvalidError(
                 f"{self.path} was replaced by another file while it was in use: stop all workers of the application, "
-                f"put the file back once more, remove {self.path.name}-wal and {self.path.name}-shm, and start again"
+                f"restore the file again, remove {self.path.name}-wal and {self.path.name}-shm, and start again"
             )
         if self._connection is None:
             connection = self._connect("rw")
-            if not schema.check_version(connection, str(self.path)):
+            if not tables.check_version(connection, str(self.path)):
                 connection.close()
                 raise LeaseStoreInvalidError(
                     f"{self.path} holds no leases: open the store first; if it was open, its tables were dropped, "
@@ -219,7 +274,7 @@ class Database:
         return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
 
     def _use_write_ahead_log(self, connection: sqlite3.Connection) -> None:
-        """SQLite does not wait by itself when two processes switch a new file at once; so it is done here."""
+        """SQLite does not wait when two processes switch a new file at once, so we retry here."""
         give_up = time.monotonic() + BUSY_TIMEOUT_MS / 1000
         while True:
             try:
@@ -233,8 +288,8 @@ class Database:
                 continue
             if mode != "wal":
                 raise LeaseStoreInvalidError(
-                    f"{self.path}: SQLite cannot keep a write-ahead log there (it stays in mode {mode!r}): "
-                    "name a file on a local disk"
+                    f"{self.path}: SQLite cannot use a write-ahead log there (the mode stays {mode!r}): "
+                    "use a file on a local disk"
                 )
             return
 
@@ -250,11 +305,11 @@ class Database:
 
 
 def _primary_code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is the extended code
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the upper bits are the extended code
 
 
 def explained(error: sqlite3.Error, path: Path) -> LeaseError:
-    """SQLite's error in words for the person who has to act."""
+    """SQLite's error with advice on what to do."""
     code = _primary_code(error)
     if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return LeaseStoreError(
@@ -262,16 +317,17 @@ def explained(error: sqlite3.Error, path: Path) -> LeaseError:
             "keep other transactions on it short"
         )
     if code == sqlite3.SQLITE_NOTADB:
-        return LeaseStoreInvalidError(f"{path} is no SQLite database: name another file, or move this one away")
+        return LeaseStoreInvalidError(f"{path} is not a SQLite database: name another file, or move this one away")
     if code == sqlite3.SQLITE_CORRUPT:
         return LeaseStoreInvalidError(f"{path} is damaged ({error}): restore it from a backup, or move it away")
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN}:
         return LeaseStoreInvalidError(
-            f"{path} cannot be opened and written ({error}): this user needs to read and write the file and its folder"
+            f"{path} cannot be opened and written ({error}): "
+            "this user needs read and write access to the file and its folder"
         )
     if code in {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT}:
         return LeaseStoreInvalidError(
-            f"{path}: its tables are not what this release of anabranch made ({error}): "
+            f"{path}: its tables do not match this version of anabranch ({error}): "
             "restore the file from a backup, or name another one"
         )
     return LeaseStoreError(f"{path}: {error}")

@@ -1,11 +1,15 @@
-"""Rows to columns and back.
+"""The SQLite tables, and how rows become columns and back.
 
-One column holds one thing, in words that can be read and compared in SQL; the few lists are JSON. Every function
-here has its opposite, and reading what was written gives an equal row. What cannot be read (a hand that slipped in
-an editor) raises `ValueError`, as msgspec's errors are too; the store reports it with the file's name.
+Leases, streams and commands are in the file that the user names, members in `<path>-workers`: a long write transaction
+on the first file cannot delay a heartbeat (rule L16). Table names have a prefix because the first file may be the
+user's own database. Columns are made to be read in SQL: `owner` is a member, `count` grows with every write,
+`checkpoint` is the position up to which all records are handled. The few lists are JSON.
 """
 
-from typing import Any, Final
+import sqlite3
+import uuid
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -21,26 +25,213 @@ from anabranch._model.leases import (
 )
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import StartingPosition, at_timestamp
+from anabranch.errors import LeaseStoreInvalidError
 
-__all__ = [
-    "APP_COLUMNS",
-    "CONTROL_COLUMNS",
-    "LEASE_COLUMNS",
-    "MEMBER_COLUMNS",
-    "STREAM_COLUMNS",
-    "app_columns",
-    "app_row",
-    "control_columns",
-    "control_row",
-    "lease_columns",
-    "lease_row",
-    "member_columns",
-    "member_row",
-    "stream_columns",
-    "stream_row",
-]
+VERSION: Final = 1
 
+_META = "CREATE TABLE IF NOT EXISTS anabranch_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+
+LEASES: Final = (
+    _META,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_applications (
+        application TEXT PRIMARY KEY,
+        app_id TEXT NOT NULL,
+        created_wall_ms INTEGER NOT NULL,
+        incarnation TEXT NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_streams (
+        application TEXT NOT NULL,
+        stream TEXT NOT NULL,
+        name TEXT NOT NULL,
+        arn TEXT NOT NULL,
+        created_seconds REAL NOT NULL,
+        origin TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        bootstrapped INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        PRIMARY KEY (application, stream)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_leases (
+        application TEXT NOT NULL,
+        stream TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        shard TEXT NOT NULL,
+        owner TEXT,
+        count INTEGER NOT NULL,
+        checkpoint TEXT,
+        completed INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        starts_at TEXT NOT NULL,
+        waits_for TEXT NOT NULL,
+        hash_key_range TEXT,
+        frontier TEXT,
+        open_keys TEXT NOT NULL,
+        seek_epoch INTEGER NOT NULL,
+        order_mode TEXT NOT NULL,
+        seen_through_seconds REAL,
+        finish_reason TEXT,
+        children TEXT NOT NULL,
+        stopped_reason TEXT,
+        stopped_position TEXT,
+        stopped_partition_key TEXT,
+        stopped_member TEXT,
+        stopped_wall_ms INTEGER,
+        paused INTEGER NOT NULL,
+        takes_without_progress INTEGER NOT NULL,
+        records_handled INTEGER NOT NULL,
+        checkpointed_wall_ms INTEGER,
+        PRIMARY KEY (application, stream, generation, shard)
+    ) WITHOUT ROWID
+    """,
+    # Each round reads unfinished rows only. Finished ones stay for the stream's retention (rule S6).
+    """
+    CREATE INDEX IF NOT EXISTS anabranch_leases_unfinished
+    ON anabranch_leases (application, stream, generation, shard) WHERE completed = 0
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_commands (
+        application TEXT NOT NULL,
+        command TEXT NOT NULL,
+        action TEXT NOT NULL,
+        stream TEXT,
+        generation INTEGER,
+        shard TEXT,
+        arguments TEXT NOT NULL,
+        requested_by TEXT NOT NULL,
+        requested_wall_ms INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        result TEXT NOT NULL,
+        PRIMARY KEY (application, command)
+    ) WITHOUT ROWID
+    """,
+)
+
+MEMBERS: Final = (
+    _META,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_members (
+        application TEXT NOT NULL,
+        member TEXT NOT NULL,
+        worker TEXT NOT NULL,
+        counter INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        expiry_ms INTEGER NOT NULL,
+        protocol TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        shards_max INTEGER,
+        load INTEGER NOT NULL,
+        lease_version INTEGER NOT NULL,
+        reads_healthy INTEGER NOT NULL,
+        draining INTEGER NOT NULL,
+        wanted TEXT NOT NULL,
+        status TEXT NOT NULL,
+        joined_wall_ms INTEGER NOT NULL,
+        PRIMARY KEY (application, member)
+    ) WITHOUT ROWID
+    """,
+)
+
+
+def create_tables(connection: sqlite3.Connection, statements: tuple[str, ...]) -> None:
+    """Call inside a write transaction, so that processes that start together create them once."""
+    for statement in statements:
+        connection.execute(statement)
+    connection.execute(
+        "INSERT OR IGNORE INTO anabranch_meta VALUES ('schema_version', ?), ('uuid', ?)",
+        (str(VERSION), uuid.uuid4().hex),
+    )
+
+
+def check_version(connection: sqlite3.Connection, path: str) -> bool:
+    """False if our tables do not exist yet. Refuses tables of a newer version."""
+    table = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'anabranch_meta'")
+    if table.fetchone() is None:
+        return False
+    found = connection.execute("SELECT value FROM anabranch_meta WHERE name = 'schema_version'").fetchone()
+    if found is None or not str(found[0]).isdigit() or int(found[0]) < 1:
+        raise LeaseStoreInvalidError(
+            f"{path}: its table anabranch_meta has no valid schema_version (found {found and found[0]!r}, "
+            f"expected {VERSION}): restore the file from a backup, or name another one"
+        )
+    if int(found[0]) > VERSION:
+        raise LeaseStoreInvalidError(
+            f"{path} was written by a newer anabranch (schema {found[0]}; this one reads up to {VERSION}): "
+            "upgrade this worker, or name another file"
+        )
+    return True
+
+
+def read_uuid(connection: sqlite3.Connection) -> str:
+    found = connection.execute("SELECT value FROM anabranch_meta WHERE name = 'uuid'").fetchone()
+    return "" if found is None else str(found[0])
+
+
+Row = TypeVar("Row")
 Columns = tuple[Any, ...]
+
+
+class UnreadableRowError(Exception):
+    """A row that this version did not write, or that was edited by hand."""
+
+
+class Table(Generic[Row]):
+    def __init__(
+        self, name: str, column_names: tuple[str, ...], key_width: int, decode: Callable[[Columns], Row]
+    ) -> None:
+        self.name = name
+        self._key_width = key_width
+        self._decode = decode
+        key = column_names[:key_width]
+        names = ", ".join(column_names)
+        marks = ", ".join("?" * len(column_names))
+        where = " AND ".join(f"{column} = ?" for column in key)
+        # All names are constants of this module; values are always bound.
+        self._get = f"SELECT {names} FROM {name} WHERE {where}"  # noqa: S608 -- see above
+        self._scan = f"SELECT {names} FROM {name} WHERE {key[0]} = ?"  # noqa: S608 -- see above
+        self._order = f" ORDER BY {', '.join(key)}"
+        self._put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
+        self._put_if_absent = f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
+        self._delete_all = f"DELETE FROM {name} WHERE {key[0]} = ?"  # noqa: S608 -- see above
+        self._delete = f"DELETE FROM {name} WHERE {where}"  # noqa: S608 -- see above
+
+    def get(self, connection: sqlite3.Connection, key: Columns) -> Row | None:
+        found = connection.execute(self._get, key).fetchone()
+        return None if found is None else self._row(found)
+
+    def scan(self, connection: sqlite3.Connection, app: str, condition: str = "") -> list[Row]:
+        """The application's rows, sorted by key."""
+        return [self._row(found) for found in connection.execute(self._scan + condition + self._order, (app,))]
+
+    def put(self, connection: sqlite3.Connection, values: Columns) -> None:
+        connection.execute(self._put, values)
+
+    def put_if_absent(self, connection: sqlite3.Connection, values: Columns) -> Row:
+        """Returns the stored row."""
+        connection.execute(self._put_if_absent, values)
+        standing = self.get(connection, values[: self._key_width])
+        assert standing is not None
+        return standing
+
+    def delete(self, connection: sqlite3.Connection, key: Columns) -> None:
+        connection.execute(self._delete, key)
+
+    def delete_all(self, connection: sqlite3.Connection, app: str) -> None:
+        connection.execute(self._delete_all, (app,))
+
+    def _row(self, found: Columns) -> Row:
+        try:
+            return self._decode(found)
+        except (TypeError, ValueError) as error:
+            key = ", ".join(map(str, found[: self._key_width]))
+            raise UnreadableRowError(f"the row ({key}) of {self.name} cannot be read: {error}") from error
+
+
 Fields = dict[str, Any]
 
 APP_COLUMNS: Final = ("application", "app_id", "created_wall_ms", "incarnation")

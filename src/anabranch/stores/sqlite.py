@@ -1,19 +1,23 @@
-"""The lease store on SQLite: reads and writes of rows, each one transaction.
+"""The lease store on SQLite: the embedded default, shared by the processes of one machine.
 
-The conditions are those of `_core.leases.rows`: a write reads the row under the file's write lock, asks the function
-what it becomes, and stores that. Lease commits reach the disk before they are acknowledged (synchronous=FULL);
-heartbeats are in a file of their own with synchronous=NORMAL, since after a loss of power no member is left to heed
-them (rule L16).
+The conditions are those of `_core.leases.rows`: a write reads the row under the file's write lock, computes the new
+row and stores it. Lease commits reach the disk before they are acknowledged (synchronous=FULL). Heartbeats are in a
+file of their own with synchronous=NORMAL: after a power loss no member is left that could rely on them (rule L16).
 
-A take looks at its owner's row first and at the lease second, without one transaction over both files: sealed and
-left are final, so what the first read found still holds.
+A take reads the owner's row before the lease's, without a transaction over both files: `sealed` and `left` are final,
+so the first answer stays true.
 """
 
+import fcntl
+import hashlib
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from msgspec.structs import replace
 
@@ -31,37 +35,116 @@ from anabranch._model.leases import (
 )
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import UsageError
-from anabranch.stores.sqlite import columns, schema
-from anabranch.stores.sqlite.database import Database
-from anabranch.stores.sqlite.place import check_place, file_system, has_true_locks
-from anabranch.stores.sqlite.presence import Presence
-from anabranch.stores.sqlite.table import Table
+from anabranch.stores import sqlite_tables as tables
+from anabranch.stores.sqlite_database import Database, check_place, file_system, has_true_locks
+from anabranch.stores.sqlite_tables import Table
 
 __all__ = ["SqliteLeaseStore"]
 
+_NAME_BYTES_MAX = 200  # file systems allow 255
+_locks_of_this_process: set[int] = set()  # file descriptors of all `Presence` objects
+
+
+class Presence:
+    """Proves that a process is gone: every member holds a lock on a file of its own (rule L17).
+
+    The kernel releases the lock when the process ends, and keeps it while the process is only stopped. Whoever can lock
+    the file of a live row knows that its member will never act again, and seals it without waiting for its expiry. The
+    lock is taken before the row is written. A missing file proves nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+
+    def announce(self, member_id: str) -> None:
+        """Takes the member's lock, until `withdraw` or the end of this process."""
+        if member_id in self._held:
+            return
+        self._folder.mkdir(exist_ok=True)
+        descriptor = os.open(self._file(member_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # already held: the member already counts as alive
+            os.close(descriptor)
+        else:
+            self._held[member_id] = descriptor
+            _locks_of_this_process.add(descriptor)
+
+    def withdraw(self, member_id: str) -> None:
+        """Releases the member's lock and removes its file."""
+        with suppress(FileNotFoundError):
+            self._file(member_id).unlink()
+        if (descriptor := self._held.pop(member_id, None)) is not None:
+            _release(descriptor)
+
+    def is_dead(self, member_id: str) -> bool:
+        """True only if the OS has released the lock of the member's process."""
+        if member_id in self._held:
+            return False
+        try:
+            descriptor = os.open(self._file(member_id), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: observers do not block each other
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        for descriptor in self._held.values():
+            _release(descriptor)
+        self._held.clear()
+
+    def _file(self, member_id: str) -> Path:
+        name = quote(member_id, safe=" @:+")
+        if len(name) > _NAME_BYTES_MAX:
+            name = name[: _NAME_BYTES_MAX - 65] + "-" + hashlib.sha256(member_id.encode()).hexdigest()
+        return self._folder / name
+
+
+def _release(descriptor: int) -> None:
+    if descriptor in _locks_of_this_process:  # a forked child closed its copies and may reuse the numbers
+        _locks_of_this_process.remove(descriptor)
+        os.close(descriptor)
+
+
+def _close_after_fork() -> None:
+    for descriptor in _locks_of_this_process:
+        os.close(descriptor)
+    _locks_of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_close_after_fork)
+
+
 _log = logging.getLogger(__name__)
 
-_APPS = Table("anabranch_applications", columns.APP_COLUMNS, 1, columns.app_row)
-_STREAMS = Table("anabranch_streams", columns.STREAM_COLUMNS, 2, columns.stream_row)
-_LEASES = Table("anabranch_leases", columns.LEASE_COLUMNS, 4, columns.lease_row)
-_CONTROLS = Table("anabranch_commands", columns.CONTROL_COLUMNS, 2, columns.control_row)
-_MEMBERS = Table("anabranch_members", columns.MEMBER_COLUMNS, 2, columns.member_row)
+_APPS = Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row)
+_STREAMS = Table("anabranch_streams", tables.STREAM_COLUMNS, 2, tables.stream_row)
+_LEASES = Table("anabranch_leases", tables.LEASE_COLUMNS, 4, tables.lease_row)
+_CONTROLS = Table("anabranch_commands", tables.CONTROL_COLUMNS, 2, tables.control_row)
+_MEMBERS = Table("anabranch_members", tables.MEMBER_COLUMNS, 2, tables.member_row)
 
 
 class SqliteLeaseStore(LeaseStore):
     """Leases in one file, for the processes of one machine.
 
-    Beside the file lie `<path>-workers` (heartbeats) and the folder `<path>-workers.d` (locks); the three belong
-    together. Several applications may share a file, and it may be a database of your own.
+    `<path>-workers` (heartbeats) and the folder `<path>-workers.d` (locks) belong to it. Several applications can share
+    a file, and the file can be your own database.
     """
 
     def __init__(self, path: str | Path, app: str) -> None:
         self.path = Path(path)
         self.app = app
         beside = f"{self.path.name}-workers"
-        self._main = Database(self.path, schema.LEASES, synchronous="FULL", thread_name="anabranch-leases")
+        self._main = Database(self.path, tables.LEASES, synchronous="FULL", thread_name="anabranch-leases")
         self._workers = Database(
-            self.path.with_name(beside), schema.MEMBERS, synchronous="NORMAL", thread_name="anabranch-workers"
+            self.path.with_name(beside), tables.MEMBERS, synchronous="NORMAL", thread_name="anabranch-workers"
         )
         self._presence = Presence(self.path.with_name(f"{beside}.d"))
         self._locks_are_true = False
@@ -76,11 +159,11 @@ class SqliteLeaseStore(LeaseStore):
         await self._main.run(self._check_place)
         await self._main.create()
         await self._workers.create()
-        # Reading comes first: it needs no lock, so a worker can join beside one that was stopped inside a write.
+        # Reading needs no lock: a worker can join even if another process was paused inside a write.
         standing = await self.read_app()
         if standing is not None:
             return standing
-        made = columns.app_columns(replace(app, incarnation=await self.incarnation()))
+        made = tables.app_columns(replace(app, incarnation=await self.incarnation()))
         return await self._main.write(lambda connection: _APPS.put_if_absent(connection, made))
 
     def _check_place(self) -> None:
@@ -102,7 +185,7 @@ class SqliteLeaseStore(LeaseStore):
             stored = _APPS.get(connection, (self.app,))
             row = rows.record_incarnation(stored, expected, incarnation)
             if row is not None and row is not stored:
-                _APPS.put(connection, columns.app_columns(row))
+                _APPS.put(connection, tables.app_columns(row))
             return row
 
         return await self._main.write(work)
@@ -141,7 +224,7 @@ class SqliteLeaseStore(LeaseStore):
     async def register_member(self, row: MemberRow) -> MemberRow:
         def work(connection: sqlite3.Connection) -> MemberRow:
             self._presence.announce(row.member_id)
-            return _MEMBERS.put_if_absent(connection, columns.member_columns(self.app, row))
+            return _MEMBERS.put_if_absent(connection, tables.member_columns(self.app, row))
 
         return await self._workers.write(work)
 
@@ -201,7 +284,7 @@ class SqliteLeaseStore(LeaseStore):
             stored = _MEMBERS.get(connection, (self.app, member_id))
             row = change(stored)
             if row is not None and row is not stored:
-                _MEMBERS.put(connection, columns.member_columns(self.app, row))
+                _MEMBERS.put(connection, tables.member_columns(self.app, row))
             return row
 
         return await self._workers.write(work)
@@ -211,7 +294,7 @@ class SqliteLeaseStore(LeaseStore):
         def work(connection: sqlite3.Connection) -> StreamRow | None:
             if not self._may_begin(connection, app_id):
                 return None
-            return _STREAMS.put_if_absent(connection, columns.stream_columns(self.app, row))
+            return _STREAMS.put_if_absent(connection, tables.stream_columns(self.app, row))
 
         return await self._main.write(work)
 
@@ -221,7 +304,7 @@ class SqliteLeaseStore(LeaseStore):
                 return None
             written = rows.write_stream(_STREAMS.get(connection, (self.app, row.stream_key)), row, expected_version)
             if written is not None:
-                _STREAMS.put(connection, columns.stream_columns(self.app, written))
+                _STREAMS.put(connection, tables.stream_columns(self.app, written))
             return written
 
         return await self._main.write(work)
@@ -237,7 +320,7 @@ class SqliteLeaseStore(LeaseStore):
         def work(connection: sqlite3.Connection) -> LeaseRow | None:
             if not self._may_begin(connection, app_id):
                 return None
-            return _LEASES.put_if_absent(connection, columns.lease_columns(self.app, row))
+            return _LEASES.put_if_absent(connection, tables.lease_columns(self.app, row))
 
         return await self._main.write(work)
 
@@ -287,7 +370,7 @@ class SqliteLeaseStore(LeaseStore):
 
     def _put_lease(self, connection: sqlite3.Connection, outcome: LeaseRow | Conflict) -> LeaseRow | Conflict:
         if isinstance(outcome, LeaseRow):
-            _LEASES.put(connection, columns.lease_columns(self.app, outcome))
+            _LEASES.put(connection, tables.lease_columns(self.app, outcome))
         return outcome
 
     def _lease(self, key: LeaseKey) -> tuple[str, str, int, str]:
@@ -296,7 +379,7 @@ class SqliteLeaseStore(LeaseStore):
     # commands
     async def put_control(self, row: ControlRow) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            _CONTROLS.put_if_absent(connection, columns.control_columns(self.app, row))
+            _CONTROLS.put_if_absent(connection, tables.control_columns(self.app, row))
 
         await self._main.write(work)
 
@@ -304,7 +387,7 @@ class SqliteLeaseStore(LeaseStore):
         def work(connection: sqlite3.Connection) -> bool:
             written = rows.write_control(_CONTROLS.get(connection, (self.app, row.command_id)), row)
             if written is not None:
-                _CONTROLS.put(connection, columns.control_columns(self.app, written))
+                _CONTROLS.put(connection, tables.control_columns(self.app, written))
             return written is not None
 
         return await self._main.write(work)
@@ -312,3 +395,19 @@ class SqliteLeaseStore(LeaseStore):
     async def read_controls(self) -> Sequence[ControlRow]:
         found = await self._main.read(lambda connection: _CONTROLS.scan(connection, self.app))
         return sorted(found, key=lambda row: (row.requested_wall_ms, row.command_id))
+
+
+async def applications_in(path: Path) -> list[str]:
+    """The applications in a lease file, sorted. Empty if the file or our tables do not exist; creates nothing."""
+    database = Database(path, tables.LEASES, synchronous="FULL", thread_name="anabranch-catalogue")
+    try:
+        if not await database.exists():
+            return []
+        return await database.read(
+            lambda connection: [
+                str(name)
+                for (name,) in connection.execute("SELECT application FROM anabranch_applications ORDER BY application")
+            ]
+        )
+    finally:
+        await database.close()

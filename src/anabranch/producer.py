@@ -23,7 +23,7 @@ from anabranch._model.streams import parse_stream, wrong_stream
 from anabranch._ports.clock import Clock
 from anabranch._ports.kinesis_writing import KinesisWriting
 from anabranch.config import Aws, ProducerSettings
-from anabranch.errors import ConfigurationError, DeliveryFailed, UsageError
+from anabranch.errors import ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
 from anabranch.records import PutResult
@@ -200,7 +200,7 @@ class Producer(Generic[T]):
     ) -> None:
         try:
             await self.close()
-        except DeliveryFailed as failed:
+        except ProducerError as failed:
             if error is None:
                 raise
             error.add_note(f"besides, the producer was left with undelivered records: {failed}")
@@ -221,7 +221,7 @@ class Producer(Generic[T]):
             self._writer = None  # that loop has ended and nothing was left in it, as between two calls of a function
         if self._writer is None:
             self._ports = ports = self._open_ports()
-            self._writer = Writer(
+            writer = Writer(
                 ports.kinesis,
                 ports.clock,
                 ports.entropy,
@@ -230,8 +230,8 @@ class Producer(Generic[T]):
                 on_undelivered=self._on_undelivered,
                 emit=self._emit,
             )
-            self._loop = loop
-            self._writer.start()
+            writer.start()
+            self._writer, self._loop = writer, loop
         return self._writer
 
     async def _close_ports(self) -> None:

@@ -87,6 +87,8 @@ class WriterFailed(Event, frozen=True, kw_only=True):
 
     level = logging.CRITICAL
     error: str
+    record_count: int
+    """Records that were not delivered, or whose failure nobody has seen yet."""
 
     def sentence(self) -> str:
-        return f"the producer failed unexpectedly: {self.error}"
+        return f"the producer failed unexpectedly, with {self.record_count} records not delivered: {self.error}"

@@ -90,9 +90,9 @@ class Packing(msgspec.Struct, frozen=True):
 
 class Bundle:
     __slots__ = (
-        "attempts", "builder", "companions_max", "cost_bytes", "due_ms", "entry", "epoch", "failures", "is_aggregate",
-        "is_settled", "maybe_written", "packing", "predicted", "records", "sequence_number", "shard_id", "size_max",
-        "stream", "waiters",
+        "attempts", "builder", "companions_max", "cost_bytes", "due_ms", "entry", "epoch", "failures", "in_flight",
+        "is_aggregate", "is_settled", "maybe_written", "packing", "predicted", "records", "sequence_number", "shard_id",
+        "size_max", "stream", "waiters",
     )  # fmt: skip
 
     def __init__(self, stream: str, packing: Packing, predicted: MappedShard | None, epoch: int) -> None:
@@ -114,6 +114,8 @@ class Bundle:
         self.companions_max = PUT_RECORDS_ENTRIES_MAX
         """How many entries a call with this bundle may have: halved each time such a call was refused as invalid."""
         self.attempts: tuple[Attempt, ...] = ()
+        self.in_flight = False
+        """Launched, and no answer has been applied yet: should nothing more be heard of it, it may be written."""
         self.maybe_written = False
         self.is_settled = False
         self.shard_id: str | None = None

@@ -28,6 +28,9 @@ class Failures:
         """Called when the buffer has got room by it."""
         self._unseen: dict[int, OutgoingRecord] = {}
 
+    def __len__(self) -> int:
+        return len(self._unseen)
+
     def add(self, records: Iterable[OutgoingRecord]) -> None:
         for record in records:
             self._unseen[id(record)] = record

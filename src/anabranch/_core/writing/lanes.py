@@ -100,6 +100,7 @@ class Lane:
             bundle, self.open = self.open, None
         bundle.predicted = self.queue.shard  # it may have waited through a reshard
         self.in_flight += 1
+        bundle.in_flight = True
         return bundle
 
     def take_unsent(self) -> list[Bundle]:

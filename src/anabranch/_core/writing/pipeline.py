@@ -8,7 +8,7 @@ whoever waits for it.
 A pipeline knows nothing of other streams, nor of the buffer they share.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -63,7 +63,7 @@ class Pipeline(Generic[R]):
     __slots__ = (
         "_calls_in_flight", "_check_expiry_ms", "_failed_keys", "_lane_of_key", "_lingering", "_notify", "_placement",
         "_record_bytes_max", "_record_type", "_routing", "_rules", "_settlement", "_shard_map", "_small_cost_bytes",
-        "failures", "is_auto", "next_deadline_ms", "stream", "wants_summary", "wants_tick",
+        "failures", "fault", "is_auto", "next_deadline_ms", "stream", "wants_summary", "wants_tick",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,8 @@ class Pipeline(Generic[R]):
         self.wants_summary = True
         self.next_deadline_ms: int | None = None
         self.is_auto = False
+        self.fault: Exception | None = None
+        """An unexpected error of a put or a flush. It may have left anything half done: the writer must end."""
         self._rules = rules
         self._record_type = record_type
         self._notify = notify
@@ -114,25 +116,27 @@ class Pipeline(Generic[R]):
         if cost_bytes > self._small_cost_bytes:
             self._check_size(data, partition_key)
         lane = self._lane_of_key.get(partition_key) if explicit_hash_key is None else None
-        if lane is None:
-            digest = check_keys(partition_key, explicit_hash_key)
+        digest = check_keys(partition_key, explicit_hash_key) if lane is None else b""
+        try:
             if partition_key in self._failed_keys:
                 return self._refuse(data, partition_key, explicit_hash_key, now_ms)
-            lane = self._routing.lane_for(partition_key, explicit_hash_key, digest, now_ms)
-        elif partition_key in self._failed_keys:
-            return self._refuse(data, partition_key, explicit_hash_key, now_ms)
-        bundle = lane.open
-        if bundle is not None:
-            builder = bundle.builder
-            assert builder is not None
-            if builder.add(partition_key, data, explicit_hash_key, size_max=bundle.size_max):
-                records = bundle.records
-                record = self._record_type(bundle, len(records), partition_key, explicit_hash_key, data, now_ms)
-                records.append(record)
-                bundle.cost_bytes += cost_bytes
-                return record
-        record = self._record_type(bundle, 0, partition_key, explicit_hash_key, data, now_ms)
-        self._add(lane, record, now_ms)
+            if lane is None:
+                lane = self._routing.lane_for(partition_key, explicit_hash_key, digest, now_ms)
+            bundle = lane.open
+            if bundle is not None:
+                builder = bundle.builder
+                assert builder is not None
+                if builder.add(partition_key, data, explicit_hash_key, size_max=bundle.size_max):
+                    records = bundle.records
+                    record = self._record_type(bundle, len(records), partition_key, explicit_hash_key, data, now_ms)
+                    records.append(record)
+                    bundle.cost_bytes += cost_bytes
+                    return record
+            record = self._record_type(bundle, 0, partition_key, explicit_hash_key, data, now_ms)
+            self._add(lane, record, now_ms)
+        except Exception as error:
+            self.fault, self.wants_tick = error, True
+            raise
         return record
 
     def _refuse(self, data: bytes, partition_key: str, explicit_hash_key: str | None, now_ms: int) -> R:
@@ -239,25 +243,32 @@ class Pipeline(Generic[R]):
 
     def flush(self, now_ms: int) -> int:
         """Everything put until now goes as soon as it may. Returns the epoch to ask `is_flushed` for."""
-        for lane in list(self._routing.lanes()):
-            lane.close_bundle()
-            self._routing.touch(lane, now_ms)
         self.wants_tick = True
+        try:
+            for lane in list(self._routing.lanes()):
+                lane.close_bundle()
+                self._routing.touch(lane, now_ms)
+        except Exception as error:
+            self.fault = error
+            raise
         self._placement.epoch += 1
         return self._placement.epoch - 1
 
     def is_flushed(self, epoch: int) -> bool:
         return self._placement.is_flushed(epoch)
 
-    def abandon(self, calls: Sequence[Call], now_ms: int) -> None:
-        """The producer closes: fails everything. What is in flight may still be written."""
-        attempt = self._settlement.own_attempt(OURS.CLOSED, "the producer was closed before it was delivered", now_ms)
-        for call in calls:
-            self._calls_in_flight -= 1
-            for bundle in call.bundles:
-                self._placement.fail(bundle, attempt, maybe_written=True)
-        self._settlement.give_up(lambda _: True, attempt, now_ms)
-        self._placement.fail_where(list(self._routing.lanes()), lambda _: True, attempt)
+    def abandon(self, failure: str | None, now_ms: int) -> None:
+        """The producer ends, closed or failed: fails everything. What is in flight may be written."""
+        if failure is None:
+            code, message = OURS.CLOSED, "the producer was closed before it was delivered"
+        else:
+            code, message = OURS.FAILED, failure
+        self._placement.fail_all(self._settlement.own_attempt(code, message, now_ms))
+
+    def count_unfinished(self) -> int:
+        """Records on their way, and failures that nobody has seen."""
+        on_their_way = sum(len(bundle.records) for bundle in self._placement.bundles.values())
+        return on_their_way + len(self.failures)
 
     def count_waiting(self) -> int:
         """Records that are on their way and not in flight."""
@@ -265,9 +276,10 @@ class Pipeline(Generic[R]):
         waiting = sum(len(bundle.records) for bundle in bundles if bundle is not None)
         return waiting + self._settlement.undecided_count
 
-    def take_settled(self) -> list[Bundle]:
-        settled, self._placement.settled = self._placement.settled, []
-        return settled
+    def take_settled(self) -> Iterator[Bundle]:
+        """One at a time: what an error leaves untaken is still there afterwards."""
+        while self._placement.settled:
+            yield self._placement.settled.popleft()
 
     # what the service says
 

@@ -31,6 +31,7 @@ class Placement:
         "_linger_ms",
         "_stream",
         "_unsettled",
+        "bundles",
         "epoch",
         "failures",
         "lingering",
@@ -46,7 +47,9 @@ class Placement:
         self.failures = failures
         self.packing = Packing(outer_partition_key, wraps=routing.aggregate is not None)
         self.epoch = 0
-        self.settled: list[Bundle] = []
+        self.bundles: dict[int, Bundle] = {}
+        """All on their way, by id, wherever they are: from their creation until they are settled or dissolved."""
+        self.settled: deque[Bundle] = deque()
         """Delivered, failed or dissolved since the engine last looked."""
         self.lingering: deque[tuple[Lane, Bundle]] = deque()
         """Where lanes may have several bundles in flight: the open ones, the oldest first; some have gone already."""
@@ -59,7 +62,7 @@ class Placement:
     @property
     def unsettled_count(self) -> int:
         """Bundles on their way."""
-        return sum(self._unsettled.values())
+        return len(self.bundles)
 
     def is_flushed(self, epoch: int) -> bool:
         """Whether everything put before that flush is settled."""
@@ -67,15 +70,18 @@ class Placement:
 
     def _new_bundle(self, lane: Lane | None, epoch: int) -> Bundle:
         self._unsettled[epoch] = self._unsettled.get(epoch, 0) + 1
-        return Bundle(self._stream, self.packing, None if lane is None else lane.queue.shard, epoch)
+        bundle = Bundle(self._stream, self.packing, None if lane is None else lane.queue.shard, epoch)
+        self.bundles[id(bundle)] = bundle
+        return bundle
 
     def _done_with(self, bundle: Bundle) -> None:
+        self.settled.append(bundle)
+        del self.bundles[id(bundle)]
         left = self._unsettled[bundle.epoch] - 1
         if left:
             self._unsettled[bundle.epoch] = left
         else:
             del self._unsettled[bundle.epoch]
-        self.settled.append(bundle)
 
     # new records
 
@@ -176,6 +182,17 @@ class Placement:
         bundle.fail(self.failures, attempt)
         self.failures.add(bundle.records)
         self._done_with(bundle)
+
+    def fail_all(self, attempt: Attempt) -> None:
+        """Nothing goes on after this. Lanes are not looked at: an unexpected error may have left them in any state."""
+        for bundle in self.bundles.values():
+            if not bundle.is_settled:
+                bundle.maybe_written = bundle.maybe_written or bundle.in_flight
+                bundle.fail(self.failures, attempt)
+                self.failures.add(record for record in bundle.records if record.bundle is bundle)
+            self.settled.append(bundle)
+        self.bundles.clear()
+        self._unsettled.clear()
 
     def refuse(self, record: OutgoingRecord, attempt: Attempt) -> None:
         """A record that fails before it was ever in a lane."""

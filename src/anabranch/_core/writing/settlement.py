@@ -46,6 +46,7 @@ class OURS:
     TIMEOUT: Final = "DeliveryTimeout"
     ORDER: Final = "OrderKept"
     CLOSED: Final = "ProducerClosed"
+    FAILED: Final = "ProducerFailed"
     BROKEN: Final = "AnswerBroken"
 
 
@@ -188,6 +189,7 @@ class Settlement:
             self.fail_followers(bundle.records, now_ms)
         else:
             bundle.attempts = (*bundle.attempts, attempt)
+            bundle.in_flight = False
             self._rest(lane, bundle, slot, ruling.pause, now_ms)
             self._send_again(lane, bundle, ruling.next, now_ms, is_alone=is_alone)
         self._routing.land(lane, now_ms)

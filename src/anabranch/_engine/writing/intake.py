@@ -81,10 +81,12 @@ class Intake:
         now_ms = self._turn_ms
         if now_ms is None:
             now_ms = self._read_clock()
-        delivery = pipeline.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
-        self.used_bytes += cost_bytes
-        if pipeline.wants_tick and not self.is_awake:
-            self._wake()
+        try:
+            delivery = pipeline.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
+            self.used_bytes += cost_bytes
+        finally:
+            if pipeline.wants_tick and not self.is_awake:
+                self._wake()
         return delivery
 
     def put_some(

@@ -16,7 +16,7 @@ from anabranch._core.writing.collection import Call
 from anabranch._core.writing.failures import Failures
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._engine.alarm import Alarm
-from anabranch._engine.host import Host
+from anabranch._engine.host import Host, single_cause
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.intake import Intake, WrittenStream, failure_of
 from anabranch._engine.writing.sender import list_stream, send
@@ -60,7 +60,8 @@ class Writer:
         self._on_undelivered = on_undelivered
         self._emit = emit
         self._waits: list[_Wait] = []
-        self._calls: dict[int, tuple[WrittenStream, Call]] = {}
+        self._calls: dict[int, Call] = {}
+        self._failure: ProducerError | None = None
         self._alarm = Alarm(clock)
         self._armed_ms: int | None = None
         self._host = Host()
@@ -79,6 +80,8 @@ class Writer:
         finally:
             await self._host.cancel()
         self._raise_unseen()
+        if self._failure is not None:
+            raise self._failure
         return FlushReport()
 
     async def _run(self) -> None:
@@ -88,23 +91,30 @@ class Writer:
                 while True:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # noqa: BLE001 -- supervisor: whatever broke, every record gets its outcome
-            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            self._emit(WriterFailed(error=repr(cause)))
-            failure = ProducerError(f"this producer has failed: {cause!r}")
-            failure.__cause__ = cause
-            self.intake.stop(failure)
+            self._fail(error)
         finally:
             self._abandon()
 
+    def _fail(self, error: Exception) -> None:
+        cause = single_cause(error)
+        failure = ProducerError(f"this producer has failed: {cause!r}")
+        failure.__cause__ = cause
+        self._failure = failure
+        self.intake.stop(failure)
+        record_count = sum(stream.pipeline.count_unfinished() for stream in self.intake.streams.values())
+        self._emit(WriterFailed(error=repr(cause), record_count=record_count))
+
     def _abandon(self) -> None:
-        """The host ends: what is left gets its outcome, and whoever waits is woken."""
+        """The host ends: what is left gets its outcome, and whoever waits is woken.
+
+        After an unexpected error too, so it relies on nothing but the list of bundles.
+        """
         now_ms = self._clock.now_ms()
-        calls, self._calls = list(self._calls.values()), {}
+        failure = None if self._failure is None else str(self._failure)
+        self._calls.clear()
         for stream in self.intake.streams.values():
-            stream.pipeline.abandon([call for owner, call in calls if owner is stream], now_ms)
+            stream.pipeline.abandon(failure, now_ms)
             self._settle(stream)
         self.intake.stop(UsageError("the event loop of this producer has ended"))
         self.intake.turn_away()
@@ -130,7 +140,10 @@ class Writer:
         if last is not None and not await self._until(last.done, deadline_ms):
             return False
         now_ms = self._clock.now_ms()
-        marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.intake.streams.values()]
+        try:
+            marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.intake.streams.values()]
+        finally:
+            self._wake()
         return await self._until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
 
     async def _until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
@@ -142,7 +155,7 @@ class Writer:
         return await future
 
     def _count_pending(self) -> int:
-        in_flight = sum(len(bundle.records) for _, call in self._calls.values() for bundle in call.bundles)
+        in_flight = sum(len(bundle.records) for call in self._calls.values() for bundle in call.bundles)
         return in_flight + sum(stream.pipeline.count_waiting() for stream in self.intake.streams.values())
 
     def _raise_unseen(self) -> None:
@@ -164,11 +177,13 @@ class Writer:
         intake.admit()
         for stream in intake.in_turn():
             pipeline = stream.pipeline
+            if pipeline.fault is not None:
+                raise pipeline.fault
             deadline_ms = pipeline.next_deadline_ms
             while pipeline.wants_tick or (deadline_ms is not None and deadline_ms <= now_ms):
                 steps, deadline_ms = pipeline.tick(now_ms, wall_ms), None
                 for call in steps.calls:
-                    self._calls[id(call)] = (stream, call)
+                    self._calls[id(call)] = call
                     self._spawn(self._send(stream, call))
                 if steps.refresh:
                     self._spawn(self._refresh(stream))
@@ -186,8 +201,7 @@ class Writer:
 
     def _look_at_waits(self, now_ms: int) -> int | None:
         deadlines = [stream.pipeline.next_deadline_ms for stream in self.intake.streams.values()]
-        waits, self._waits = self._waits, []
-        for wait in waits:
+        for wait in self._waits:
             if wait.future.done():
                 continue
             if wait.is_over():
@@ -195,8 +209,8 @@ class Writer:
             elif wait.deadline_ms is not None and now_ms >= wait.deadline_ms:
                 wait.future.set_result(False)
             else:
-                self._waits.append(wait)
                 deadlines.append(wait.deadline_ms)
+        self._waits = [wait for wait in self._waits if not wait.future.done()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -205,8 +219,8 @@ class Writer:
 
     async def _send(self, stream: WrittenStream, call: Call) -> None:
         answer = await send(self._kinesis, stream.name, call)
-        del self._calls[id(call)]
         stream.pipeline.on_answer(call, answer, self._clock.now_ms())
+        del self._calls[id(call)]
         self._step_after_answer()
 
     async def _refresh(self, stream: WrittenStream) -> None:
@@ -222,15 +236,17 @@ class Writer:
 
     def _settle(self, stream: WrittenStream) -> None:
         for bundle in stream.pipeline.take_settled():
-            if bundle.is_settled:
-                if bundle.sequence_number is not None:
-                    self.intake.used_bytes -= bundle.cost_bytes
-                else:
-                    self._offer(bundle)
-            waiters, bundle.waiters = bundle.waiters, None
+            try:
+                if bundle.is_settled:
+                    if bundle.sequence_number is not None:
+                        self.intake.used_bytes -= bundle.cost_bytes
+                    else:
+                        self._offer(bundle)
+            finally:
+                waiters, bundle.waiters = bundle.waiters, None
+                for _, wake in waiters or ():
+                    wake()
             bundle.release()
-            for _, wake in waiters or ():
-                wake()
         self.intake.free()
 
     def _offer(self, bundle: Bundle) -> None:

@@ -136,7 +136,7 @@ def test_abandoning_fails_everything_and_what_was_in_flight_is_perhaps_written()
     flying = desk.put(b"1", "k")
     desk.tick()
     waiting = desk.put(b"2", "k")
-    desk.pipeline.abandon(desk.calls, desk.now_ms)
+    desk.pipeline.abandon(None, desk.now_ms)
     desk.collect_settled()
     assert flying.put_result.maybe_written
     assert not waiting.put_result.maybe_written
@@ -151,7 +151,7 @@ def test_abandoning_fails_what_waits_for_the_map_as_perhaps_written():
     desk.tick()
     desk.now_ms += 10
     desk.answer(written(5, number=1))
-    desk.pipeline.abandon([], desk.now_ms)
+    desk.pipeline.abandon(None, desk.now_ms)
     assert delivery.put_result.maybe_written
     assert desk.pipeline.is_idle
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch._ports.clock import Clock
 from anabranch.errors import ServiceError, ThrottledError, TransportError, UnavailableError
@@ -28,8 +29,7 @@ class RetryPolicy:
 
     def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
         """The delay after `failures` failures; at least what the service asked for, up to a minute."""
-        ceiling = min(self.delay_ms_max, self.first_delay_ms << min(failures - 1, 30))
-        jittered = round(ceiling * entropy.random())
+        jittered = backoff_ms(failures, entropy, first_ms=self.first_delay_ms, max_ms=self.delay_ms_max)
         if retry_after_seconds is None:
             return jittered
         return max(jittered, min(round(retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))

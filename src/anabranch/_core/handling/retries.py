@@ -1,5 +1,6 @@
 """After a failed call: when to try again, or that this was the last attempt."""
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.policies import Retry
 
@@ -7,8 +8,7 @@ __all__ = ["retry_in_ms"]
 
 
 def retry_in_ms(policy: Retry, failed_attempts: int, entropy: Entropy) -> int | None:
-    """Full jitter over a doubling pause; None after the last attempt."""
+    """The pause before the next attempt, with full jitter; None after the last attempt."""
     if failed_attempts >= policy.attempts:
         return None
-    ceiling = min(policy.backoff_max, policy.backoff * 2.0 ** min(failed_attempts - 1, 30))
-    return round(entropy.random() * ceiling * 1000)
+    return backoff_ms(failed_attempts, entropy, first_ms=policy.backoff * 1000, max_ms=policy.backoff_max * 1000)

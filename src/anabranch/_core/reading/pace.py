@@ -10,6 +10,7 @@ from math import ceil
 
 import msgspec
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_READ_BYTES_PER_SECOND, SHARD_READS_PER_SECOND
 
@@ -60,9 +61,9 @@ class Pace:
         A quota is counted by the second, so waiting longer than two of them for it gains nothing.
         """
         longest = min(self._limits.backoff_max_ms, THROTTLED_MAX_MS) if throttled else self._limits.backoff_max_ms
-        ceiling = min(longest, self._limits.backoff_ms << min(self._failures, 16))
         self._failures += 1
-        self.next_read_at_ms = now_ms + self._interval_ms + round(entropy.random() * ceiling)
+        pause_ms = backoff_ms(self._failures, entropy, first_ms=self._limits.backoff_ms, max_ms=longest)
+        self.next_read_at_ms = now_ms + self._interval_ms + pause_ms
 
     @property
     def failure_count(self) -> int:

@@ -16,6 +16,7 @@ stuck.
 from math import ceil, exp
 from typing import Final
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_WRITE_BURST_BYTES, SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
@@ -116,9 +117,10 @@ class ShardPace:
     def rest(self, now_ms: int, entropy: Entropy) -> None:
         if now_ms < self.paused_until_ms:
             return
-        ceiling_ms = min(PAUSE_MAX_MS, PAUSE_MIN_MS << min(self._rests, 10))
         self._rests += 1
-        self.paused_until_ms = now_ms + ceiling_ms // 2 + 1 + int(ceiling_ms / 2 * entropy.random())
+        self.paused_until_ms = now_ms + backoff_ms(
+            self._rests, entropy, first_ms=PAUSE_MIN_MS, max_ms=PAUSE_MAX_MS, min_share=0.5
+        )
 
     def _fill(self, now_ms: int) -> None:
         elapsed_ms = now_ms - self._filled_ms

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._core.writing.aggregation import Bundle, OutgoingRecord
 from anabranch._core.writing.collection import Call
 from anabranch._core.writing.lanes import Lane
@@ -141,9 +142,14 @@ class Settlement:
     def _on_whole_call(self, call: Call, outcome: Outcome, attempt: Attempt, now_ms: int) -> None:
         # Calls that fail together, or were sent before the last pause, count once.
         if RULINGS[outcome].pause is Pause.STREAM and now_ms >= self.paused_until_ms:
-            ceiling_ms = min(STREAM_PAUSE_MAX_MS, STREAM_PAUSE_MIN_MS << min(self._failures_in_a_row, 10))
             self._failures_in_a_row += 1
-            self.paused_until_ms = now_ms + ceiling_ms // 2 + 1 + int(ceiling_ms / 2 * self._entropy.random())
+            self.paused_until_ms = now_ms + backoff_ms(
+                self._failures_in_a_row,
+                self._entropy,
+                first_ms=STREAM_PAUSE_MIN_MS,
+                max_ms=STREAM_PAUSE_MAX_MS,
+                min_share=0.5,
+            )
         is_alone = len(call.entries) == 1
         for lane, bundle in zip(call.lanes, call.bundles, strict=True):
             self._judge(lane, bundle, outcome, _NOTHING, attempt, now_ms, is_alone=is_alone)

@@ -27,6 +27,7 @@ from typing import Final
 
 import msgspec
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch._model.shards import Shard
 
@@ -36,7 +37,7 @@ HASH_KEY_BYTES: Final = 16
 _LOWEST: Final = bytes(HASH_KEY_BYTES)
 _HIGHEST: Final = b"\xff" * HASH_KEY_BYTES
 
-BACKOFF_MIN_MS: Final = 1_000
+BACKOFF_FIRST_MS: Final = 2_000
 BACKOFF_MAX_MS: Final = 30_000
 CLOSED_SHARD_KEPT_MS: Final = 60_000
 # A stream that was deleted and created anew, with shards of the same names, answers as if nothing had happened. Who
@@ -206,9 +207,10 @@ class ShardMap:
         self._back_off(now_ms)
 
     def _back_off(self, now_ms: int) -> None:
-        ceiling_ms = min(BACKOFF_MAX_MS, BACKOFF_MIN_MS << min(self._failures, 10))
         self._failures += 1
-        self._retry_at_ms = now_ms + BACKOFF_MIN_MS + int((ceiling_ms - BACKOFF_MIN_MS) * self._entropy.random())
+        self._retry_at_ms = now_ms + backoff_ms(
+            self._failures, self._entropy, first_ms=BACKOFF_FIRST_MS, max_ms=BACKOFF_MAX_MS, min_share=0.5
+        )
 
     def _move(self, event: str) -> None:
         self.state = _TRANSITIONS[event, self.state]

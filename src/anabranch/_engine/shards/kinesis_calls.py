@@ -9,6 +9,7 @@ where these calls are repeated.
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._engine.outside import Outside
 from anabranch.errors import AnabranchError, ServiceError
 
@@ -26,15 +27,15 @@ async def patiently(outside: Outside, call: Callable[[], Awaitable[T]], *, answe
     others.
     """
     begun_ms = outside.clock.now_ms()
-    ceiling = PAUSE_MS
+    failures = 0
     while True:
         try:
             return await call()
         except AnabranchError as error:
             now_ms = outside.clock.now_ms()
-            pause_ms = round(outside.entropy.random() * ceiling)
+            failures += 1
+            pause_ms = backoff_ms(failures, outside.entropy, first_ms=PAUSE_MS, max_ms=PAUSE_MAX_MS)
             patience_ms = max(answered_ms, PATIENCE_MS) if isinstance(error, ServiceError) else PATIENCE_MS
             if not error.retryable or now_ms + pause_ms >= begun_ms + patience_ms:
                 raise
         await outside.clock.sleep_until_ms(now_ms + pause_ms)
-        ceiling = min(PAUSE_MAX_MS, 2 * ceiling)

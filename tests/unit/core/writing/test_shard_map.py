@@ -66,7 +66,7 @@ def test_backoff_grows_from_one_second_to_thirty_and_a_listing_ends_it():
         assert not shard_map.wants_refresh(now_ms)
         delays.append(shard_map.next_deadline_ms - now_ms)
         now_ms = shard_map.next_deadline_ms
-    assert delays[0] == 1_000
+    assert 1_000 <= delays[0] <= 2_000
     assert all(1_000 <= delay <= 30_000 for delay in delays)
     assert max(delays[6:]) > 5_000
     shard_map.begin(now_ms)

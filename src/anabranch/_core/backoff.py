@@ -1,0 +1,15 @@
+"""The pause before the next attempt: the one schedule for all retries.
+
+The pause doubles with each failure, up to a limit. Jitter spreads the retries of workers that failed together.
+"""
+
+from anabranch._model.entropy import Entropy
+
+
+def backoff_ms(failures: int, entropy: Entropy, *, first_ms: float, max_ms: float, min_share: float = 0.0) -> int:
+    """The pause after `failures` failures in a row, counted from 1.
+
+    Uniform between `min_share` of the ceiling and the ceiling: 0 is full jitter, 0.5 is equal jitter.
+    """
+    ceiling_ms = min(max_ms, first_ms * 2.0 ** min(failures - 1, 30))
+    return round(ceiling_ms * (min_share + (1.0 - min_share) * entropy.random()))

@@ -135,8 +135,8 @@ class Consumer(Generic[T]):
     ) -> None:
         consuming = self._consuming
         try:
-            if consuming is not None and (consuming.is_running or (kind is None and consuming.has_failed_unseen)):
-                await consuming.abandon(self._settings.leases.drain_deadline)
+            if consuming is not None:
+                await consuming.leave(error, self._settings.leases.drain_deadline)
         finally:
             await self._close()
 
@@ -344,8 +344,8 @@ class Consumer(Generic[T]):
                 try:
                     await consuming.start(make_sink(consuming))
                     return await consuming.wait()
-                except asyncio.CancelledError:
-                    await consuming.break_off()
+                except asyncio.CancelledError as cancelled:
+                    await consuming.break_off(cancelled)
                     raise
                 finally:
                     consuming.close()

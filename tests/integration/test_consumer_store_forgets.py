@@ -70,6 +70,34 @@ def test_a_worker_whose_application_the_store_has_forgotten_stops_and_begins_not
     assert any(isinstance(event, events.StoreReset) for event in happened)
 
 
+class BodyError(Exception):
+    """Of the caller's own loop."""
+
+
+@pytest.mark.parametrize("leaving", [BodyError, asyncio.CancelledError])
+def test_an_error_of_the_loop_body_carries_that_of_a_consumer_that_has_failed_meanwhile(leaving):
+    happened = []
+
+    async def main():
+        store = ForgetfulStore()
+        async with stream_world(1) as world:
+            world.put(["a"])
+            async with world.consumer(app="billing", leases=store, on_event=happened.append) as consumer:
+                async for _ in consumer:
+                    without_its_streams(store)
+                    await until(lambda: any(isinstance(event, events.StoreReset) for event in happened), "the end")
+                    raise leaving
+
+    with pytest.raises(leaving) as caught:
+        run(main)
+    if leaving is BodyError:  # asyncio makes another CancelledError for whoever awaits the task
+        assert isinstance(caught.value.__context__, LeaseStoreInvalidError)
+        (note,) = caught.value.__notes__
+        assert note.startswith("the consumer failed as well: LeaseStoreInvalidError: ")
+    (told,) = [event for event in happened if isinstance(event, events.ConsumerFailed)]
+    assert told.error.startswith("LeaseStoreInvalidError: ")
+
+
 class StoreThatIsBegunAnew(MemoryLeaseStore):
     """By another, in the moment in which a worker looks for what is missing there."""
 

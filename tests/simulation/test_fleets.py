@@ -64,6 +64,20 @@ def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
     assert run_fleet(seed, options).violations == (), why
 
 
+def test_an_error_that_nobody_saw_is_in_the_verdict_of_every_run(monkeypatch):
+    """It shows when the task is collected, and that does not depend on what else the process has allocated."""
+    mistake = MISTAKES["an error of the loop's body hides that of the consumer"]
+    mistake.plant(monkeypatch)
+    seed = next(seed for seed in range(50) if run_fleet(seed, mistake.options).violations)
+    verdicts = []
+    for _ in range(3):
+        verdicts.append(run_fleet(seed, mistake.options))
+        allocated = [[number] for number in range(5_000)]
+    assert allocated
+    assert verdicts[0].violations
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+
+
 def test_a_fleet_without_faults_repeats_nothing():
     verdict = run_fleet(1, FleetOptions(worker_count=3, shard_count=4, record_count=200, faulty_seconds=20.0))
     assert verdict.violations == ()

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.errors import UsageError
 
-__all__ = ["Host", "begin", "single_cause"]
+__all__ = ["Host", "attach", "begin", "single_cause"]
 
 
 class Host:
@@ -95,9 +95,24 @@ def single_cause(error: BaseException | None) -> BaseException | None:
     if isinstance(error, BaseExceptionGroup):
         first, *others = error.exceptions
         for other in others:
-            first.add_note(f"also: {other!r}")
+            _note(first, f"also: {other!r}")
         return single_cause(first)
     return error
+
+
+def attach(failure: BaseException, error: BaseException) -> None:
+    """`error` leaves, and `failure` with it: named in a note, and as what came first of all."""
+    _note(error, f"the consumer failed as well: {type(failure).__name__}: {failure}")
+    first = error
+    while first is not failure and first.__context__ is not None:
+        first = first.__context__
+    if first is not failure:
+        first.__context__ = failure
+
+
+def _note(error: BaseException, note: str) -> None:
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:

@@ -17,6 +17,7 @@ from anabranch.events.fleet import (
 )
 from anabranch.events.reading import (
     CheckpointFailed,
+    ConsumerFailed,
     ConsumerStarted,
     ConsumerStopped,
     DataLost,
@@ -58,6 +59,7 @@ __all__ = [
     "AggregateStraddled",
     "AggregationOff",
     "CheckpointFailed",
+    "ConsumerFailed",
     "ConsumerStarted",
     "ConsumerStopped",
     "DataLost",

@@ -7,6 +7,7 @@ from anabranch.events.event import Event
 
 __all__ = [
     "CheckpointFailed",
+    "ConsumerFailed",
     "ConsumerStarted",
     "ConsumerStopped",
     "DataLost",
@@ -44,6 +45,18 @@ class ConsumerStarted(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"application {self.app!r} started as member {self.member_id}, leases in {self.store}"
+
+
+class ConsumerFailed(Event, frozen=True, kw_only=True):
+    """A consumer has failed while its caller was already leaving with another error, which carries this one."""
+
+    level = logging.ERROR
+    error: str
+    leaving: str
+    """The type of the other error."""
+
+    def sentence(self) -> str:
+        return f"the consumer failed while {self.leaving} was being raised: {self.error}"
 
 
 class ConsumerStopped(Event, frozen=True, kw_only=True):

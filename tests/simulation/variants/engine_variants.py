@@ -12,6 +12,7 @@ from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.consuming.consuming import Consuming
 from anabranch._engine.consuming.worker import Worker
 from anabranch._engine.handling.calls import HandlerCall
 from anabranch._engine.leases.lease_loop import LeaseLoop
@@ -169,6 +170,11 @@ async def _begin_anew(self):
     return True
 
 
+async def _leave_without_a_look(self, error, deadline):
+    if self.is_running:
+        await self.stop(deadline)
+
+
 def _believe_a_nameless_storage(original):
     """An application whose row names no storage is taken for a new one."""
 
@@ -263,6 +269,11 @@ MISTAKES = {
         [(Beginning, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
+    ),
+    "an error of the loop's body hides that of the consumer": Mistake(
+        [(Consuming, "leave", _leave_without_a_look)],
+        "nothing ends unseen",
+        replace(BUSY, form="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
     ),
     "an application does not name its storage": Mistake(
         [

@@ -25,10 +25,11 @@ from anabranch._engine.handling.manual_walk import ManualWalk
 from anabranch._engine.handling.record_runners import RecordRunners
 from anabranch._engine.handling.sinks import BatchSink, RecordSink, WalkSink
 from anabranch._engine.handling.walk import Walk
-from anabranch._engine.host import Host
+from anabranch._engine.host import Host, attach
 from anabranch._engine.outside import Outside
 from anabranch.budget import Budget
 from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
+from anabranch.events import ConsumerFailed
 from anabranch.records import Batch, Record
 from anabranch.reports import StopReport
 
@@ -220,17 +221,23 @@ class Consuming:
 
     async def stop(self, deadline: float) -> StopReport:
         """From any event loop."""
+        if not await self._stop(deadline):
+            return StopReport(committed=False, released=False)
+        self._raise_failure()
+        return self._report()
+
+    async def _stop(self, deadline: float) -> bool:
+        """False: a handler called it, so it has not stopped yet: the stop waits for this very call."""
         if self._host.is_running:
             self._host.call(lambda: self._begin_stop(deadline))
             if self._is_called_by_handler:
-                return StopReport(committed=False, released=False)  # yet: the stop waits for this very call
+                return False
             await self._host.wait()
         elif self._host.is_here:
             self._let_go_of_hand()
         if self._host.is_here:
             self.close()
-        self._raise_failure()
-        return self._report()
+        return True
 
     def _begin_stop(self, deadline: float) -> None:
         self._let_go_of_hand()
@@ -261,15 +268,23 @@ class Consuming:
             self._abandoned = (in_hand[1],)
         walk.abandon()
 
-    async def abandon(self, deadline: float) -> None:
-        """The loop was left with a record in hand: it is not waited for, and will be handled again."""
+    async def leave(self, error: BaseException | None, deadline: float) -> None:
+        """The end of `async with Consumer`. A record that is in hand is not waited for, and will be handled again. An
+        error that leaves the block is kept, and carries the consumer's own error, if there is one.
+        """
+        if not (self._host.is_running or self._has_failed_unseen):
+            return
         if self._walk is not None:
             self._abandon(self._walk)
         if self._manual is not None:
             self._manual.abandon()
-        await self.stop(deadline)
+        await self._stop(deadline)
+        if error is None:
+            self._raise_failure()
+        else:
+            self._attach_failure(error)
 
-    async def break_off(self) -> None:
+    async def break_off(self, cancelled: asyncio.CancelledError) -> None:
         """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
         freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
         """
@@ -280,6 +295,7 @@ class Consuming:
                 await self._host.wait()
         finally:
             await self.cancel()
+        self._attach_failure(cancelled)
 
     async def cancel(self) -> None:
         """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""
@@ -304,7 +320,7 @@ class Consuming:
         return self._host.is_running
 
     @property
-    def has_failed_unseen(self) -> bool:
+    def _has_failed_unseen(self) -> bool:
         return self._host.error is not None and not self._failure_is_seen
 
     def _report(self) -> StopReport:
@@ -312,10 +328,26 @@ class Consuming:
         return replace(report, leftovers=(*report.leftovers, *self._abandoned))
 
     def _raise_failure(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            self._failure_is_seen = True
+            raise failure
+
+    def _failure(self) -> AnabranchError | None:
         error = self._host.error
-        if error is None:
+        if error is None or isinstance(error, AnabranchError):
+            return error
+        failure = ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    def _attach_failure(self, error: BaseException) -> None:
+        """Another error leaves, and must not hide the consumer's (P7). An event tells of it as well: whoever catches a
+        cancellation seldom looks at its notes.
+        """
+        failure = self._failure()
+        if failure is None or self._failure_is_seen:
             return
         self._failure_is_seen = True
-        if isinstance(error, AnabranchError):
-            raise error
-        raise ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}") from error
+        self._outside.emit(ConsumerFailed(error=f"{type(failure).__name__}: {failure}", leaving=type(error).__name__))
+        attach(failure, error)

@@ -3,6 +3,7 @@ that acknowledges by hand. Each ends when the consumer does, or when the loop's 
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
@@ -74,9 +75,8 @@ async def _acknowledge(
 
 
 async def _leave(consuming: Consuming) -> None:
-    """What leaving `async with Consumer` does."""
-    if consuming.is_running:
-        await consuming.abandon(_DRAIN_SECONDS)
+    """What leaving `async with Consumer` does, with the error that leaves it, if there is one."""
+    await consuming.leave(sys.exception(), _DRAIN_SECONDS)
 
 
 FORMS: Final[dict[Form, Callable[[Consuming, Labour], Awaitable[None]]]] = {

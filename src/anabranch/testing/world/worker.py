@@ -12,7 +12,7 @@ from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
-from anabranch.errors import LeaseStoreInvalidError, StreamError, StreamNotFoundError
+from anabranch.errors import AnabranchError, LeaseStoreInvalidError, StreamError, StreamNotFoundError
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import Retry
 from anabranch.testing.checkers import place
@@ -105,15 +105,20 @@ class SimulatedWorker:
     async def _live(self) -> None:
         try:
             await FORMS[self._options.form](self._consuming, self._labour)
-        except PretendedError:
-            """The loop was left by it; whoever runs the fleet starts the process again."""
+        except PretendedError as error:
+            # The loop was left by it; whoever runs the fleet starts the process again.
+            if isinstance(error.__context__, AnabranchError):
+                self._judge(error.__context__)
         except Exception as error:  # noqa: BLE001 -- few faults of this world should end a worker that has joined
-            if self.has_joined and not self._is_due(error):
-                self._journal.failed(
-                    self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
-                )
+            self._judge(error)
         finally:
             self._journal.died(self.process.world_ms(), self.process.name)
+
+    def _judge(self, error: Exception) -> None:
+        if self.has_joined and not self._is_due(error):
+            self._journal.failed(
+                self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
+            )
 
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""

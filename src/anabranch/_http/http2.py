@@ -10,7 +10,7 @@ Http2Error = exceptions.H2Error
 RemoteSettingsChanged = events.RemoteSettingsChanged
 RequestReceived = events.RequestReceived
 ResponseReceived = events.ResponseReceived
-Session = connection.H2Connection
+Http2Session = connection.H2Connection
 StreamEnded = events.StreamEnded
 StreamReset = events.StreamReset
 WindowUpdated = events.WindowUpdated
@@ -19,9 +19,9 @@ _CLIENT = config.H2Configuration(client_side=True, header_encoding=None)
 _SERVER = config.H2Configuration(client_side=False, header_encoding=None)
 
 
-def client_session(*, window_bytes: int, frame_bytes_max: int, head_bytes_max: int) -> Session:
+def client_session(*, window_bytes: int, frame_bytes_max: int, head_bytes_max: int) -> Http2Session:
     """`window_bytes` is the receive window of each stream."""
-    session = Session(_CLIENT)
+    session = Http2Session(_CLIENT)
     session.max_inbound_frame_size = frame_bytes_max
     session.local_settings = settings.Settings(
         client=True,
@@ -35,8 +35,8 @@ def client_session(*, window_bytes: int, frame_bytes_max: int, head_bytes_max: i
     return session
 
 
-def server_session(*, streams_max: int, window_bytes: int, head_bytes_max: int) -> Session:
-    session = Session(_SERVER)
+def server_session(*, streams_max: int, window_bytes: int, head_bytes_max: int) -> Http2Session:
+    session = Http2Session(_SERVER)
     session.local_settings = settings.Settings(
         client=False,
         initial_values={

@@ -1,6 +1,7 @@
 import asyncio
 import time
 
+import h2.config
 import h2.connection
 import h2.events
 import pytest
@@ -102,3 +103,18 @@ def test_a_client_that_says_goodbye_is_left(connected):
     client.close_connection()
     connection.data_received(client.data_to_send())
     assert transport.closed
+
+
+@pytest.mark.parametrize("extra", [[("host", "x"), ("host", "x")], [("host", "y")], [(":authority", "y")]])
+def test_a_request_for_two_hosts_is_refused(connected, extra):
+    connection, transport = connected
+    unchecked = h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
+    client = h2.connection.H2Connection(unchecked)
+    client.initiate_connection()
+    pseudo = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "x")]
+    client.send_headers(1, sorted([*pseudo, *extra], key=lambda pair: not pair[0].startswith(":")), end_stream=True)
+    connection.data_received(client.data_to_send())
+    assert transport.closed
+    assert not any(
+        isinstance(event, h2.events.ResponseReceived) for event in client.receive_data(bytes(transport.written))
+    )

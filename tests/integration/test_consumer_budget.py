@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch import Budget, Consumer, Retry
+from anabranch import Budget, Consumer, Retry, events
 from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.limits import MIB
 
@@ -142,3 +142,31 @@ def test_a_batch_that_the_budget_has_no_room_for_is_handed_out_as_it_is():
             await running
 
     run(main)
+
+
+def test_a_shard_that_finishes_records_is_not_reported_however_much_waits():
+    """More than the budget lets wait behind one busy key: that is back-pressure, not a stall."""
+    happened, seen = [], []
+
+    async def main():
+        async with stream_world(1) as world:
+            consumer = world.consumer(
+                app="billing",
+                leases="memory://",
+                order="key",
+                until="tip",
+                on_event=happened.append,
+                settings=replace(QUICK, budget=32 * MIB),
+            )
+
+            async def handle(record):
+                seen.append(record)
+                await asyncio.sleep(0.15)
+
+            for _ in range(16):
+                world.call("PutRecord", PartitionKey="busy", Data=HALF_MIB)
+            await consumer.run(handle, handle_signals=False)
+
+    run(main)
+    assert len(seen) == 16
+    assert [event for event in happened if isinstance(event, events.StandstillBegan)] == []

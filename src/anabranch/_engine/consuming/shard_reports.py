@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from anabranch._core.handling.lanes import Lane
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, ShardStatus
 from anabranch.events import Event, StandstillBegan
@@ -23,6 +24,9 @@ RATE_OVER_MS: Final = 2_000
 """Shorter than the default heartbeat interval, so that each heartbeat has a rate of its own."""
 UNFINISHED_MS: Final = 10_000
 """After this long without a finished record, the one that is waited for is named."""
+ROOM_TOLD_AFTER_MS: Final = 60_000
+ROOM_TOLD_EVERY_MS: Final = 600_000
+"""A full byte budget is normal back-pressure: only a long wait is reported, for one shard in the name of all."""
 
 
 class _Motion(msgspec.Struct):
@@ -40,6 +44,7 @@ class ShardReports:
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         self._motions: dict[LeaseKey, _Motion] = {}
+        self._room_told_ms: int | None = None
 
     def report(
         self,
@@ -53,10 +58,8 @@ class ShardReports:
         """
         motions = {session.key: self._measure(session, now_ms) for session in sessions}
         self._motions = motions
-        found = [
-            self._status(motion, overdue.get(motion.session) or _reason(motion, now_ms, hindrance))
-            for motion in motions.values()
-        ]
+        found = [self._status(motion, now_ms, hindrance, overdue) for motion in motions.values()]
+        self._tell_of_room([motion.session for motion in motions.values()], now_ms)
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
         return tuple(found[:SHARDS_MAX])
 
@@ -65,7 +68,11 @@ class ShardReports:
     ) -> tuple[ShardState, ...]:
         """For who asks this process between two reports: nothing is measured, and nothing told to anybody else."""
         return tuple(
-            session.state(overdue.get(session) or _reason(self._last_seen(session, now_ms), now_ms, hindrance))
+            session.state(
+                overdue.get(session)
+                or _reason(self._last_seen(session, now_ms), now_ms, hindrance)
+                or _want_of_room(session, now_ms)
+            )
             for session in sessions
         )
 
@@ -88,12 +95,16 @@ class ShardReports:
             motion.since_ms, motion.finished_count = now_ms, count
         return motion
 
-    def _status(self, motion: _Motion, reason: str | None) -> ShardStatus:
+    def _status(
+        self, motion: _Motion, now_ms: int, hindrance: str | None, overdue: Mapping[Session, str]
+    ) -> ShardStatus:
         session = motion.session
+        reason = overdue.get(session) or _reason(motion, now_ms, hindrance)
         if reason is not None and not motion.stands_still and session.is_live:
             # A shard that stopped at a record has said so itself, once and louder.
             self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
         motion.stands_still = reason is not None
+        reason = reason or _want_of_room(session, now_ms)
         return ShardStatus(
             session.shard_id,
             None if reason is None else reason[:REASON_CHARACTERS_MAX],
@@ -102,8 +113,23 @@ class ShardReports:
             session.key.stream_key,
         )
 
+    def _tell_of_room(self, sessions: list[Session], now_ms: int) -> None:
+        waiting = [session for session in sessions if _room_waited_ms(session, now_ms) >= ROOM_TOLD_AFTER_MS]
+        told_ms = self._room_told_ms
+        if not waiting or (told_ms is not None and now_ms - told_ms < ROOM_TOLD_EVERY_MS):
+            return
+        self._room_told_ms = now_ms
+        first = max(waiting, key=lambda session: _room_waited_ms(session, now_ms))
+        count = "1 shard waits" if len(waiting) == 1 else f"{len(waiting)} shards wait"
+        self._emit(
+            StandstillBegan(
+                stream=first.stream.name, shard_id=first.shard_id, reason=f"{_want_of_room(first, now_ms)}; {count}"
+            )
+        )
+
 
 def _reason(motion: _Motion, now_ms: int, hindrance: str | None) -> str | None:
+    """Why it is stalled. A shard that finishes records is not, however much waits in it."""
     session = motion.session
     if session.reason is not None:
         return session.reason
@@ -115,20 +141,27 @@ def _reason(motion: _Motion, now_ms: int, hindrance: str | None) -> str | None:
     if session.drains and request is not None:
         return f"it is being handed over to {request.requester}"
     waited_ms = now_ms - motion.moved_at_ms
-    first = session.lane.first_unfinished
-    if first is None:
-        return _want_of_room(session, now_ms)
-    if waited_ms < UNFINISHED_MS:
+    lane, first = session.lane, session.lane.first_unfinished
+    if first is None or waited_ms < UNFINISHED_MS:
         return None
+    if isinstance(lane, Lane) and (full := lane.standstill) is not None:
+        return full
     waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
     return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting
 
 
+def _room_waited_ms(session: Session, now_ms: int) -> int:
+    """How long it has waited for room in the byte budget, with nothing left to handle; 0 if it does not."""
+    since_ms = session.no_room_since_ms
+    has_nothing = session.is_live and session.lane.first_unfinished is None
+    return now_ms - since_ms if since_ms is not None and has_nothing else 0
+
+
 def _want_of_room(session: Session, now_ms: int) -> str | None:
-    since_ms, budget = session.no_room_since_ms, session.budget
-    if since_ms is None or now_ms - since_ms < UNFINISHED_MS:
+    waited_ms, budget = _room_waited_ms(session, now_ms), session.budget
+    if waited_ms < UNFINISHED_MS:
         return None
     return (
-        f"the byte budget has had no room for a read for {(now_ms - since_ms) // 1000} s: "
+        f"the byte budget has had no room for a read for {waited_ms // 1000} s: "
         f"{budget.used_bytes} of {budget.limit_bytes} bytes are read and unfinished"
     )

@@ -89,7 +89,6 @@ class ManualWalk:
         entry = lane.next(self._outside.clock.now_ms())
         if entry is None:
             session.settle()
-            session.reason = lane.standstill or session.reason
             self._on_finished(session)
         return entry
 

@@ -155,7 +155,6 @@ class RecordRunners:
             self._give_up(session, lane, failing)
             return None
         session.settle()
-        session.reason = lane.standstill or session.reason
         deadline_ms = clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
         if deadline_ms is not None:
             self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))

@@ -1,6 +1,6 @@
 """What every heartbeat says of a member's shards."""
 
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import Lane, LaneLimits
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -130,6 +130,63 @@ def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
     assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
     session.no_room_since_ms = None
     assert reports.report([session], 15_001)[0].reason is None
+
+
+def test_a_full_lane_is_the_reason_only_if_nothing_of_it_is_finished():
+    told, session = [], make_session()
+    reports = ShardReports(told.append)
+    session.lane = Lane(session.row.checkpoint, "key", session.window, LaneLimits(open_keys_max=2))
+    read(session, *(plain(number, f"key-{number}") for number in range(1, 5)))
+    reports.report([session], 0)
+    first, second = session.lane.next(0), session.lane.next(0)
+    assert session.lane.next(0) is None
+    for second_count in range(1, 10):
+        assert reports.report([session], second_count * 1000)[0].reason is None
+    session.lane.finish(first)
+    assert session.lane.next(0) is not None
+    assert reports.report([session], 10_000)[0].reason is None
+    full = "2 keys have unfinished records, as many as may be open at once"
+    assert [reports.report([session], at_ms)[0].reason for at_ms in (19_000, 25_000, 26_000)] == [None, full, full]
+    assert [event.reason for event in told] == [full]
+    session.lane.finish(second)
+    assert reports.report([session], 27_000)[0].reason is None
+
+
+def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_after_ten():
+    told, sessions = [], [make_session(number) for number in range(50)]
+    reports = ShardReports(told.append)
+    for number, session in enumerate(sessions):
+        session.no_room_since_ms = number
+    reports.report(sessions, 0)
+    for second in range(60):
+        reports.report(sessions, second * 1000)
+    assert told == []
+    for second in range(60, 600 + 60):
+        reports.report(sessions, second * 1000)
+    (event,) = told
+    assert event.shard_id == sessions[0].shard_id
+    assert "no room for a read for 60 s" in event.reason
+    assert event.reason.endswith("1 shard waits")
+    reports.report(sessions, 660_000)
+    assert [event.reason.rpartition("; ")[2] for event in told] == ["1 shard waits", "50 shards wait"]
+
+
+def test_turns_of_a_full_budget_are_not_reported():
+    told, sessions = [], [make_session(number) for number in range(50)]
+    reports = ShardReports(told.append)
+    for second in range(1_000):
+        sessions[second % 50].no_room_since_ms = second * 1000  # it was read, and waits again
+        reports.report(sessions, second * 1000)
+    assert told == []
+
+
+def test_a_shard_that_waits_for_room_tells_what_else_comes():
+    told, session = [], make_session()
+    reports = ShardReports(told.append)
+    session.no_room_since_ms = 0
+    reports.report([session], 20_000)
+    reports.report([session], 21_000, hindrance="told to pause")
+    assert [event.reason for event in told] == ["told to pause"]
 
 
 def test_who_asks_between_two_reports_is_told_the_reason_and_nobody_else_is():

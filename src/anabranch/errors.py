@@ -22,6 +22,7 @@
     │   ├── LeaseStoreError              retryable: the store did not answer, or could not do what was asked
     │   ├── LeaseStoreInvalidError       the store is unusable as it is: no database, wrong schema, refused place
     │   └── FleetMismatchError           this worker's streams or settings differ from those of its live fleet
+    ├── ShardStoppedError                a run ended by itself with a shard stopped at a record; .report names it
     ├── ConsumerFailedError              a background task ended in an unexpected error; __cause__ is that error
     └── ProducerError                    the producer has failed; its thread could not be started
         ├── BufferFull                   retryable: the producer's buffer has no room now
@@ -32,7 +33,10 @@ default message.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+if TYPE_CHECKING:
+    from anabranch.reports import StopReport
 
 __all__ = [
     "AccessDeniedError",
@@ -53,6 +57,7 @@ __all__ = [
     "ProducerError",
     "ResourceInUseError",
     "ServiceError",
+    "ShardStoppedError",
     "StreamDeletedError",
     "StreamError",
     "StreamNotFoundError",
@@ -226,6 +231,15 @@ class LeaseStoreInvalidError(LeaseError):
 
 class FleetMismatchError(LeaseError):
     """This worker's settings differ from those of its live fleet."""
+
+
+class ShardStoppedError(AnabranchError):
+    """The run ended while a shard that it holds was stopped at a record."""
+
+    def __init__(self, message: str | None = None, *, report: "StopReport | None" = None) -> None:
+        super().__init__(message)
+        self.report = cast("StopReport", report)  # None only until an unpickled error gets its attributes
+        """How the run ended; `report.stopped` has each shard with its record and error."""
 
 
 class ConsumerFailedError(AnabranchError):

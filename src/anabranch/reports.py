@@ -15,11 +15,33 @@ __all__ = [
     "ShardState",
     "StopReport",
     "StoppedRecord",
+    "StoppedShard",
 ]
 
 
+class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that is stopped at a record: nothing from this record on is handled until a new worker tries again."""
+
+    stream: str
+    shard_id: str
+    reason: str
+    position: str | None
+    """Of the record; None if nobody knows it, because its owners died without naming it."""
+    partition_key: str | None
+    record: Record[bytes] | None = None
+    """The record itself; None if another worker stopped the shard."""
+    error: BaseException | None = None
+    """What the handler or the decoder raised; None if another worker stopped the shard."""
+
+    def __str__(self) -> str:
+        at = "" if self.position is None else f" at record {self.position} (partition key {self.partition_key!r})"
+        return f"{self.stream}/{self.shard_id} is stopped{at}: {self.reason}"
+
+
 class StopReport(msgspec.Struct, frozen=True):
-    """How a stop went. Clean means: everything started was finished and committed, and the leases are free."""
+    """How a stop went. Clean means: everything started was finished and committed, the leases are free, and no shard of
+    this worker is stopped at a record.
+    """
 
     leftovers: tuple[Record[bytes], ...] = ()
     """Records whose handlers still ran at the deadline; they will be handled again."""
@@ -27,10 +49,12 @@ class StopReport(msgspec.Struct, frozen=True):
     """False if the store took no final checkpoint: what was finished since the last one will be handled again."""
     released: bool = True
     """False if the store gave no answer to the leave: the leases are free only after their expiry."""
+    stopped: tuple[StoppedShard, ...] = ()
+    """The shards of this worker that are stopped at a record."""
 
     @property
     def clean(self) -> bool:
-        return not self.leftovers and self.committed and self.released
+        return not self.leftovers and self.committed and self.released and not self.stopped
 
 
 class FlushReport(msgspec.Struct, frozen=True):

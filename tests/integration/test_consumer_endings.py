@@ -20,6 +20,7 @@ from anabranch.errors import (
     ConsumerFailedError,
     FleetMismatchError,
     LeaseStoreError,
+    ShardStoppedError,
     StreamNotFoundError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
@@ -359,7 +360,8 @@ def test_a_stopped_shard_stays_stopped_when_its_worker_stops_in_order():
 
             for takes in (1, 2, 3):
                 consumer = world.consumer(app="billing", leases=store, until="tip", on_failure=Retry(attempts=1))
-                assert (await consumer.run(handle)).clean
+                with pytest.raises(ShardStoppedError):
+                    await consumer.run(handle)
                 (row,) = await store.read_leases()
                 assert row.stopped is not None, takes
 
@@ -386,7 +388,8 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
                 await running
                 for member in await store.read_members():
                     await store.leave(member.member_id)
-            await world.consumer(**options).run(seen.append)
+            with pytest.raises(ShardStoppedError):
+                await world.consumer(**options).run(seen.append)
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "5 owners in a row ended while they handled it" in str(stop)
             assert stop.partition_key == "a"
@@ -542,7 +545,8 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_failure_not_a_success():
             consumer = world.consumer(
                 app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
             )
-            await consumer.run(lambda record: handle(record, 1))
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(lambda record: handle(record, 1))
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "async def" in str(stop)
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from anabranch import Retry, events
+from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import numbers, run, stream_world, until
@@ -39,11 +40,13 @@ def test_failed_attempts_are_counted_over_a_fail_over(way):
             await until(lambda: attempts == [1], "the first failure")
             await first.stop()
             await running
-            await run_it(consumer(0.01))
+            with pytest.raises(ShardStoppedError):
+                await run_it(consumer(0.01))
             assert attempts == [1, 2, 3]
             assert sum(isinstance(event, events.ShardStopped) for event in happened) == 1
 
-            await run_it(consumer(0.01))  # one that starts after the stop tries the record once (rule D4)
+            with pytest.raises(ShardStoppedError):  # one that starts after the stop tries the record once (rule D4)
+                await run_it(consumer(0.01))
             assert attempts == [1, 2, 3, 4]
 
     run(main)

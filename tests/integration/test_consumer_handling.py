@@ -12,6 +12,7 @@ import pytest
 import anabranch
 from anabranch import Retry, events
 from anabranch.budget import READ_RESERVE_BYTES
+from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, check_order, now_ms, numbers, run, stream_world, until
@@ -135,7 +136,8 @@ def test_a_failing_record_is_tried_again_and_then_stops_its_shard_loudly():
                 app="billing", leases=store, until="tip", on_event=happened.append,
                 on_failure=Retry(attempts=3, backoff=0.01),
             )  # fmt: skip
-            await consumer.run(handle)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(handle)
             assert numbers(seen) == [0, 1, 2]
             failures = [event for event in happened if isinstance(event, events.HandlerFailed)]
             assert [event.attempt for event in failures] == [1, 2, 3]
@@ -188,7 +190,8 @@ def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_work
             consumer = world.consumer(
                 app="billing", leases=f"sqlite:{tmp_path}/leases.db", until="tip", on_failure=Retry(attempts=1)
             )
-            assert (await getattr(consumer, way)(handle, handle_signals=False)).clean
+            with pytest.raises(ShardStoppedError, match="udce9"):
+                await getattr(consumer, way)(handle, handle_signals=False)
             async with anabranch.Application("billing", leases=f"sqlite:{tmp_path}/leases.db") as application:
                 (shard,) = (await application.status()).shards
             assert shard.state == "stopped"
@@ -255,7 +258,8 @@ def test_what_a_handler_returns_or_exits_with_does_not_leave_its_process():
                 app="billing", leases="memory://", order="key", until="tip", on_event=happened.append,
                 on_failure=Retry(attempts=1),
             )  # fmt: skip
-            assert (await consumer.run(exit_or_return_a_lock, processes=1)).clean
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(exit_or_return_a_lock, processes=1)
             (failed,) = [event for event in happened if isinstance(event, events.HandlerFailed)]
             assert (failed.partition_key, failed.error) == ("a", "RuntimeError: the handler raised SystemExit(enough)")
 
@@ -293,7 +297,8 @@ def test_a_record_that_kills_its_process_stops_its_shard_and_no_other(tmp_path):
                 app="billing", leases="memory://", until="tip", on_event=happened.append,
                 on_failure=Retry(attempts=2, backoff=0.01),
             )  # fmt: skip
-            await consumer.run(die_or_write, processes=1)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(die_or_write, processes=1)
             assert sorted(target.read_text()) == ["0", "3", "4"]
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert stop.shard_id == "shardId-000000000000"

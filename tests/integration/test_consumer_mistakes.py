@@ -259,7 +259,8 @@ def test_a_handler_that_returns_work_instead_of_doing_it_is_no_success(handler):
             consumer = world.consumer(
                 app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
             )
-            await consumer.run(handler)
+            with pytest.raises(errors.ShardStoppedError):
+                await consumer.run(handler)
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "nothing was handled" in str(stop)
 
@@ -274,7 +275,8 @@ def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
             consumer = world.consumer(
                 app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(attempts=1)
             )
-            await consumer.run(lambda record: next(iter(())))
+            with pytest.raises(errors.ShardStoppedError):
+                await consumer.run(lambda record: next(iter(())))
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "StopIteration" in str(stop)
 

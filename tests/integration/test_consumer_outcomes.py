@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+import signal
 
 import pytest
 
 from anabranch import Retry, events
+from anabranch._engine.consuming import end_watch
+from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world
+from stream_world import run, stream_world, until
 
 EVERY_WAY = pytest.mark.parametrize("way", ["records", "by hand", "batches", "run", "run_batches", "key", "none"])
 
@@ -19,6 +22,14 @@ def put(world, *payloads):
         world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
         for number, data in enumerate(payloads)
     ]
+
+
+LOW, HIGH = "0", str((1 << 128) - 1)
+
+
+def put_at(world, hash_key, data):
+    """One record, of the first or the last shard."""
+    world.call("PutRecord", PartitionKey="a", ExplicitHashKey=hash_key, Data=data)
 
 
 async def consume(world, way, take, **options):
@@ -66,10 +77,11 @@ def test_what_comes_before_a_payload_that_does_not_decode_is_handled_and_the_sha
                 tried.append(data)
                 return int(data)
 
-            await consume(
-                world, way, taken.append, leases=store, decode=decode, concurrency=1, on_event=happened.append,
-                on_failure=Retry(attempts=5, backoff=0.01),
-            )  # fmt: skip
+            with pytest.raises(ShardStoppedError):
+                await consume(
+                    world, way, taken.append, leases=store, decode=decode, concurrency=1, on_event=happened.append,
+                    on_failure=Retry(attempts=5, backoff=0.01),
+                )  # fmt: skip
             values = [[one.value for one in getattr(item, "records", [item])] for item in taken]
             assert values == ([[1, 2]] if "batches" in way else [[1], [2]])
             assert tried == [b"1", b"2", b"oops"]  # it would not decode the second time either
@@ -103,7 +115,8 @@ def test_a_batch_before_a_payload_that_does_not_decode_is_tried_again_as_any_oth
                 app="billing", leases="memory://", until="tip", decode=int, on_event=happened.append,
                 on_failure=Retry(attempts=3, backoff=0),
             )  # fmt: skip
-            await consumer.run_batches(handle, max_wait=0.1)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run_batches(handle, max_wait=0.1)
             assert attempts == [([1, 2], 1), ([1, 2], 2), ([1, 2], 3)]
             (stop,) = kinds(happened, events.ShardStopped)
             assert stop.position == places[2]
@@ -147,10 +160,10 @@ def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(w
                 app="billing", leases="memory://", until="tip", on_event=happened.append,
                 on_failure=Retry(attempts=4, backoff=0),
             )  # fmt: skip
-            if way == "run_batches":
-                await consumer.run_batches(handle, max_wait=0.1)
-            else:
-                await consumer.run(failing if way == "threads" else handle)
+            batches = way == "run_batches"
+            running = consumer.run_batches(handle) if batches else consumer.run(failing if way == "threads" else handle)
+            with pytest.raises(ShardStoppedError):
+                await running
             failures = kinds(happened, events.HandlerFailed)
             assert [event.attempt for event in failures] == [1, 2, 3, 4]
             assert all(isinstance(event.exception, LookupError) for event in failures)
@@ -179,7 +192,8 @@ def test_tracebacks_are_left_out_while_many_calls_fail_and_the_last_attempts_hav
                 app="billing", leases="memory://", until="tip", order="key", concurrency=40,
                 on_failure=Retry(attempts=2, backoff=0),
             )  # fmt: skip
-            await consumer.run(handle)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(handle)
 
     caplog.set_level(logging.INFO, "anabranch")
     run(main, 15)
@@ -196,9 +210,230 @@ def test_a_process_logs_the_traceback_of_its_handler(caplog):
         async with stream_world(1) as world:
             put(world, b"1")
             consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
-            await consumer.run(failing, processes=1)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(failing, processes=1)
 
     caplog.set_level(logging.INFO, "anabranch")
     run(main, 30)
     assert "in failing" in caplog.text
     assert "no customer key-0" in caplog.text
+
+
+# how the run ends
+
+
+ENDS = pytest.mark.parametrize("ends", [{"until": "tip"}, {"until": None, "idle_timeout": 0.3}], ids=["tip", "idle"])
+
+
+@EVERY_WAY
+@ENDS
+def test_a_run_that_ends_by_itself_with_a_stopped_shard_raises_and_names_record_and_error(way, ends):
+    async def main():
+        async with stream_world(1) as world:
+            places = put(world, b"1", b"oops", b"3")
+            with pytest.raises(ShardStoppedError) as raised:
+                await consume(world, way, lambda item: None, leases="memory://", decode=int, **ends)
+            report = raised.value.report
+            (stopped,) = report.stopped
+            assert (stopped.stream, stopped.shard_id) == ("orders", "shardId-000000000000")
+            assert (stopped.position, stopped.partition_key, stopped.record.data) == (places[1], "key-1", b"oops")
+            assert raised.value.__cause__ is stopped.error
+            assert places[1] in str(raised.value)
+            assert "DecodeError" in str(raised.value)
+            assert (report.clean, report.committed, report.released) == (False, True, True)
+
+    run(main, 20)
+
+
+def test_run_sync_raises_where_run_does(tmp_path):
+    async def make():
+        async with stream_world(1) as world:
+            put(world, b"1")
+
+            def work():
+                consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
+                with pytest.raises(ShardStoppedError) as raised:
+                    consumer.run_sync(failing)
+                return raised.value
+
+            error = await asyncio.to_thread(work)
+            assert isinstance(error.report.stopped[0].error, LookupError)
+
+    run(make, 15)
+
+
+def test_other_shards_are_handled_to_the_end_before_a_stopped_one_is_raised():
+    async def main():
+        async with stream_world(2) as world:
+            for number in range(40):
+                put_at(world, HIGH if number % 2 else LOW, str(number).encode())
+            seen = []
+
+            async def handle(record):
+                if record.data == b"0":
+                    failing(record)
+                await asyncio.sleep(0.01)
+                seen.append(int(record.data))
+
+            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
+            with pytest.raises(ShardStoppedError) as raised:
+                await consumer.run(handle)
+            assert seen == list(range(1, 40, 2))
+            assert [shard.shard_id for shard in raised.value.report.stopped] == ["shardId-000000000000"]
+
+    run(main, 15)
+
+
+@pytest.mark.parametrize("by", ["stop", "signal"])
+def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean(by):
+    async def main():
+        async with stream_world(1) as world:
+            put(world, b"1")
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            running = asyncio.create_task(consumer.run(failing, handle_signals=True))
+            await until(lambda: kinds(happened, events.ShardStopped), "the stop of the shard")
+            if by == "signal":
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                assert len((await consumer.stop()).stopped) == 1
+            report = await running
+            assert not report.clean
+            assert isinstance(report.stopped[0].error, LookupError)
+            assert (report.leftovers, report.committed, report.released) == ((), True, True)
+
+    run(main, 15)
+
+
+def test_a_loop_that_is_left_after_its_run_ended_by_itself_raises_where_the_consumer_is_closed():
+    async def main():
+        async with stream_world(2) as world:
+            happened = []
+            put_at(world, LOW, b"oops")
+            put_at(world, HIGH, b"1")
+
+            async def leave_when_it_has_ended():
+                async with world.consumer(
+                    app="billing", leases="memory://", decode=int, acknowledge="manual", idle_timeout=0.2,
+                    on_event=happened.append,
+                ) as consumer:  # fmt: skip
+                    async for record in consumer:
+                        consumer.ack(record)
+                        if kinds(happened, events.ShardStopped):
+                            await until(lambda: kinds(happened, events.ConsumerStopped), "the end of the run")
+                            break
+                        put_at(world, HIGH, b"1")
+
+            with pytest.raises(ShardStoppedError):
+                await leave_when_it_has_ended()
+
+    run(main, 15)
+
+
+def test_an_error_in_the_body_of_a_loop_is_not_hidden_by_a_stopped_shard():
+    async def main():
+        async with stream_world(2) as world:
+            happened = []
+            put_at(world, LOW, b"oops")
+            put_at(world, HIGH, b"1")
+
+            async def fail_when_it_has_ended():
+                async with world.consumer(
+                    app="billing", leases="memory://", decode=int, acknowledge="manual", idle_timeout=0.2,
+                    on_event=happened.append,
+                ) as consumer:  # fmt: skip
+                    async for record in consumer:
+                        consumer.ack(record)
+                        if kinds(happened, events.ShardStopped):
+                            await until(lambda: kinds(happened, events.ConsumerStopped), "the end of the run")
+                            raise LookupError("no such customer")
+                        put_at(world, HIGH, b"1")
+
+            with pytest.raises(LookupError) as raised:
+                await fail_when_it_has_ended()
+            assert isinstance(raised.value.__context__, ShardStoppedError)
+            assert "its payload does not decode" in raised.value.__notes__[0]
+
+    run(main, 15)
+
+
+def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute(monkeypatch):
+    assert end_watch.STOPPED_MS_MAX == 60_000
+    monkeypatch.setattr(end_watch, "STOPPED_MS_MAX", 300)
+    monkeypatch.setattr(end_watch, "STOPPED_LOOK_EVERY_MS", 50)
+
+    async def main():
+        async with stream_world(2) as world:
+            put_at(world, LOW, b"0")
+            happened, seen = [], []
+
+            async def handle(record):
+                if record.data == b"0":
+                    failing(record)
+                seen.append(record)
+
+            consumer = world.consumer(
+                app="billing", leases="memory://", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: kinds(happened, events.ShardStopped), "the stop of the first shard")
+            await asyncio.sleep(0.6)
+            assert not running.done()  # the other shard is not stopped
+            put_at(world, HIGH, b"1")
+            await until(lambda: seen, "a record of the other shard")
+            put_at(world, HIGH, b"0")
+            with pytest.raises(ShardStoppedError, match="all its shards have been stopped") as raised:
+                await running
+            assert len(raised.value.report.stopped) == 2
+
+    run(main, 15)
+
+
+def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_else_to_take(monkeypatch):
+    monkeypatch.setattr(end_watch, "STOPPED_MS_MAX", 2_000)
+    monkeypatch.setattr(end_watch, "STOPPED_LOOK_EVERY_MS", 50)
+
+    async def main():
+        async with stream_world(2) as world:
+            happened, taken = [], []
+            options = {"app": "billing", "leases": MemoryLeaseStore(), "on_failure": Retry(attempts=1)}
+            first = world.consumer(on_event=happened.append, **options)
+            running = asyncio.create_task(first.run(failing, handle_signals=False))
+            await until(lambda: len(kinds(happened, events.ShardStarted)) == 2, "both shards with one worker")
+            other = world.consumer(on_event=taken.append, **options)
+            dying = asyncio.create_task(other.run(failing, handle_signals=False))
+            await until(lambda: kinds(taken, events.ShardStarted), "one shard with the other worker")
+            await other._consuming.cancel()  # it dies, and its lease has to expire
+            await dying
+            put_at(world, LOW, b"0")
+            put_at(world, HIGH, b"0")
+            with pytest.raises(ShardStoppedError) as raised:
+                await running
+            assert len(raised.value.report.stopped) == 2
+
+    run(main, 25)
+
+
+def test_a_shard_that_another_worker_stopped_is_not_taken_for_success_either():
+    async def main():
+        async with stream_world(1) as world:
+            store, happened = MemoryLeaseStore(), []
+            other = world.consumer(app="billing", leases=store, idle_timeout=1.5, on_event=happened.append)
+            first = world.consumer(app="billing", leases=store, on_failure=Retry(attempts=1), on_event=happened.append)
+            stopped = asyncio.create_task(first.run(failing, handle_signals=False))
+            await until(lambda: kinds(happened, events.ShardStarted), "the first owner")
+            waiting = asyncio.create_task(other.run(failing, handle_signals=False))
+            await until(lambda: len(kinds(happened, events.ConsumerStarted)) == 2, "the other worker")
+            (place,) = put(world, b"1")
+            await until(lambda: kinds(happened, events.ShardStopped), "the stop of the shard")
+            await first.stop()
+            await stopped
+            with pytest.raises(ShardStoppedError) as raised:
+                await waiting
+            (shard,) = raised.value.report.stopped
+            assert (shard.position, shard.record, shard.error) == (place, None, None)
+            assert "no customer key-0" in shard.reason
+
+    run(main, 20)

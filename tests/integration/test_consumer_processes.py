@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 from anabranch import Retry, events
+from anabranch.errors import ShardStoppedError
 
 from stream_world import run, stream_world
 
@@ -36,7 +37,10 @@ def consume(handler, **retry):
             consumer = world.consumer(
                 app="billing", leases="memory://", until="tip", on_event=happened.append, on_failure=Retry(**retry)
             )
-            reports.append(await consumer.run(handler, processes=1))
+            try:
+                reports.append(await consumer.run(handler, processes=1))
+            except ShardStoppedError as error:
+                reports.append(error.report)
 
     run(main, 40)
     return happened, reports[0]

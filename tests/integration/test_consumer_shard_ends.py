@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch import Retry, events
+from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, numbers, run, stream_world, until
@@ -124,7 +125,8 @@ def test_records_that_come_after_the_failing_one_are_handled_before_the_end_is_m
                 on_event=happened.append,
                 until="tip",
             )
-            await consumer.run(handler.record)
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(handler.record)
             assert numbers(handler.handled) == [1, 2, 3]
             assert [event.position for event in happened if isinstance(event, events.ShardStopped)]
 

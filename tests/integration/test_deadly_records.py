@@ -14,6 +14,7 @@ from stream_world import run, stream_world
 PROGRAM = """
 import asyncio, os, sys
 from anabranch import Aws, Consumer
+from anabranch.errors import ShardStoppedError
 from stream_world import QUICK, Credentials
 
 endpoint, leases, effects, life, order = sys.argv[1:]
@@ -28,8 +29,12 @@ async def handle(record):
     await asyncio.sleep(0)
     os.write(effects, f"{life} {record.shard_id} {record.data.decode()}\\n".encode())
 
-asyncio.run(consumer.run(handle, handle_signals=False))
+try:
+    asyncio.run(consumer.run(handle, handle_signals=False))
+except ShardStoppedError:
+    sys.exit(3)
 """
+STOPPED = 3
 
 SHARDS, RECORDS = 3, 40
 SUSPECT_LIFE = 3
@@ -49,14 +54,14 @@ def _write(world, before):
 
 
 async def _live(*arguments, deaths_max=12):
-    """Lives of a worker, one after another, until one ends in order; how many died."""
+    """Runs of a worker, one after another, until one ends by itself; how many died."""
     for deaths in range(deaths_max):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", PROGRAM, *map(str, arguments[:3]), str(deaths + 1), arguments[3],
             env={"PYTHONPATH": ":".join(sys.path)}, stderr=subprocess.PIPE,
         )  # fmt: skip
         _, stderr = await process.communicate()
-        if process.returncode == 0:
+        if process.returncode in {0, STOPPED}:
             return deaths
         assert process.returncode == 9, stderr.decode()
     raise AssertionError("it dies for ever")

@@ -14,7 +14,7 @@ from anabranch._cli.output import DONE, FAILED, counted, say
 from anabranch._cli.targets import find_consumer
 from anabranch._cli.worker_processes import run_workers
 from anabranch._engine.lifeline import tie_to
-from anabranch.errors import ConfigurationError, ConsumerFailedError
+from anabranch.errors import ConfigurationError, ConsumerFailedError, ShardStoppedError
 
 if TYPE_CHECKING:
     from anabranch.consumer import Consumer
@@ -31,7 +31,8 @@ examples:
 The consumer needs a handler, by @consumer.handler or @consumer.batch_handler().
 Ctrl-C and SIGTERM stop it in order: what runs may end, checkpoints are written,
 leases are freed; a second one does not wait for handlers. The exit code is 0
-then, and 1 if something was left. A worker that fails is not started again: the
+then, and 1 if something was left, or if a shard is stopped at a record that
+could not be handled. A worker that fails is not started again: the
 others take over its shards, and its exit code is the run's in the end. Workers
 stop in order, too, when the program that started them is gone.
 """
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(consumer: "Consumer[Any]") -> "StopReport":
     try:
         return asyncio.run(consumer.run(handle_signals=True))
+    except ShardStoppedError as error:
+        return error.report
     except ConsumerFailedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -81,6 +84,10 @@ def _run(consumer: "Consumer[Any]") -> "StopReport":
 def _outcome(report: "StopReport") -> int:
     if report.clean:
         return DONE
+    for shard in report.stopped:
+        say(str(shard))
+    if report.stopped:
+        say("nothing from there on was handled; fix the cause and run again: a new worker tries the record once more")
     if report.leftovers:
         running = counted(len(report.leftovers), "handler")
         say(f"{running} still ran at the deadline: those records will be handled again")

@@ -22,7 +22,7 @@ from anabranch._model.start_positions import StartingPosition, after_sequence_nu
 from anabranch._model.streams import StreamName
 from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisRecord
 from anabranch.budget import Budget
-from anabranch.reports import ShardState
+from anabranch.reports import ShardState, StoppedShard
 
 __all__ = ["WANT_OF_ROOM_MS", "Session"]
 
@@ -72,6 +72,8 @@ class Session:
         """What arrived before was received, by the service's clock (rule T4); None: who knows."""
         self.reason: str | None = None
         """Why it does not move, for people; None while it does."""
+        self.stopped: StoppedShard | None = None
+        """Where and why it stops, from the moment that this is decided (rule D4)."""
         self.trimmed = False
         """It left the stream before it was read to its end."""
         self.ending = False

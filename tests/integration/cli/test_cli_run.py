@@ -25,6 +25,10 @@ batches = anabranch.Consumer("orders", app="batches", until="tip", settings=SETT
 without = anabranch.Consumer("orders", app="without")
 alone = anabranch.Consumer("orders")
 in_memory = anabranch.Consumer("orders", app="x", leases="memory://")
+stops = anabranch.Consumer(
+    "orders", app="stops", until="tip", settings=SETTINGS, on_failure=anabranch.Retry(attempts=1)
+)
+follows = anabranch.Consumer("orders", app="follows", settings=SETTINGS, on_failure=anabranch.Retry(attempts=1))
 missing = anabranch.Consumer("nowhere", app="missing", settings=ConsumerSettings(start_timeout=0))
 
 @consumer.handler
@@ -36,6 +40,12 @@ async def handle(record):
     if record.data == b"crash":
         os._exit(7)
     print(os.getpid(), record.partition_key, record.data.decode(), flush=True)
+
+@stops.handler
+@follows.handler
+async def fail(record):
+    print("failing", flush=True)
+    raise LookupError("no such customer")
 
 @batches.batch_handler(max_wait=0.1)
 def handle_all(batch):
@@ -90,6 +100,27 @@ def test_a_signal_stops_it_in_order(server, folder):
             process.send_signal(number)
             assert process.wait(timeout=20) == 0
             assert process.stderr.read() == ""
+
+
+def test_a_run_that_ends_with_a_stopped_shard_fails_and_names_its_record(server, folder, program):
+    place = server.call("PutRecord", StreamName="orders", PartitionKey="a", Data=b"one")["SequenceNumber"]
+    ended = program("run", "app:stops", "--log", "error")
+    assert ended.code == 1
+    assert f" is stopped at record {place} (partition key 'a'): its handler failed 1 times" in ended.err
+    assert ended.err.endswith(
+        "nothing from there on was handled; fix the cause and run again: a new worker tries the record once more\n"
+    )
+
+
+def test_a_signal_that_finds_a_stopped_shard_ends_in_failure(server, folder):
+    put(server, "one")
+    with running("app:follows", "--log", "error") as process:
+        assert process.stdout.readline() == "failing\n"
+        while "stopped at record" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 1
+        assert "LookupError: no such customer" in process.stderr.read()
 
 
 def test_several_workers_share_the_shards_and_end_together(server, folder):

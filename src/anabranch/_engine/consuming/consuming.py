@@ -28,7 +28,7 @@ from anabranch._engine.handling.walk import Walk
 from anabranch._engine.host import Host, attach
 from anabranch._engine.outside import Outside
 from anabranch.budget import Budget
-from anabranch.errors import AnabranchError, ConsumerFailedError, UsageError
+from anabranch.errors import AnabranchError, ConsumerFailedError, ShardStoppedError, UsageError
 from anabranch.events import ConsumerFailed
 from anabranch.records import Batch, Record
 from anabranch.reports import StopReport
@@ -206,7 +206,7 @@ class Consuming:
                 self._walk.acknowledge()
                 self._walk.settle()  # the stop waits for it
             await self._host.wait()
-            self._raise_failure()
+            self._raise_outcome()
             return True
         await self.worker.wait_for_records()
         return False
@@ -216,7 +216,7 @@ class Consuming:
     async def wait(self) -> StopReport:
         """Until the worker has ended."""
         await self._host.wait()
-        self._raise_failure()
+        self._raise_outcome()
         return self._report()
 
     async def stop(self, deadline: float) -> StopReport:
@@ -280,7 +280,7 @@ class Consuming:
             self._manual.abandon()
         await self._stop(deadline)
         if error is None:
-            self._raise_failure()
+            self._raise_outcome()
         else:
             self._attach_failure(error)
 
@@ -321,17 +321,23 @@ class Consuming:
 
     @property
     def _has_failed_unseen(self) -> bool:
-        return self._host.error is not None and not self._failure_is_seen
+        return not self._failure_is_seen and self._bad_outcome() is not None
 
     def _report(self) -> StopReport:
         report = self.worker.report or StopReport()
         return replace(report, leftovers=(*report.leftovers, *self._abandoned))
 
     def _raise_failure(self) -> None:
-        failure = self._failure()
-        if failure is not None:
+        self._raise(self._failure())
+
+    def _raise_outcome(self) -> None:
+        """For who waits for the end: success is what is left."""
+        self._raise(self._bad_outcome())
+
+    def _raise(self, error: AnabranchError | None) -> None:
+        if error is not None:
             self._failure_is_seen = True
-            raise failure
+            raise error
 
     def _failure(self) -> AnabranchError | None:
         error = self._host.error
@@ -341,11 +347,26 @@ class Consuming:
         failure.__cause__ = error
         return failure
 
+    def _bad_outcome(self) -> AnabranchError | None:
+        """Its failure, or that it ended by itself and holds a shard that is stopped at a record (rule D12)."""
+        failure, worker, report = self._failure(), self.worker, self._report()
+        if failure is not None or worker.end_reason is None or not report.stopped:
+            return failure
+        first, *others = report.stopped
+        more = f" ({len(others)} more in error.report.stopped)" if others else ""
+        stopped = ShardStoppedError(
+            f"the run ended because {worker.end_reason}, but not all was handled: {first}{more}. Fix the cause and "
+            "start again: a new run tries the record once more",
+            report=report,
+        )
+        stopped.__cause__ = first.error
+        return stopped
+
     def _attach_failure(self, error: BaseException) -> None:
         """Another error leaves, and must not hide the consumer's (P7). An event tells of it as well: whoever catches a
         cancellation seldom looks at its notes.
         """
-        failure = self._failure()
+        failure = self._bad_outcome()
         if failure is None or self._failure_is_seen:
             return
         self._failure_is_seen = True

@@ -1,4 +1,5 @@
-"""Where a worker ends by itself: at the tip or at a time (`until`), or after a silence (`idle_timeout`).
+"""Where a worker ends by itself: at the tip or at a time (`until`), after a silence (`idle_timeout`), or when all its
+shards have been stopped for a minute and there is nothing else to take (rule D12).
 
 It looks from time to time. In a fleet each worker minds its own: shards of a member that was seen to live a moment ago
 are that one's, children wait for their parents, and what this worker may not take is not waited for. Everything else
@@ -18,6 +19,9 @@ from anabranch._ports.clock import Clock
 __all__ = ["EndWatch", "Ends"]
 
 LOOK_EVERY_MS = 100
+STOPPED_LOOK_EVERY_MS = 1_000
+STOPPED_MS_MAX = 60_000
+"""How long all shards may be stopped: time for a person, or for another worker that hands over a shard."""
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +48,7 @@ class EndWatch:
         leases: LeaseLoop,
         *,
         is_busy: Callable[[], bool],
-        on_end: Callable[[], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self._clock = clock
         self._scheduler = scheduler
@@ -55,6 +59,8 @@ class EndWatch:
         self._on_end = on_end
         self._active_at_ms = 0
         self._finished_count = 0
+        self._watches_stopped = False
+        self._all_stopped_at_ms: int | None = None
 
     def start(self) -> None:
         if self._ends.is_set:
@@ -63,10 +69,33 @@ class EndWatch:
 
     def _look(self) -> None:
         now_ms = self._clock.now_ms()
-        if self._is_idle(now_ms) or (self._ends.at_tip and self._is_at_tip(now_ms)):
-            self._on_end()
+        if self._ends.at_tip and self._is_at_tip(now_ms):
+            self._on_end("it has reached its end (until=)")
+        elif self._is_idle(now_ms):
+            self._on_end("it had nothing to do for idle_timeout")
         else:
             self._scheduler.call_at(now_ms + LOOK_EVERY_MS, self._look)
+
+    def note_stopped(self) -> None:
+        """A shard is stopped at a record."""
+        if not self._watches_stopped:
+            self._watches_stopped = True
+            self._look_at_stopped()
+
+    def _look_at_stopped(self) -> None:
+        now_ms, sessions = self._clock.now_ms(), self._sessions.values()
+        stopped_count = sum(session.phase == "stopped" for session in sessions)
+        if not stopped_count:
+            self._watches_stopped, self._all_stopped_at_ms = False, None
+            return
+        if stopped_count < len(sessions) or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+            self._all_stopped_at_ms = None
+        elif self._all_stopped_at_ms is None:
+            self._all_stopped_at_ms = now_ms
+        elif now_ms - self._all_stopped_at_ms >= STOPPED_MS_MAX:
+            self._on_end(f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s")
+            return
+        self._scheduler.call_at(now_ms + STOPPED_LOOK_EVERY_MS, self._look_at_stopped)
 
     def _is_idle(self, now_ms: int) -> bool:
         """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken or read. Who could

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from anabranch._core.checkpoints.tracker import discards
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.pace import Pace
@@ -36,6 +38,7 @@ from anabranch._engine.session import Session
 from anabranch._engine.shards.lineage import Lineage
 from anabranch._engine.shards.poller import Poller
 from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
+from anabranch._model.sequence_numbers import Position
 from anabranch.budget import Budget
 from anabranch.events import (
     ConsumerStarted,
@@ -49,7 +52,7 @@ from anabranch.events import (
     ShardStarted,
 )
 from anabranch.records import Record
-from anabranch.reports import ConsumerStatus, StopReport
+from anabranch.reports import ConsumerStatus, StoppedShard, StopReport
 
 __all__ = ["SinkMaker", "Worker"]
 
@@ -94,6 +97,8 @@ class Worker:
         self.settled = asyncio.Event()
         """Set when the worker has joined its application, or has failed to."""
         self.report: StopReport | None = None
+        self.end_reason: str | None = None
+        """Why it ended by itself; None if it was stopped, or has not ended."""
 
     # the whole life
 
@@ -194,7 +199,7 @@ class Worker:
             self.sessions,
             self.leases,
             is_busy=self._is_busy,
-            on_end=lambda: self.stop(outside.clock.now_ms() + drain_ms),
+            on_end=lambda reason: self._end_by_itself(reason, drain_ms),
         )
         self.member.on_pulse = self._on_pulse
 
@@ -217,6 +222,11 @@ class Worker:
             for session in self.sessions.values():
                 session.drains = True  # in this step: a handler that stops its consumer is not called again
 
+    def _end_by_itself(self, reason: str, drain_ms: int) -> None:
+        if not self.is_stopping:
+            self.end_reason = reason
+            self.stop(self._outside.clock.now_ms() + drain_ms)
+
     async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
         """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
         sessions = list(self.sessions.values())
@@ -233,10 +243,16 @@ class Worker:
         committed = await self._drain.last_word(self._checkpointer.commit_all, deadline_ms)
         await self._runners.end()  # before others may take the shards: a call that ends when it is told to has its time
         released = await self._drain.last_word(self.member.leave, deadline_ms)
+        stopped = [session.stopped for session in sessions if session.stopped is not None and session.phase != "lost"]
         for session in sessions:
             self._end(session)
         self._outside.emit(ConsumerStopped(leftover_count=len(left)))
-        return StopReport(tuple(left), committed=committed and not self._checkpointer.has_lost, released=released)
+        return StopReport(
+            tuple(left),
+            committed=committed and not self._checkpointer.has_lost,
+            released=released,
+            stopped=tuple(stopped),
+        )
 
     # sessions come and go
 
@@ -268,11 +284,14 @@ class Worker:
         self._quarantine.admit(session)
         if self._quarantine.is_hopeless(session):
             reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
-            self._spawn(self._partings.stop_shard(session, None, reason, None), f"stop {session.shard_id}")
+            session.stopped = _stopped_shard(session, reason)
+            self._spawn(self._stop_shard(session, None, reason, None), f"stop {session.shard_id}")
             return
         if row.stopped is not None and not self.leases.book.tries_again(row):
             session.reason = row.stopped.reason
+            session.stopped = _stopped_shard(session, session.reason, row.stopped.position, row.stopped.partition_key)
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
+            self._end_watch.note_stopped()
             return
         self._tell(ShardStarted, session, position=str(row.checkpoint.watermark or row.start.type))
         self._poller.add(session)
@@ -344,7 +363,16 @@ class Worker:
 
     def on_failed(self, session: Session, record: Record[bytes], reason: str, error: BaseException | None) -> None:
         """A record's policy has ended in Stop."""
-        self._spawn(self._partings.stop_shard(session, record, reason, error), f"stop {session.shard_id}")
+        if session.stopped is None:  # the first of several that failed at once is named
+            stopped = _stopped_shard(session, reason, record.position, record.partition_key)
+            session.stopped = replace(stopped, record=record, error=error)
+        self._spawn(self._stop_shard(session, record, reason, error), f"stop {session.shard_id}")
+
+    async def _stop_shard(
+        self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
+    ) -> None:
+        await self._partings.stop_shard(session, record, reason, error)
+        self._end_watch.note_stopped()
 
     def on_undecodable(self, session: Session, error: UndecodableError) -> None:
         """A record whose payload does not decode is not retried: its shard stops there."""
@@ -403,3 +431,15 @@ class Worker:
 
     def _tell(self, kind: type, session: Session, **details: object) -> None:
         self._outside.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))
+
+
+def _stopped_shard(
+    session: Session, reason: str, position: Position | None = None, partition_key: str | None = None
+) -> StoppedShard:
+    return StoppedShard(
+        stream=session.stream.name,
+        shard_id=session.shard_id,
+        reason=reason,
+        position=None if position is None else str(position),
+        partition_key=partition_key,
+    )

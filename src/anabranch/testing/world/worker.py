@@ -12,7 +12,13 @@ from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
-from anabranch.errors import AnabranchError, LeaseStoreInvalidError, StreamError, StreamNotFoundError
+from anabranch.errors import (
+    AnabranchError,
+    LeaseStoreInvalidError,
+    ShardStoppedError,
+    StreamError,
+    StreamNotFoundError,
+)
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import Retry
 from anabranch.testing.checkers import place
@@ -122,7 +128,7 @@ class SimulatedWorker:
 
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""
-        stream, due = self._around.stream, list[type[Exception]]()
+        stream, due = self._around.stream, list[type[Exception]]([ShardStoppedError])
         if self._journal.has_forgotten_a_birth:
             due.append(LeaseStoreInvalidError)
         if stream.incarnation > 0 or not stream.is_there:

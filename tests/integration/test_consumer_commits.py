@@ -1,6 +1,7 @@
 """What is finished is committed within the interval, in the midst of a page too, however the records are taken."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -21,18 +22,18 @@ class WatchedStore(MemoryLeaseStore):
         super().__init__()
         self.numbers = {}
         """Of the records that were handed out, by position."""
-        self._committed = -1
+        self.committed = -1
         self._commit = asyncio.Event()
 
     async def write_lease(self, row, **expected):
         answer = await super().write_lease(row, **expected)
-        self._committed = self.numbers.get(row.checkpoint.watermark, self._committed)
+        self.committed = self.numbers.get(row.checkpoint.watermark, self.committed)
         self._commit.set()
         return answer
 
     async def committed_before(self, number):
         """Until everything before this record is committed."""
-        while self._committed < number - 1:
+        while self.committed < number - 1:
             self._commit.clear()
             await self._commit.wait()
 
@@ -99,3 +100,28 @@ def test_what_is_finished_is_committed_while_the_rest_of_its_page_waits(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_commit_comes_as_soon_as_so_many_records_are_finished(way):
     commits_in_the_midst(way, ConsumerSettings(checkpoints=CheckpointSettings(interval=300, records=1)), 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_finished_is_committed_though_the_work_never_waits(way):
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"] * 400)  # less than the loop would need to turn by their number
+            store, committed_at = WatchedStore(), []
+
+            async def work(records):
+                store.numbers |= {record.position: int(record.data) for record in records}
+                if store.committed >= 0:
+                    committed_at.append(int(records[0].data))
+                else:
+                    time.sleep(0.01)  # noqa: ASYNC251 -- what this is about
+
+            options = {"acknowledge": "manual"} if way == "manual ack" else {}
+            settings = ConsumerSettings(checkpoints=CheckpointSettings(interval=0.1))
+            async with world.consumer(
+                app="billing", leases=store, settings=settings, until="tip", **options
+            ) as consumer:
+                await consume(way, consumer, work)
+            assert committed_at, "nothing was committed before the last record"
+
+    run(main, 30)

@@ -210,7 +210,7 @@ def _gate_by_listing():
 
 
 MISTAKES = {
-    "the fence is not looked at": Mistake([(Member, "may_start", lambda self: True)], "one owner", ROUGH),
+    "the fence is not looked at": Mistake([(Member, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
         [(Book, "waits", lambda self, row: False), (LeaseLoop, "_floor", _no_floor)],
         "parents first",

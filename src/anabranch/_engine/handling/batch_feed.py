@@ -7,6 +7,7 @@ read in the same step as the hand-over.
 from collections.abc import Callable
 
 from anabranch._core.handling.batches import BatchLane
+from anabranch._engine.handling.loop_turn import LoopTurn
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.leases.member import Member
 from anabranch._engine.outside import Outside
@@ -31,6 +32,7 @@ class BatchFeed:
     ) -> None:
         self._outside = outside
         self.may_start = member.may_start
+        self.turn = LoopTurn(outside.clock)
         self._scheduler = scheduler
         self.on_ended = on_finished
         """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""

@@ -59,6 +59,9 @@ class BatchRunners:
         task = asyncio.current_task()
         assert task is not None
         while True:
+            if self._feed.turn.is_over():
+                await asyncio.sleep(0)
+                continue
             taken = self._feed.take()
             if taken is None:
                 await self._feed.shelf.wait()

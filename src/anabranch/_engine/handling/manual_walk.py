@@ -13,6 +13,7 @@ from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane, LaneLimits
 from anabranch._engine.handling.failures import OnUndecodable
 from anabranch._engine.handling.handling import Decode, UndecodableError
+from anabranch._engine.handling.loop_turn import LoopTurn
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.stacks import task_stack
 from anabranch._engine.handling.walk import SLICE
@@ -57,12 +58,13 @@ class ManualWalk:
         self._since_turn = 0
         self.wants_turn = False
         """The event loop should turn before the next is asked for."""
+        self._turn = LoopTurn(outside.clock)
         self.shelf = Shelf()
         self.runner_count = 0
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none at this moment; nothing is acknowledged by it."""
-        while self._member.may_start():
+        while self._member.may_start(self._turn.over_ms):
             if self._since_turn >= SLICE:
                 self._since_turn, self.wants_turn = 0, True
                 return None
@@ -80,6 +82,7 @@ class ManualWalk:
                 continue
             self._in_hand[_name(entry.record)] = (session, entry)
             return decoded
+        self.wants_turn = self._turn.is_over()
         return None
 
     def _pick(self, session: Session) -> Entry | None:

@@ -22,6 +22,7 @@ from anabranch._engine.handling.begun_calls import FINISHED, failed, going_on
 from anabranch._engine.handling.calls import HandlerCall, NotStarted, refuse_unfinished, take_back_cancellation
 from anabranch._engine.handling.failures import OnFailed, OnUndecodable, failed_attempt
 from anabranch._engine.handling.handling import Handling, UndecodableError
+from anabranch._engine.handling.loop_turn import LoopTurn
 from anabranch._engine.handling.shelf import Shelf
 from anabranch._engine.handling.time_limit import TimeLimit
 from anabranch._engine.leases.member import Member
@@ -102,6 +103,7 @@ class RecordRunners:
         self._on_undecodable = on_undecodable
         self._limit = TimeLimit(outside.clock, handling.policy.timeout)
         self.shelf = Shelf(one_at_a_time=handling.order == "shard")
+        self._turn = LoopTurn(outside.clock)
         self._runners: list[_Runner] = []
         self._stride = SLICE
         """How many records are looked at ahead: few, where handlers wait."""
@@ -116,6 +118,9 @@ class RecordRunners:
         member, shelf = self._member, self.shelf
         pick: Callable[[Session], _Picked | None] = partial(self._pick, runner)
         while True:
+            if self._turn.is_over():
+                await asyncio.sleep(0)
+                continue
             taken: tuple[Session, _Picked] | None = shelf.take(pick) if member.may_start() else None
             if taken is None:
                 if task.cancelling():
@@ -203,10 +208,10 @@ class RecordRunners:
         return going_on(steps, waits_for)
 
     async def _call_each(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> None:
-        may_start, cancelling = self._member.may_start, runner.task.cancelling
+        may_start, turn, cancelling = self._member.may_start, self._turn, runner.task.cancelling
         start = self._direct or partial(self._start, session, 0)
         for record in records:
-            if session.drains or not may_start():
+            if session.drains or not may_start(turn.over_ms):
                 return
             runner.record = record
             result = await start(record)

@@ -50,7 +50,8 @@ class Walk:
 
     def _records(self) -> Iterator[Record[Any] | None]:
         """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
-        may_start, decode = self._feed.may_start, self._handling.decode
+        turn, decode = self._feed.turn, self._handling.decode
+        may_start = self._feed.may_start
         while True:
             taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
@@ -60,9 +61,11 @@ class Walk:
             self._since_turn += len(self._stretch)
             self._session, self._handed_out, self._acknowledged = session, 0, 0
             for place, record in enumerate(self._stretch, 1):
-                while session.is_live and (session.drains or not may_start()):
-                    self._feed.on_ended(session)
-                    yield None  # fenced, or to be handed over: both may end without that
+                while session.is_live and (session.drains or not may_start(turn.over_ms)):
+                    self.wants_turn = turn.is_over()
+                    if not self.wants_turn:
+                        self._feed.on_ended(session)  # fenced, or to be handed over: both may end without that
+                    yield None
                 if not session.is_live:
                     break
                 try:
@@ -105,7 +108,7 @@ class Walk:
             self._stop_at(session, self._undecodable)
 
     def _is_to_turn(self) -> bool:
-        if self._since_turn < SLICE:
+        if self._since_turn < SLICE and not self._feed.turn.is_over():
             return False
         self._since_turn, self.wants_turn = 0, True
         return True
@@ -126,11 +129,8 @@ class Walk:
     def settle(self) -> None:
         """Reports what is acknowledged: when a stretch is walked through, and before each commit."""
         session = self._session
-        if session is None or not self._acknowledged:
-            return
-        if not session.is_live:
-            self._drop()
-            return
+        if session is None or not self._acknowledged or not session.is_live:
+            return  # what is in hand of a lost shard stays there until the next is asked for: it still runs
         done = self._acknowledged == len(self._stretch)
         count = self._acknowledged
         if done:

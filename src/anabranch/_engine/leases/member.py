@@ -27,6 +27,7 @@ __all__ = ["Member", "MemberProfile"]
 
 
 TICK_MS = 500
+NO_LIMIT_MS = 1 << 62
 
 
 class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +87,13 @@ class Member:
     def pulse(self) -> Pulse:
         return self._heart.pulse
 
-    def may_start(self) -> bool:
-        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
+    def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
+        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
+        `before_ms`, only before that time: one look at the clock for both.
+        """
         clock = self._clock
-        return self._heart.pulse.fence.may_start(clock.now_ms(), clock.wall_ms())
+        now_ms = clock.now_ms()
+        return now_ms < before_ms and self._heart.pulse.fence.may_start(now_ms, clock.wall_ms())
 
     def _new_row(self, member_id: str) -> MemberRow:
         profile = self._profile

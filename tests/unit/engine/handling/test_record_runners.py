@@ -38,7 +38,7 @@ class Works:
         self.turns = 0
         clock = SystemClock()
         outside = Outside(kinesis=None, store=None, clock=clock, entropy=random.Random(1), emit=lambda _: None)
-        member = SimpleNamespace(may_start=lambda: self.may_start)
+        member = SimpleNamespace(may_start=lambda *_: self.may_start)
         self._handler = handler
         self._count, self._keys, self._concurrency = count, keys, concurrency
         self.runners = RecordRunners(

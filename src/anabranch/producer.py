@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
-from anabranch._engine.event_outlet import event_outlet
+from anabranch._engine.event_outlet import check_hook, event_outlet
 from anabranch._engine.system_clock import SystemClock
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.writer import Writer
@@ -76,6 +76,7 @@ class Producer(Generic[T]):
     ) -> None:
         settings = settings or ProducerSettings()
         _check(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
+        check_hook("on_undelivered", on_undelivered, "a PutResult")
         self._stream = stream
         self._encode = encode_with(encode)
         self._as_is = bytes if encode is bytes else None
@@ -169,9 +170,10 @@ class Producer(Generic[T]):
             return FlushReport()
         return await self._running().flush(self._deadline_ms(deadline))
 
-    async def close(self, *, deadline: float | None = 30.0) -> FlushReport:
-        """Delivers everything, or fails what could not be delivered within `deadline` seconds, and frees all resources.
+    async def close(self, *, deadline: float | None = None) -> FlushReport:
+        """Waits until every record has its outcome, and frees all resources.
 
+        That takes `delivery_timeout` at most. `deadline` is shorter: records that are not delivered by then fail.
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
         check_seconds("deadline", deadline)
@@ -180,7 +182,8 @@ class Producer(Generic[T]):
         if writer is None:
             return FlushReport()
         try:
-            return await writer.close(self._deadline_ms(deadline))
+            seconds = self._rules.delivery_timeout_ms / 1_000 if deadline is None else deadline
+            return await writer.close(self._deadline_ms(seconds))
         finally:
             await self._close_ports()
 

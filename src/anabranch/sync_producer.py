@@ -82,6 +82,7 @@ class SyncProducer(Generic[T]):
         self._stream = stream
         self._encode = encode_with(encode)
         self._buffer_bytes = buffer_bytes
+        self._delivery_timeout = delivery_timeout
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._thread: WriteThread | None = None
@@ -132,9 +133,10 @@ class SyncProducer(Generic[T]):
             return FlushReport()
         return self._running().flush(deadline)
 
-    def close(self, *, deadline: float | None = 30.0) -> FlushReport:
-        """Delivers everything, or fails what could not be delivered within `deadline` seconds, and ends the thread.
+    def close(self, *, deadline: float | None = None) -> FlushReport:
+        """Waits until every record has its outcome, and ends the thread.
 
+        That takes `delivery_timeout` at most. `deadline` is shorter: records that are not delivered by then fail.
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
         check_seconds("deadline", deadline)
@@ -143,7 +145,7 @@ class SyncProducer(Generic[T]):
             thread, self._thread = self._thread, None
         if thread is None or self._process_id != os.getpid():
             return FlushReport()
-        return thread.close(deadline)
+        return thread.close(self._delivery_timeout if deadline is None else deadline)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import Any, Final
 from anabranch.errors import ConfigurationError
 from anabranch.events import Event, HandlerFailed
 
-__all__ = ["event_outlet"]
+__all__ = ["check_hook", "event_outlet"]
 
 _log = logging.getLogger("anabranch")
 
@@ -24,8 +24,7 @@ _MINUTE_SECONDS: Final = 60.0
 
 
 def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
-    if on_event is not None:
-        _check(on_event)
+    check_hook("on_event", on_event, "an event")
 
     logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=TRACEBACKS_MAX) for is_last in (False, True)}
 
@@ -56,7 +55,10 @@ def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], N
     return emit
 
 
-def _check(hook: object) -> None:
+def check_hook(name: str, hook: object, argument: str) -> None:
+    """ConfigurationError unless it is None or a plain function: nobody would await an asynchronous one."""
+    if hook is None:
+        return
     called = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- an object may have one of its own
     if not callable(hook) or any(map(inspect.iscoroutinefunction, called)):
-        raise ConfigurationError(f"on_event={hook!r}: it takes a plain function of an event")
+        raise ConfigurationError(f"{name}={hook!r}: it takes a plain function of {argument}, not an asynchronous one")

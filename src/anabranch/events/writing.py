@@ -8,6 +8,7 @@ __all__ = [
     "AggregateStraddled",
     "AggregationOff",
     "HookFailed",
+    "KeyBlocked",
     "OrderUnconfirmed",
     "ShardMapFailed",
     "WriteFailed",
@@ -40,6 +41,26 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"{self.hook} raised {self.error}"
+
+
+class KeyBlocked(Event, frozen=True, kw_only=True):
+    """Records failed without being sent, as an earlier one of their key had failed and nobody has seen that yet.
+
+    The first time it is told at once, then at most every ten seconds.
+    """
+
+    level = logging.WARNING
+    partition_key: str
+    """Of the last one."""
+    record_count: int
+    """Since this was last told, over all keys of the stream."""
+
+    def sentence(self) -> str:
+        return (
+            f"{self.record_count} records failed without being sent (last partition key: {self.partition_key!r}): an "
+            "earlier record of that key was not delivered, and nobody has seen that failure. Await its delivery, call "
+            "flush(), or use on_undelivered="
+        )
 
 
 class OrderUnconfirmed(Event, frozen=True, kw_only=True):

@@ -26,12 +26,13 @@ from anabranch._model.shards import Shard
 from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, MAGIC
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import AnabranchError
-from anabranch.events import AggregationOff, Event, ShardMapFailed, StreamChanged
+from anabranch.events import AggregationOff, Event, KeyBlocked, ShardMapFailed, StreamChanged
 from anabranch.limits import PARTITION_KEY_CHARACTERS_MAX, RECORD_BYTES_MAX
 
 __all__ = ["Pipeline", "Steps", "WritingRules"]
 
 EXPIRY_CHECKS_APART_MS: Final = 100
+BLOCKED_TOLD_APART_MS: Final = 10_000
 _KEY_BYTES_MAX: Final = 4 * PARTITION_KEY_CHARACTERS_MAX
 # What an aggregate of one record adds to it at most: magic number and digest, heads of its fields, the key once more,
 # an explicit hash key of 39 digits and our tag.
@@ -61,9 +62,10 @@ class Steps(NamedTuple):
 
 class Pipeline(Generic[R]):
     __slots__ = (
-        "_calls_in_flight", "_check_expiry_ms", "_failed_keys", "_lane_of_key", "_lingering", "_notify", "_placement",
-        "_record_bytes_max", "_record_type", "_routing", "_rules", "_settlement", "_shard_map", "_small_cost_bytes",
-        "failures", "fault", "is_auto", "next_deadline_ms", "stream", "wants_summary", "wants_tick",
+        "_blocked_count", "_calls_in_flight", "_check_expiry_ms", "_failed_keys", "_lane_of_key", "_lingering",
+        "_notify", "_placement", "_record_bytes_max", "_record_type", "_routing", "_rules", "_settlement", "_shard_map",
+        "_small_cost_bytes", "_tell_blocked_ms", "failures", "fault", "is_auto", "next_deadline_ms", "stream",
+        "wants_summary", "wants_tick",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,7 @@ class Pipeline(Generic[R]):
         self._lane_of_key = self._routing.lane_of_key
         self._lingering = self._placement.lingering
         self._calls_in_flight = 0
+        self._blocked_count = self._tell_blocked_ms = 0
         self._check_expiry_ms: int | None = None
         self._set_record_bytes_max(RECORD_BYTES_MAX)
 
@@ -144,6 +147,10 @@ class Pipeline(Generic[R]):
         record = self._record_type(None, 0, partition_key, explicit_hash_key, data, now_ms)
         self._placement.refuse(record, self._settlement.own_attempt(OURS.ORDER, ORDER_MESSAGE, now_ms))
         self.wants_tick = True
+        self._blocked_count += 1
+        if now_ms >= self._tell_blocked_ms:
+            self._notify(KeyBlocked(stream=self.stream, partition_key=partition_key, record_count=self._blocked_count))
+            self._blocked_count, self._tell_blocked_ms = 0, now_ms + BLOCKED_TOLD_APART_MS
         return record
 
     def _add(self, lane: Lane, record: R, now_ms: int) -> None:

@@ -6,6 +6,7 @@ so that who awaits it waits no longer than it takes. There is one timer, and non
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -261,7 +262,10 @@ class Writer:
     def _hand_over(self, hook: Callable[[PutResult], Any], record: Delivery, failures: Failures) -> None:
         failures.see(record)  # before the hook runs: it may put the record again
         try:
-            hook(record.put_result)
+            taken = hook(record.put_result)
+            if inspect.iscoroutine(taken):
+                taken.close()
+                raise TypeError("on_undelivered is asynchronous; it must be a plain function")  # noqa: TRY301 -- as below
         except Exception as error:  # noqa: BLE001 -- supervisor: what the hook did not take is raised by the next flush
             self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])

@@ -5,15 +5,17 @@ each ends in something to do, or says that nothing is to be done.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from anabranch._cli.options import ago, lag, rate, timestamp
 from anabranch._cli.output import counted
+from anabranch._model.shards import Shard
 from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
-__all__ = ["Explanation", "explain_fleet", "explain_shard"]
+__all__ = ["Explanation", "explain_fleet", "explain_shard", "explain_unleased"]
 
 _RETRIED: Final = "each worker that is started after the stop tries that record once more"
 
@@ -150,8 +152,41 @@ def _why_stopped(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str
     return sentences, f"let the handler take that record, and {start} a worker: {_RETRIED}"
 
 
+def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, status: FleetStatus) -> Explanation | None:
+    """A shard that is listed and has no lease yet, by its ancestors that are still being read; None if none is."""
+    unfinished = {other.shard_id: other for other in status.unfinished_shards if other.stream == stream}
+    found: dict[str, FleetShard] = {}
+    waiting = list(shard.parent_shard_ids)
+    while waiting:
+        parent_id = waiting.pop()
+        if parent_id in unfinished:
+            found[parent_id] = unfinished[parent_id]
+        elif parent_id in listed:
+            waiting += listed[parent_id].parent_shard_ids
+    if not found:
+        return None
+    why, remedy = _waits_for([found[parent_id] for parent_id in sorted(found)])
+    ended = f"{' and '.join(sorted(found))} {_agree(len(found), 'has', 'have')} been read to the end"
+    return Explanation(
+        stream=stream,
+        shard_id=shard.shard_id,
+        state="waiting",
+        situation=(
+            f"{shard.shard_id} of {stream} {_SAID['waiting']}.",
+            f"It has no lease yet: that is created when {ended}.",
+            *why,
+        ),
+        remedy=remedy,
+    )
+
+
 def _why_waiting(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
-    parents = [other for other in status.shards if other.stream == shard.stream and other.shard_id in shard.waits_for]
+    return _waits_for(
+        [other for other in status.shards if other.stream == shard.stream and other.shard_id in shard.waits_for]
+    )
+
+
+def _waits_for(parents: list[FleetShard]) -> tuple[list[str], str]:
     said = [f"{parent.shard_id} {_SAID[parent.state]}{_behind(parent)}" for parent in parents]
     remedy = f"it begins by itself when {_agree(len(parents), 'it is', 'they are')} finished"
     if stuck := [parent.shard_id for parent in parents if parent.state != "moving"]:

@@ -242,6 +242,47 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(worker
     assert "did you mean 'billing'?" in similar.err
 
 
+def test_a_shard_without_a_lease_is_explained_by_the_ancestors_that_are_still_read(worker, server, cli):
+    """Children and grandchildren of a shard that stopped: their leases are made when it has been read to its end."""
+    worker.start()
+    server.call("PutRecord", StreamName="orders", PartitionKey="x", ExplicitHashKey="0", Data=b"poison")
+    wait_for(lambda: cli("explain", "billing", "0", "--json").json[0]["state"] == "stopped", "the stop")
+    server.call("SplitShard", StreamName="orders", ShardToSplit="0", NewStartingHashKey=str(1 << 100))
+    server.call("SplitShard", StreamName="orders", ShardToSplit="2", NewStartingHashKey=str(1 << 90))
+    for child in ("2", "3", "4", "5"):
+        (explanation,) = cli("explain", "billing", child, "--json").json
+        assert explanation["shard_id"] == f"shardId-00000000000{child}"
+        assert (explanation["stream"], explanation["state"]) == ("orders", "waiting")
+        assert "shardId-000000000000 has stopped" in explanation["situation"][-1]
+        assert "see why shardId-000000000000 does not move" in explanation["remedy"]
+    assert "It has no lease yet" in cli("explain", "billing", "2").out
+    unknown = cli("explain", "billing", "6")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "has no lease for shardId-000000000006, and no stream of it has that shard" in unknown.err
+    elsewhere = cli("explain", "billing", "2", "--endpoint-url", "http://127.0.0.1:9")
+    assert (elsewhere.code, elsewhere.out) == (1, "")
+    assert "has no lease for shardId-000000000002" in elsewhere.err
+    assert "if it is a child of one of these" in elsewhere.err
+    assert "127.0.0.1:9" in elsewhere.err
+
+
+def test_a_merged_shard_is_explained_by_the_parent_that_is_not_finished(worker, server, cli):
+    worker.start()
+    server.call("PutRecord", StreamName="orders", PartitionKey="x", ExplicitHashKey="0", Data=b"poison")
+    wait_for(lambda: cli("explain", "billing", "0", "--json").json[0]["state"] == "stopped", "the stop")
+    server.call("MergeShards", StreamName="orders", ShardToMerge="0", AdjacentShardToMerge="1")
+    explanation = wait_for(
+        lambda: [
+            one
+            for one in cli("explain", "billing", "2", "--json").json
+            if "shardId-000000000001" not in one["situation"][-1]  # until that one has been read to its end
+        ],
+        "the end of the other parent",
+    )[0]
+    assert explanation["state"] == "waiting"
+    assert "shardId-000000000000 has stopped" in explanation["situation"][-1]
+
+
 @pytest.mark.parametrize(
     "words, code, advice",
     [
@@ -252,7 +293,7 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(worker
         (("top", "billing", "--interval", "0"), 2, "is not a number of seconds from 0.1 to 3600"),
         (("top", "billing", "--interval", "soon"), 2, "is not a number of seconds"),
         (("explain", "billing", "first"), 2, "its number alone is enough"),
-        (("explain", "billing", "7"), 1, "application 'billing' knows no shardId-000000000007; it reads: shardId-"),
+        (("explain", "billing", "7"), 1, "application 'billing' has no lease for shardId-000000000007"),
     ],
 )
 def test_mistakes_are_answered_with_what_would_be_right(worker, cli, words, code, advice):

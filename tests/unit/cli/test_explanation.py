@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 import anabranch
-from anabranch._cli.explanation import _REMEDIES, explain_fleet, explain_shard
+from anabranch._cli.explanation import _REMEDIES, explain_fleet, explain_shard, explain_unleased
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.shards import Shard
 from anabranch.reports import FleetStatus, StoppedRecord
 from fleet_samples import MEMBER, SHARD
 
@@ -40,6 +42,33 @@ def test_a_shard_that_moves_needs_nothing():
     assert "Nothing of it is committed yet: it begins at TRIM_HORIZON; it is at the tip, at 0 records" in situation
     assert "3 holders in a row have made no progress on it." in situation
     assert remedy is None
+
+
+def listed(number, *parents):
+    first, second, *_ = (*(f"shardId-{parent:012}" for parent in parents), None, None)
+    return Shard(
+        shard_id=f"shardId-{number:012}",
+        hash_key_range=HashKeyRange(0, 9),
+        starting_sequence_number=1,
+        parent_shard_id=first,
+        adjacent_parent_shard_id=second,
+    )
+
+
+def test_a_shard_without_a_lease_waits_for_all_ancestors_that_are_not_finished():
+    shards = {shard.shard_id: shard for shard in (listed(2, 1), listed(3, 0), listed(4, 2, 3))}
+    lagging = replace(SHARD, shard_id="shardId-000000000000", state="still", reason="x")
+
+    def explained(number, *leases):
+        return explain_unleased(shards[f"shardId-{number:012}"], shards, "orders", fleet(*leases))
+
+    found = explained(4, SHARD, lagging)
+    assert found.state == "waiting"
+    assert "when shardId-000000000000 and shardId-000000000001 have been read to the end" in found.situation[1]
+    assert "see why shardId-000000000000 does not move" in found.remedy
+    assert "when shardId-000000000001 has been read to the end" in explained(2, SHARD, lagging).situation[1]
+    assert explained(2, replace(SHARD, state="finished"), lagging) is None
+    assert explained(2, replace(SHARD, stream="returns")) is None
 
 
 def test_a_stopped_shard_names_its_record_and_how_it_is_tried_again():

@@ -8,7 +8,7 @@ import os
 from types import TracebackType
 from typing import Final, Self
 
-from anabranch._core.leases.fleet_view import FleetRows, Sightings, view_fleet
+from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, view_fleet
 from anabranch._engine.system_clock import SystemClock
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
@@ -31,7 +31,7 @@ class Application:
         self._app = app
         self._leases = leases
         self._store: LeaseStore | None = None
-        self._sightings = Sightings()
+        self._sightings = HeartbeatObserver()
         self._clock = SystemClock()
 
     async def __aenter__(self) -> Self:

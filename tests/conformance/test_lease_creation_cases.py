@@ -13,7 +13,7 @@ import asyncio
 import pytest
 
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
-from anabranch._core.shards.gate import judge_missing_shard
+from anabranch._core.shards.gate import classify_missing_shard
 from anabranch._core.shards.graph import ShardGraph, gaps
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import AppRow, Finish, LeaseKey, LeaseRow, StreamRow
@@ -224,7 +224,7 @@ def test_cases_28_to_31_a_bootstrap_that_failed_anywhere_is_completed_by_the_nex
 
 def test_case_32_a_stream_that_is_not_there_is_a_deleted_stream():
     # KCL queues the stream's leases for deletion. Ours deletes nothing: the consumer stops and says so (rule S3).
-    assert judge_missing_shard(stream(T), None) == "stream_deleted"
+    assert classify_missing_shard(stream(T), None) == "stream_deleted"
 
 
 def test_case_34_of_unrelated_shards_only_those_since_the_origin_get_a_lease():
@@ -332,7 +332,7 @@ def test_cases_78_to_80_a_listing_that_does_not_cover_the_hash_space_is_no_base_
     holed = [graph[1]]
     planned = plan_bootstrap(stream(T), holed)
     assert planned == IncompleteListing((graph[0].hash_key_range,), overlapping=False)
-    assert "leaves 1 ranges of hash keys without a shard" in str(planned)
+    assert "1 hash key ranges have no shard" in str(planned)
     assert numbers(plan_bootstrap(stream(T), list(graph.values()))) == {0, 1}
 
 

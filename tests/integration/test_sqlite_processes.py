@@ -18,7 +18,7 @@ COMMITS = 10
 PREAMBLE = """
 import asyncio, json, sys
 from msgspec.structs import replace
-from anabranch._model.leases import AppRow, Beat, Checkpoint, Conflict, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, HeartbeatWrite, Checkpoint, Conflict, LeaseKey, LeaseRow, MemberRow
 from anabranch._model.sequence_numbers import Position
 from anabranch.errors import LeaseStoreError
 from anabranch.stores import SqliteLeaseStore
@@ -61,7 +61,7 @@ async def main():
                 row = await insist(store.write_lease, row, member_id=me, expected_version=row.version)
                 assert isinstance(row, LeaseRow), row
     for attempt in range(1, 11):
-        row = await insist(store.heartbeat, Beat(member_id=me, attempt=attempt))
+        row = await insist(store.heartbeat, HeartbeatWrite(member_id=me, attempt=attempt))
         assert row.counter == attempt, row
     say(app_id=app.app_id, won=won, incarnation=await store.incarnation())
     await store.close()

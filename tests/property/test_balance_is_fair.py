@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from anabranch._core.leases.balance import Claim, Seat, balance
+from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
 from anabranch._model.leases import LeaseKey
 
 MEMBERS = [f"m{number}" for number in range(7)]
@@ -12,9 +12,11 @@ MEMBERS = [f"m{number}" for number in range(7)]
 @st.composite
 def fleets(draw, *, limits=True, cooling=True):
     present = draw(st.lists(st.sampled_from(MEMBERS), unique=True, max_size=6))
-    seats = [Seat(member_id, draw(st.none() | st.integers(0, 6)) if limits else None) for member_id in present]
+    seats = [
+        MemberCapacity(member_id, draw(st.none() | st.integers(0, 6)) if limits else None) for member_id in present
+    ]
     claims = [
-        Claim(
+        LeaseDemand(
             LeaseKey("1:orders:1", 0, f"shardId-{number:012}"),
             draw(st.none() | st.sampled_from(MEMBERS)),
             draw(st.sampled_from([1, 1, 1, 0])),
@@ -126,13 +128,13 @@ def test_only_members_with_a_seat_get_something_new(fleet):
 
 def test_children_stay_with_their_parents_holder_while_that_is_fair():
     keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
-    seats = [Seat("a"), Seat("b")]
-    adopted = [Claim(keys[0], "a"), Claim(keys[1], "b"), Claim(keys[2], "b")]
+    seats = [MemberCapacity("a"), MemberCapacity("b")]
+    adopted = [LeaseDemand(keys[0], "a"), LeaseDemand(keys[1], "b"), LeaseDemand(keys[2], "b")]
     assert balance(seats, adopted) == {keys[0]: "a", keys[1]: "b", keys[2]: "b"}
-    unfair = [Claim(key, "b") for key in keys]
+    unfair = [LeaseDemand(key, "b") for key in keys]
     assert sorted(balance(seats, unfair).values()) == ["a", "a", "b", "b"]
 
 
 def test_without_seats_everything_stays_where_it_is():
     key = LeaseKey("1:orders:1", 0, "shardId-000000000000")
-    assert balance([], [Claim(key, "draining"), Claim(replace(key, shard_id="x"))]) == {key: "draining"}
+    assert balance([], [LeaseDemand(key, "draining"), LeaseDemand(replace(key, shard_id="x"))]) == {key: "draining"}

@@ -22,12 +22,12 @@ from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
 __all__ = [
     "PROTOCOL",
     "AppRow",
-    "Beat",
     "Checkpoint",
     "Conflict",
     "ControlRow",
     "Finish",
     "HandOffRequest",
+    "HeartbeatWrite",
     "LeaseKey",
     "LeaseRow",
     "MemberRow",
@@ -202,7 +202,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     joined_wall_ms: int = 0
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
     """What a heartbeat writes beside the counter."""
 
     member_id: str

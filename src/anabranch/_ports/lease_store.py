@@ -22,17 +22,17 @@ from typing import Protocol
 
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
     StreamRow,
 )
 
-__all__ = ["Beat", "Conflict", "LeaseStore"]
+__all__ = ["Conflict", "HeartbeatWrite", "LeaseStore"]
 
 
 class LeaseStore(Protocol):
@@ -59,7 +59,7 @@ class LeaseStore(Protocol):
     async def register_member(self, row: MemberRow) -> MemberRow:
         """Put if absent; returns the row that stands."""
 
-    async def heartbeat(self, beat: Beat) -> MemberRow | None:
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
         """Updates the row if it exists and is live; returns it as it is then, None if there is none. No upsert."""
 
     async def read_members(self) -> Sequence[MemberRow]:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from anabranch._core.leases import rows
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
@@ -78,9 +78,9 @@ class MemoryLeaseStore(LeaseStore):
         with self._lock:
             return self._members.setdefault(row.member_id, row)
 
-    async def heartbeat(self, beat: Beat) -> MemberRow | None:
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
         with self._lock:
-            return self._put_member(beat.member_id, rows.heartbeat(self._members.get(beat.member_id), beat))
+            return self._put_member(write.member_id, rows.heartbeat(self._members.get(write.member_id), write))
 
     async def read_members(self) -> Sequence[MemberRow]:
         with self._lock:

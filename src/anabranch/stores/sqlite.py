@@ -24,10 +24,10 @@ from msgspec.structs import replace
 from anabranch._core.leases import rows
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
@@ -228,8 +228,8 @@ class SqliteLeaseStore(LeaseStore):
 
         return await self._workers.write(work)
 
-    async def heartbeat(self, beat: Beat) -> MemberRow | None:
-        return await self._change_member(beat.member_id, lambda row: rows.heartbeat(row, beat))
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+        return await self._change_member(write.member_id, lambda row: rows.heartbeat(row, write))
 
     async def read_members(self) -> Sequence[MemberRow]:
         return await self._workers.read(lambda connection: _MEMBERS.scan(connection, self.app))

@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Checkpoint,
     Conflict,
     ControlRow,
     Finish,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
@@ -244,15 +244,19 @@ async def a_member_is_registered_once(arena: Arena) -> None:
 
 async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Arena) -> None:
     store = await arena.open()
-    expect(await store.heartbeat(Beat(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None")
+    expect(
+        await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None"
+    )
     expect(not await store.read_members(), "a heartbeat is never an upsert")
     await store.register_member(member("a"))
     status = (ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001"))
-    beat = Beat(member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
+    beat = HeartbeatWrite(
+        member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status
+    )
     row = await store.heartbeat(beat)
     expected = member("a", counter=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
     expect(row == expected, "a heartbeat writes its attempt as the counter, and all that it carries", row)
-    late = await store.heartbeat(Beat(member_id="a", attempt=2))
+    late = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=2))
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
     same = await store.heartbeat(replace(beat, load=9))
     expect(same == expected, "a heartbeat that arrives twice is one", same)
@@ -262,12 +266,12 @@ async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) 
     store = await arena.open()
     expect(await store.seal_member("a", 0) is None, "sealing nobody finds None")
     await store.register_member(member("a"))
-    await store.heartbeat(Beat(member_id="a", attempt=4))
+    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=4))
     row = await store.seal_member("a", 3)
     expect(row is not None and row.state == "live", "a counter that moved saves its member", row)
     row = await store.seal_member("a", 4)
     expect(row is not None and row.state == "sealed", "the observed counter seals", row)
-    beaten = await store.heartbeat(Beat(member_id="a", attempt=5))
+    beaten = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=5))
     expect(beaten == row, "a heartbeat after the seal changes nothing, and tells", beaten)
     left = await store.leave("a")
     expect(left == row, "a sealed member does not leave: sealed is final", left)
@@ -279,7 +283,9 @@ async def leaving_is_one_write_and_final(arena: Arena) -> None:
     await store.register_member(member("a"))
     row = await store.leave("a")
     expect(row is not None and row.state == "left", "leave makes a live row left", row)
-    expect(await store.heartbeat(Beat(member_id="a", attempt=9)) == row, "a member that left does not come back")
+    expect(
+        await store.heartbeat(HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back"
+    )
     expect(await store.seal_member("a", 0) == row, "left is not sealed afterwards")
 
 
@@ -292,7 +298,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     await store.request_hand_off("a", second)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
-    row = await store.heartbeat(Beat(member_id="a", attempt=1, answered=(first,)))
+    row = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
     expect(row is not None and row.wanted == (second,), "what was answered goes, what was not stays", row)
     await store.leave("a")
     row = await store.request_hand_off("a", first)
@@ -576,7 +582,7 @@ async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
         name = f"m{number}"
         await stores[0].register_member(member(name))
         sealed, beaten = await asyncio.gather(
-            stores[1].seal_member(name, 0), stores[2].heartbeat(Beat(member_id=name, attempt=1))
+            stores[1].seal_member(name, 0), stores[2].heartbeat(HeartbeatWrite(member_id=name, attempt=1))
         )
         final = next(row for row in await stores[0].read_members() if row.member_id == name)
         allowed = {("sealed", 0), ("live", 1)}
@@ -591,7 +597,10 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
     requests = [HandOffRequest(lease_key(number), "b") for number in range(_ROUNDS)]
     await asyncio.gather(
         *(stores[number % _HANDLES].request_hand_off("a", request) for number, request in enumerate(requests)),
-        *(stores[attempt % _HANDLES].heartbeat(Beat(member_id="a", attempt=attempt + 1)) for attempt in range(_ROUNDS)),
+        *(
+            stores[attempt % _HANDLES].heartbeat(HeartbeatWrite(member_id="a", attempt=attempt + 1))
+            for attempt in range(_ROUNDS)
+        ),
     )
     (row,) = await stores[0].read_members()
     expect(sorted(row.wanted, key=lambda one: one.key) == requests, "every request is in the row", row.wanted)
@@ -611,7 +620,7 @@ _RACES_CHECKS = (
 async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
-    beaten = await store.heartbeat(Beat(member_id="a", attempt=1))
+    beaten = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
     await store.put_stream(
         StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON), app_id=APP_ID
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.checkpoints.tracker import Tracker
-from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import Write
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
@@ -192,7 +192,7 @@ async def _open_without_storage(self, app):
 
 def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
-    listed, find_missing, waits = {}, Lineage._find_missing, Book.waits
+    listed, find_missing, waits = {}, Lineage._find_missing, LeaseTable.waits
 
     async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
@@ -204,7 +204,7 @@ def _gate_by_listing():
 
     return [
         (Lineage, "_find_missing", note_listing),
-        (Book, "waits", waits_if_listed),
+        (LeaseTable, "waits", waits_if_listed),
         (LeaseLoop, "_floor", _no_floor),
     ]
 
@@ -212,7 +212,7 @@ def _gate_by_listing():
 MISTAKES = {
     "the fence is not looked at": Mistake([(Member, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
-        [(Book, "waits", lambda self, row: False), (LeaseLoop, "_floor", _no_floor)],
+        [(LeaseTable, "waits", lambda self, row: False), (LeaseLoop, "_floor", _no_floor)],
         "parents first",
         replace(BUSY, reshards_each=5.0, worker_count=4),
     ),

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.leases import rows
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.heartbeat import Heart
-from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import Take, apply_members
 from anabranch._model.leases import Conflict
 from anabranch.testing.tick import TickStore, TickWorker, WorldOptions
@@ -70,7 +70,7 @@ class StoreThatTakesFromTheLiving(TickStore):
         return answer
 
 
-class ExpiryIsDeath(Stopwatches):
+class ExpiryIsDeath(FailureDetector):
     """A member that looks dead is not sealed: its leases are taken as they are."""
 
     def sealable(self, now_ms, known_dead=()):
@@ -89,16 +89,16 @@ class TakeWithoutSeal(TickWorker):
     stopwatches_class = ExpiryIsDeath
 
     def plan(self, *, may_take):
-        self.stopwatches.me = self.book.member_id
-        self.book.changed = True
+        self.detector.me = self.table.member_id
+        self.table.changed = True
         return super().plan(may_take=may_take)
 
 
-class HeartThatNeverLifts(Heart):
+class HeartbeatThatNeverLifts(HeartbeatState):
     """Once its fence has passed, a member is over, whatever the store says."""
 
     def answered(self, row):
-        valid_until_ms = self.pulse.fence.valid_until_ms
+        valid_until_ms = self.status.fence.valid_until_ms
         began_ms, _ = self._began
         if valid_until_ms is not None and began_ms >= valid_until_ms:
             self._began = None
@@ -108,22 +108,22 @@ class HeartThatNeverLifts(Heart):
 
 
 class TakeWithoutSealNeverLift(TakeWithoutSeal):
-    heart_class = HeartThatNeverLifts
+    heart_class = HeartbeatThatNeverLifts
 
     def may_start(self, key):
         if not super().may_start(key):
             return False
         # a fence that passed stays passed, even where a late answer has moved it
-        return self.heart.pulse.fence.ending is None
+        return self.heart.status.fence.ending is None
 
 
-class StopwatchesWithOwnExpiry(Stopwatches):
+class DetectorWithOwnExpiry(FailureDetector):
     def _is_due(self, watch, now_ms):
         return now_ms - watch.since_ms >= self._timing.expiry_ms
 
 
 class OwnExpiry(TickWorker):
-    stopwatches_class = StopwatchesWithOwnExpiry
+    stopwatches_class = DetectorWithOwnExpiry
 
 
 class StopwatchFromTheRequest(TickWorker):
@@ -131,7 +131,7 @@ class StopwatchFromTheRequest(TickWorker):
         return 15_000
 
     def members_received(self, rows, sent_at_ms):
-        apply_members(self.book, self.stopwatches, rows, sent_at_ms)
+        apply_members(self.table, self.detector, rows, sent_at_ms)
 
 
 class ValidityFromTheAcknowledgement(TickWorker):
@@ -143,7 +143,7 @@ class ValidityFromTheAcknowledgement(TickWorker):
         super().beat_answered(row)
 
 
-class StopwatchesThatRunOn(Stopwatches):
+class DetectorThatRunOn(FailureDetector):
     """No gap rule: what was not watched is held against everybody."""
 
     def _restart_after_gap(self, gap_ms, now_ms):
@@ -151,7 +151,7 @@ class StopwatchesThatRunOn(Stopwatches):
 
 
 class NoGapRule(TickWorker):
-    stopwatches_class = StopwatchesThatRunOn
+    stopwatches_class = DetectorThatRunOn
 
 
 class HandOffByForce(TickWorker):
@@ -159,9 +159,9 @@ class HandOffByForce(TickWorker):
 
     def plan(self, *, may_take):
         steps = super().plan(may_take=may_take)
-        for key, asked_ms in self.book.asked.items():
-            row = self.book.leases[key]
-            if self.now_ms() - asked_ms > 3_000 and row.owner not in {None, self.book.member_id}:
+        for key, asked_ms in self.table.asked.items():
+            row = self.table.leases[key]
+            if self.now_ms() - asked_ms > 3_000 and row.owner not in {None, self.table.member_id}:
                 steps.append(Take(key, row.owner, row.version))
         return steps
 
@@ -170,8 +170,8 @@ class FenceOfOneClock(TickWorker):
     """Believes a clock that stands still while the machine is suspended."""
 
     def may_start(self, key):
-        until_ms = self.heart.pulse.fence.valid_until_ms
-        return self.book.is_startable(key) and until_ms is not None and self.now_ms() < until_ms
+        until_ms = self.heart.status.fence.valid_until_ms
+        return self.table.is_startable(key) and until_ms is not None and self.now_ms() < until_ms
 
 
 class FenceBySignal(TickWorker):
@@ -185,17 +185,17 @@ class FenceBySignal(TickWorker):
 
     def beat_answered(self, row):
         super().beat_answered(row)
-        if (until_ms := self.heart.pulse.fence.valid_until_ms) is not None:
+        if (until_ms := self.heart.status.fence.valid_until_ms) is not None:
             self.fenced = False
             self.process.at(until_ms + 1, self.lane, self.look)
 
     def look(self):
-        until_ms = self.heart.pulse.fence.valid_until_ms
+        until_ms = self.heart.status.fence.valid_until_ms
         if until_ms is None or self.now_ms() >= until_ms:
             self.fenced = True
 
     def may_start(self, key):
-        return not self.fenced and not self.is_draining and self.book.is_startable(key)
+        return not self.fenced and not self.is_draining and self.table.is_startable(key)
 
 
 class FenceBySignalToTheLoop(FenceBySignal):
@@ -214,7 +214,7 @@ class ReaderOfPages(Reader):
             self.checked = 10 if super().may_start() else 0
         else:
             self.checked -= 1
-        return self.checked > 0 and self._worker.book.is_startable(self.key) and not self._worker.is_draining
+        return self.checked > 0 and self._worker.table.is_startable(self.key) and not self._worker.is_draining
 
 
 class FenceForAPage(TickWorker):
@@ -226,7 +226,7 @@ class OwnerIsWorkerId(TickWorker):
         return self.host.worker_id
 
 
-class MissingIsDead(Stopwatches):
+class MissingIsDead(FailureDetector):
     def is_over(self, member_id, now_ms):
         watch = self._watches.get(member_id)
         return watch is not None and (watch.row is None or watch.row.state != "live")
@@ -236,7 +236,7 @@ class MissingRowIsDeath(TickWorker):
     stopwatches_class = MissingIsDead
 
 
-class BookThatNeverAdopts(Book):
+class TableThatNeverAdopts(LeaseTable):
     """A take whose answer was lost is forgotten."""
 
     def observe_leases(self, rows, now_ms):
@@ -244,10 +244,10 @@ class BookThatNeverAdopts(Book):
 
 
 class LostTakeIsForgotten(TickWorker):
-    book_class = BookThatNeverAdopts
+    table_class = TableThatNeverAdopts
 
 
-class BookThatBelievesOldRows(Book):
+class TableThatBelievesOldRows(LeaseTable):
     def observe_lease(self, row, now_ms):
         known = self.leases.get(row.key)
         if known is not None and row.version < known.version and row.key not in self.held:
@@ -256,7 +256,7 @@ class BookThatBelievesOldRows(Book):
 
 
 class OldRowsAreBelieved(TickWorker):
-    book_class = BookThatBelievesOldRows
+    table_class = TableThatBelievesOldRows
 
 
 class ReaderThatResumes(Reader):
@@ -264,11 +264,11 @@ class ReaderThatResumes(Reader):
 
     def wrote(self, answer):
         super().wrote(answer)
-        holding = self._worker.book.held.get(self.key)
-        if answer is NO_ANSWER and holding is not None and holding.state == "parting":
+        holding = self._worker.table.held.get(self.key)
+        if answer is NO_ANSWER and holding is not None and holding.state == "transferring":
             if holding.request is not None:
-                self._worker.book.answered[holding.request] = None
-            holding.state, holding.request, holding.parting_row = "held", None, None
+                self._worker.table.answered[holding.request] = None
+            holding.state, holding.request, holding.pending_transfer = "held", None, None
             self._drain_since_ms = None
 
 
@@ -287,15 +287,15 @@ class GiftBesideARunningCall(TickWorker):
     reader_class = ReaderThatDoesNotWait
 
 
-class BookThatGivesOldRows(Book):
+class TableThatGivesOldRows(LeaseTable):
     """What was finished since the last commit does not go with the gift."""
 
-    def part(self, key, final=None):
-        return super().part(key)
+    def transfer(self, key, final=None):
+        return super().transfer(key)
 
 
 class GiftWithoutTheLastCheckpoint(TickWorker):
-    book_class = BookThatGivesOldRows
+    table_class = TableThatGivesOldRows
 
 
 class ReaderThatBelievesInItsCommits(Reader):
@@ -307,7 +307,7 @@ class ReaderThatBelievesInItsCommits(Reader):
 
     def wrote(self, answer):
         super().wrote(answer)
-        holding = self._worker.book.held.get(self.key)
+        holding = self._worker.table.held.get(self.key)
         if answer is NO_ANSWER and holding is not None and holding.state == "held":
             holding.row = replace(self.sent, version=holding.row.version + 1)
 
@@ -323,7 +323,7 @@ class RollBackIsIgnored(TickWorker):
         super()._beaten(heart, NO_ANSWER if isinstance(answer, Reconnected) else answer)
 
     def storage_changed(self, incarnation):
-        self.book.rolled_back = False
+        self.table.rolled_back = False
         self.follow_book()
 
 

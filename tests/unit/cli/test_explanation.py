@@ -120,7 +120,7 @@ def test_a_shard_whose_worker_shows_no_life(member, others, sentence, remedy):
         ("no worker of the application is alive", (), "start a worker, for example by `anabranch run"),
         ("every worker of the application is stopping", (replace(MEMBER, draining=True),), "start a worker: those"),
         ("every worker holds as many shards as it may (max_shards)", (MEMBER,), "start another worker, or raise"),
-        ("it is free, and will be taken in a moment", (MEMBER,), "nothing to do: one of 1 live worker takes it"),
+        ("it is free and will be taken soon", (MEMBER,), "nothing to do: one of 1 live worker takes it"),
     ],
 )
 def test_a_shard_that_nobody_holds(reason, members, remedy):

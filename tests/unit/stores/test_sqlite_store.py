@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from blockbuster import BlockBuster
 
-from anabranch._model.leases import AppRow, Beat, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.stores import sqlite, sqlite_database
 from anabranch.stores.sqlite import SqliteLeaseStore
@@ -251,7 +251,7 @@ def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(pat
             assert caught.value.retryable
             assert await store.read_leases() == []
             await store.register_member(member("a"))
-            row = await store.heartbeat(Beat(member_id="a", attempt=1))
+            row = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
             assert row.counter == 1
             other.execute("ROLLBACK")
         assert await store.create_lease(LEASE, app_id=APP.app_id) == LEASE
@@ -284,7 +284,7 @@ def test_a_file_that_cannot_keep_a_log_is_refused(path):
 def test_nothing_blocks_the_loop(path):
     async def check(store):
         await store.register_member(member("a"))
-        await store.heartbeat(Beat(member_id="a", attempt=1))
+        await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
         await store.create_lease(LEASE, app_id=APP.app_id)
         await store.take_lease(LEASE.key, "a", expected_owner=None, expected_version=0)
         await store.dead_members()
@@ -304,7 +304,7 @@ def test_a_heartbeat_may_come_from_a_thread_with_a_loop_of_its_own(path):
         await store.register_member(member("a"))
         found = []
         beating = threading.Thread(
-            target=lambda: found.append(asyncio.run(store.heartbeat(Beat(member_id="a", attempt=1))))
+            target=lambda: found.append(asyncio.run(store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))))
         )
         beating.start()
         await asyncio.to_thread(beating.join)

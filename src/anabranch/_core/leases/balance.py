@@ -1,14 +1,15 @@
-"""Which member should hold which lease: a pure function of who is there and who holds what.
+"""Which member should hold which lease: a pure function of the members and the current owners.
 
-Every member computes it from the same rows and acts on its own part only, so no leader is needed. Laws, each a test:
-- fair: members differ by at most one moving shard, as far as their `shards_max` allow;
-- stable: what it has decided it decides again, once everybody acted on it;
+Every member computes it from the same rows and performs only its own part, so no leader is needed. The laws, each with
+a test:
+- fair: members differ by at most one active shard, as far as their `shards_max` allow;
+- stable: once all members have acted on a result, the next result is the same;
 - minimal: a lease leaves a live member only if that member holds more than its share;
-- deterministic: the order of its inputs does not matter.
+- deterministic: the order of the inputs does not matter.
 
-Children need no rule of their own: who finishes their last parent takes them at once (rule S4), and what is fair stays.
-Leases without weight (paused, stopped) need an owner, but count for nothing and are never moved for fairness. Leases
-that cannot run yet are not given to it at all.
+Child shards need no rule: the member that finishes their last parent takes them at once (rule S4). Leases without
+weight (paused or stopped) need an owner, but are never moved for fairness. Leases that cannot start yet are not passed
+in.
 """
 
 from collections.abc import Iterable
@@ -17,34 +18,32 @@ import msgspec
 
 from anabranch._model.leases import LeaseKey
 
-__all__ = ["Claim", "Seat", "balance"]
 
-
-class Seat(msgspec.Struct, frozen=True):
-    """A live member that can hold leases; one that drains has no seat."""
+class MemberCapacity(msgspec.Struct, frozen=True):
+    """A live member that can hold leases. A draining member is not passed in."""
 
     member_id: str
     shards_max: int | None = None
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """A lease to be held by somebody."""
+class LeaseDemand(msgspec.Struct, frozen=True):
+    """A lease that needs an owner."""
 
     key: LeaseKey
     owner: str | None = None
-    """None where it can be taken now; otherwise a live member, with a seat or without."""
+    """None if it can be taken now; otherwise a live member, draining or not."""
     weight: int = 1
-    """1 while its shard moves, 0 while it stands still on purpose."""
+    """1 for an active shard, 0 for one that is paused or stopped."""
     movable: bool = True
-    """False for a while after a move, so that two views that differ cannot throw a lease to and fro."""
+    """False for a while after a move, so that members with different views cannot pass a lease back and forth."""
 
 
-def balance(seats: Iterable[Seat], claims: Iterable[Claim]) -> dict[LeaseKey, str]:
-    """The holder of each lease as it should be; a lease that nobody has room for is absent."""
+def balance(seats: Iterable[MemberCapacity], claims: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
+    """The desired owner of each lease. A lease that no member has room for is absent."""
     places = sorted(seats, key=lambda seat: seat.member_id)
     wanted = sorted(claims, key=lambda claim: claim.key)
-    held: dict[str, list[Claim]] = {seat.member_id: [] for seat in places}
-    loose: list[Claim] = []
+    held: dict[str, list[LeaseDemand]] = {seat.member_id: [] for seat in places}
+    loose: list[LeaseDemand] = []
     for claim in wanted:
         if claim.owner in held:
             held[claim.owner].append(claim)
@@ -63,11 +62,11 @@ def balance(seats: Iterable[Seat], claims: Iterable[Claim]) -> dict[LeaseKey, st
     return desired
 
 
-def _shares(places: list[Seat], moving: dict[str, int], total: int) -> dict[str, int]:
-    """How many moving shards each member should hold.
+def _shares(places: list[MemberCapacity], moving: dict[str, int], total: int) -> dict[str, int]:
+    """How many active shards each member should hold.
 
-    Shares are filled like water: all rise together, a full member stays behind. What does not divide goes to those that
-    hold the most already, so that as little as possible moves.
+    All shares grow together until a member reaches its limit. The remainder goes to the members that hold the most
+    already, so that few leases move.
     """
     shares = dict.fromkeys(moving, 0)
     limits = {seat.member_id: total if seat.shards_max is None else min(seat.shards_max, total) for seat in places}
@@ -84,8 +83,8 @@ def _shares(places: list[Seat], moving: dict[str, int], total: int) -> dict[str,
     return shares
 
 
-def _keep(mine: list[Claim], share: int) -> tuple[list[Claim], list[Claim]]:
-    """What a member keeps of its own, and what is over. Leases that must not move yet are kept first, even too many."""
+def _keep(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDemand], list[LeaseDemand]]:
+    """Splits a member's leases into kept and surplus. Leases that must not move yet are always kept."""
     kept, surplus = [], []
     count = 0
     for claim in sorted(mine, key=lambda claim: claim.movable):
@@ -99,8 +98,8 @@ def _keep(mine: list[Claim], share: int) -> tuple[list[Claim], list[Claim]]:
     return kept, surplus
 
 
-def _seat(loose: list[Claim], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
-    """Hands out what has no holder, each to the member that has most room."""
+def _seat(loose: list[LeaseDemand], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
+    """Gives each lease without an owner to the member with the most room."""
     for claim in loose:
         member_id = min(room, key=lambda name: (-room[name], name), default=None)
         if member_id is not None and room[member_id] >= claim.weight:

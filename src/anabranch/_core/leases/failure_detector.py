@@ -1,11 +1,11 @@
-"""Who may be sealed, judged by watching counters on the observer's own clock (rules L5, L6).
+"""Which members may be sealed, judged by watching their counters on the observer's own clock (rules L5, L6).
 
-No stored time is ever compared. A stopwatch runs for each (member, counter) from the moment the first answer that
-showed this counter was *received*; a member may be sealed when it reads the *victim's* own expiry. A row that is not
-there counts as a counter that stands still from the first answer without it.
+No stored time is ever compared. For each counter value of a member a timer starts when the first answer with that value
+is *received*. The member may be sealed when the timer reaches the *victim's* own expiry. A missing row counts as a
+counter that does not move.
 
-After a silence longer than half of a member's expiry (the store was away, or this process was) its stopwatch starts
-anew: what was not watched cannot be held against anybody.
+After a gap in observation longer than half of a member's expiry (the store or this process was away), its timer starts
+again.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,25 +18,25 @@ from anabranch._model.leases import MemberRow
 
 class _Watch(msgspec.Struct):
     row: MemberRow | None
-    """None: a lease names this member, and there is no row of it."""
+    """None if a lease names this member but it has no row."""
     since_ms: int
     expiry_ms: int
     moved: bool = False
-    """Whether its counter was ever seen to move."""
+    """Whether its counter was seen to move."""
 
 
-class Stopwatches:
+class FailureDetector:
     def __init__(self, timing: LeaseTiming) -> None:
         self._timing = timing
         self._watches: dict[str, _Watch] = {}
         self._read_at_ms: int | None = None
         self.expiry_ms_max = timing.expiry_ms
-        """The longest expiry ever seen: what has to be waited out where nothing is known (rule L13)."""
+        """The longest expiry seen so far: how long to wait when nothing is known (rule L13)."""
         self.membership_changed_ms = 0
-        """When a member was last seen to come, to go, or to begin to go."""
+        """When a member last joined, left or started draining."""
 
     def observe(self, rows: Sequence[MemberRow], now_ms: int) -> bool:
-        """All member rows, in an answer received now. True if a member came, went, or changed what others plan by."""
+        """All member rows, received now. True if plans could change: a member joined, left or reported news."""
         if self._read_at_ms is not None:
             self._restart_after_gap(now_ms - self._read_at_ms, now_ms)
         self._read_at_ms = now_ms
@@ -50,9 +50,9 @@ class Stopwatches:
         return changed
 
     def observe_row(self, row: MemberRow, now_ms: int, *, is_answer: bool = False) -> bool:
-        """One member's row, in an answer received now. A row older than one already seen is ignored, unless it answers
-        a write: then it is what stands. A sealed row has its last counter: a live one with a higher counter is not the
-        same row, for somebody has deleted that one, and a late registration made it anew.
+        """One member's row, received now. A row older than one already seen is ignored, unless it answers a write. A
+        sealed row keeps its last counter. So a live row with a higher counter is a new row: the old one was deleted,
+        and a late registration created it again.
         """
         watch = self._watches.get(row.member_id)
         if watch is None:
@@ -87,12 +87,12 @@ class Stopwatches:
             del self._watches[member_id]
 
     def forget(self) -> None:
-        """The store is not the one it was (rule L13): counters seen in it mean nothing any more."""
+        """The storage was replaced (rule L13): counters seen before mean nothing."""
         self._watches.clear()
         self._read_at_ms = None
 
     def sealable(self, now_ms: int, known_dead: Collection[str] = ()) -> list[MemberRow]:
-        """Live members whose counter has stood still for their own expiry, or whose process is known to be dead; their
+        """Live members whose counter has not moved for their own expiry, or whose process is known to be dead. Their
         rows hold the counter to seal at.
         """
         return [
@@ -104,7 +104,7 @@ class Stopwatches:
         ]
 
     def is_over(self, member_id: str, now_ms: int) -> bool:
-        """Whether this member's leases can be taken: sealed, left, or missing for longer than any expiry."""
+        """Whether this member's leases can be taken: it was sealed, left, or was missing for longer than any expiry."""
         watch = self._watches.get(member_id)
         if watch is None:
             return False
@@ -112,20 +112,20 @@ class Stopwatches:
             return self._is_due(watch, now_ms)
         return watch.row.state != "live"
 
-    def is_beating(self, member_id: str, now_ms: int) -> bool:
-        """Whether this member was seen to live a moment ago. A live row alone may be that of one that just died."""
+    def is_heartbeating(self, member_id: str, now_ms: int) -> bool:
+        """Whether its counter moved recently. A live row alone may belong to a member that just died."""
         watch = self._watches.get(member_id)
         if watch is None or watch.row is None or watch.row.state != "live" or not watch.moved:
             return False
         return now_ms - watch.since_ms <= watch.expiry_ms // 2
 
     def live(self) -> list[MemberRow]:
-        """In the order of their ids, so that every observer of the same rows plans the same."""
+        """Sorted by id, so that all observers of the same rows make the same plan."""
         rows = [watch.row for watch in self._watches.values() if watch.row is not None and watch.row.state == "live"]
         return sorted(rows, key=lambda row: row.member_id)
 
     def over_since(self, cutoff_ms: int) -> list[str]:
-        """Sealed and left members not heard of since the cutoff: their rows can go once no lease names them."""
+        """Members that were sealed or left before the cutoff. Their rows can be deleted once no lease names them."""
         return [
             member_id
             for member_id, watch in self._watches.items()
@@ -137,13 +137,13 @@ class Stopwatches:
         return None if watch is None else watch.row
 
     def _is_due(self, watch: _Watch, now_ms: int) -> bool:
-        """By the victim's expiry, never by the observer's: in the middle of a deploy a fleet has both."""
+        """Uses the victim's expiry, not the observer's: during a deployment they can differ."""
         return now_ms - watch.since_ms >= watch.expiry_ms
 
     def _restart_after_gap(self, gap_ms: int, now_ms: int) -> None:
         polls_ms = 3 * self._timing.poll_interval_for(len(self._watches))
         if gap_ms <= polls_ms:
-            # A fleet so large that it polls less often than half of an expiry must still be able to seal.
+            # A large fleet may poll less often than half of an expiry; it must still be able to seal.
             return
         for watch in self._watches.values():
             if gap_ms > watch.expiry_ms // 2:

@@ -1,8 +1,7 @@
-"""What an outsider can say of a fleet from its rows: who lives, who holds what, and why a shard does not move.
+"""The status of a fleet from its rows: which members are alive, who owns what, and why a shard is stalled.
 
-It takes part in nothing and decides nothing for the fleet. Life is judged as members judge each other: by a counter
-that is watched on the observer's own clock, never by a stored time (rule L5). On the first look nobody has been watched
-yet, and a live row counts as alive unless its process is known to be gone (rule L17).
+It only observes. As between members, a member is alive if its counter moves on the observer's own clock; no stored time
+is used (rule L5). On the first look a live row counts as alive, unless its process is known to be dead (rule L17).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +12,6 @@ import msgspec
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StreamRow
 from anabranch._model.start_positions import StartingPosition
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
-
-__all__ = ["FleetRows", "Sighting", "Sightings", "view_fleet"]
 
 State = Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
 MemberState = Literal["live", "silent", "dead", "sealed", "left"]
@@ -27,38 +24,38 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
     streams: Sequence[StreamRow]
     members: Sequence[MemberRow]
     leases: Sequence[LeaseRow]
-    """Finished ones included."""
+    """Including finished ones."""
     dead_members: Collection[str] = ()
 
 
-class Sighting(msgspec.Struct, frozen=True):
-    """One member's counter, since when it stands there, and whether it was ever seen to move."""
+class ObservedCounter(msgspec.Struct, frozen=True):
+    """A member's counter, since when it has this value, and whether it was seen to move."""
 
     counter: int
     since_ms: int
-    beats: bool = False
+    moved: bool = False
 
 
-class Sightings:
-    """What one observer has seen of the members' hearts."""
+class HeartbeatObserver:
+    """Watches the counters of members between looks."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, Sighting] = {}
+        self._seen: dict[str, ObservedCounter] = {}
 
-    def observe(self, members: Sequence[MemberRow], now_ms: int) -> Mapping[str, Sighting]:
-        seen: dict[str, Sighting] = {}
+    def observe(self, members: Sequence[MemberRow], now_ms: int) -> Mapping[str, ObservedCounter]:
+        seen: dict[str, ObservedCounter] = {}
         for row in members:
             before = self._seen.get(row.member_id)
             if before is not None and before.counter == row.counter:
                 seen[row.member_id] = before
             else:
-                seen[row.member_id] = Sighting(row.counter, now_ms, before is not None)
+                seen[row.member_id] = ObservedCounter(row.counter, now_ms, before is not None)
         self._seen = seen
         return seen
 
 
-def view_fleet(rows: FleetRows, sightings: Mapping[str, Sighting], now_ms: int) -> FleetStatus:
-    """`sightings` are of the same members."""
+def view_fleet(rows: FleetRows, counters: Mapping[str, ObservedCounter], now_ms: int) -> FleetStatus:
+    """`counters` must cover all members in `rows`."""
     streams = _current_streams(rows.streams)
     leases = [row for row in rows.leases if _is_current(row, streams)]
     said = {
@@ -72,7 +69,7 @@ def view_fleet(rows: FleetRows, sightings: Mapping[str, Sighting], now_ms: int) 
             held[row.owner] = held.get(row.owner, 0) + 1
     members = {
         row.member_id: _member(
-            row, sightings[row.member_id], now_ms, row.member_id in rows.dead_members, held.get(row.member_id, 0)
+            row, counters[row.member_id], now_ms, row.member_id in rows.dead_members, held.get(row.member_id, 0)
         )
         for row in rows.members
     }
@@ -91,7 +88,7 @@ def view_fleet(rows: FleetRows, sightings: Mapping[str, Sighting], now_ms: int) 
 
 
 def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
-    """Of a stream that was deleted and created anew, the newest."""
+    """If a stream was deleted and created again, only the newest."""
     newest: dict[str, StreamRow] = {}
     for row in rows:
         if row.arn not in newest or newest[row.arn].created_seconds < row.created_seconds:
@@ -104,8 +101,8 @@ def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
     return stream is not None and stream.generation == row.key.generation
 
 
-def _member(row: MemberRow, sighting: Sighting, now_ms: int, is_dead: bool, shard_count: int) -> FleetMember:  # noqa: FBT001 -- one of its facts
-    age_ms = now_ms - sighting.since_ms
+def _member(row: MemberRow, observed: ObservedCounter, now_ms: int, is_dead: bool, shard_count: int) -> FleetMember:  # noqa: FBT001 -- a private function
+    age_ms = now_ms - observed.since_ms
     state: MemberState = row.state
     if row.state == "live" and is_dead:
         state = "dead"
@@ -116,7 +113,7 @@ def _member(row: MemberRow, sighting: Sighting, now_ms: int, is_dead: bool, shar
         member_id=row.member_id,
         worker_id=row.worker_id,
         state=state,
-        beats=sighting.beats,
+        beats=observed.moved,
         heartbeat_age=age_ms / 1000,
         expiry=row.expiry_ms / 1000,
         joined_seconds=row.joined_wall_ms / 1000,
@@ -129,7 +126,7 @@ def _member(row: MemberRow, sighting: Sighting, now_ms: int, is_dead: bool, shar
 
 
 class _View(msgspec.Struct, frozen=True):
-    """One moment of a fleet, to look at each of its shards from."""
+    """One snapshot of a fleet."""
 
     leases: Mapping[LeaseKey, LeaseRow]
     rows: Mapping[str, MemberRow]
@@ -141,7 +138,7 @@ class _View(msgspec.Struct, frozen=True):
         owner = self.members.get(row.owner or "")
         status = self.said.get((row.owner or "", row.key.stream_key, row.key.shard_id))
         heard = status if owner is not None and owner.is_live else None
-        state, reason = self._judge(row, owner, heard)
+        state, reason = self._state(row, owner, heard)
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
         return FleetShard(
@@ -172,7 +169,7 @@ class _View(msgspec.Struct, frozen=True):
             fence_token=row.fence_token,
         )
 
-    def _judge(self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None) -> tuple[State, str | None]:
+    def _state(self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None) -> tuple[State, str | None]:
         if row.is_finished:
             return "finished", None
         if row.stopped is not None and not self._is_tried_again(row, row.stopped.at_wall_ms):
@@ -180,25 +177,25 @@ class _View(msgspec.Struct, frozen=True):
         if row.paused:
             return "paused", "it is paused"
         if owner is None or owner.state in {"sealed", "left"}:
-            return self._judge_unowned(row)
+            return self._unowned_state(row)
         if owner.state == "dead":
-            return "orphaned", f"the process of its worker {owner.worker_id} is gone"
+            return "orphaned", f"the process of its worker {owner.worker_id} is dead"
         if owner.state == "silent":
-            return "orphaned", f"its worker {owner.worker_id} has shown no life for {owner.heartbeat_age:.0f} s"
+            return "orphaned", f"its worker {owner.worker_id} has not sent a heartbeat for {owner.heartbeat_age:.0f} s"
         if heard is not None and heard.reason is not None:
             return "still", heard.reason
         return "moving", None
 
     def _is_tried_again(self, row: LeaseRow, stopped_wall_ms: int) -> bool:
-        """A process that joined after the stop tries the record once more (rule D4)."""
+        """A process that joined after the stop retries the record (rule D4)."""
         owner = self.rows.get(row.owner or "")
         if owner is None or not self.members[owner.member_id].is_live:
             return False
         return owner.joined_wall_ms > stopped_wall_ms
 
-    def _judge_unowned(self, row: LeaseRow) -> tuple[State, str]:
+    def _unowned_state(self, row: LeaseRow) -> tuple[State, str]:
         if parents := self._open_parents(row):
-            return "waiting", f"it waits for {' and '.join(parents)} to be finished"
+            return "waiting", f"it waits for {' and '.join(parents)} to finish"
         live = [member for member in self.members.values() if member.is_live]
         if not live:
             return "unowned", "no worker of the application is alive"
@@ -207,10 +204,10 @@ class _View(msgspec.Struct, frozen=True):
             return "unowned", "every worker of the application is stopping"
         if all(member.shards_max is not None and member.shard_count >= member.shards_max for member in takers):
             return "unowned", "every worker holds as many shards as it may (max_shards)"
-        return "unowned", "it is free, and will be taken in a moment"
+        return "unowned", "it is free and will be taken soon"
 
     def _open_parents(self, row: LeaseRow) -> tuple[str, ...]:
-        """A parent whose row is gone was finished long ago."""
+        """A parent without a row was finished long ago."""
         key = row.key
         parents = [self.leases.get(LeaseKey(key.stream_key, key.generation, name)) for name in row.waits_for]
         return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)

@@ -1,15 +1,14 @@
-"""What one member believes about the leases: rows seen, leases held, writes in doubt.
+"""What one member knows about the leases: the rows it saw, the leases it holds, the writes without an answer.
 
-Rules that hold here:
-- of each lease the highest version ever seen counts; an older row in a later answer is a late answer and is ignored;
-- a row that names this member and is not held is adopted: a take whose answer was lost, or a gift (rules L7, L12);
-- a lease is *parting* from the moment its release or gift is sent until its answer is known. A write without an
-  answer may still take effect, and then another member may hold the lease at once: so a parting lease is never
-  started again, the same write is repeated until the store has told what came of it;
-- a write's answer older than what the store acknowledged before proves that the store went back in time (rule L13).
+- The highest version of a lease counts. An older row in a later answer is a late answer, and ignored.
+- A row that names this member but is not held is adopted: the answer to a take was lost, or the lease was given to this
+  member (rules L7, L12).
+- A lease is *transferring* from when its release or gift is sent until the answer is known. A write without an answer
+  may still take effect, and then another member may hold the lease at once. So no record of a transferring lease is
+  started again, and the same write is repeated until the store answers.
+- An answer older than what the store acknowledged before proves that the store was rolled back (rule L13).
 
-It knows no clock but the times it is told, and nothing of heartbeats: whether held leases may be worked on is the
-fence's business.
+It knows nothing of heartbeats: the fence decides whether held leases may be worked on.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,19 +24,19 @@ MOVE_COOL_DOWN_MS: Final = 60_000
 
 
 class Holding(msgspec.Struct):
-    """A lease that this member owns, as far as it knows."""
+    """A lease that this member owns, to its knowledge."""
 
     row: LeaseRow
-    state: Literal["held", "draining", "parting"] = "held"
+    state: Literal["held", "draining", "transferring"] = "held"
     request: HandOffRequest | None = None
-    """Whom it is drained for; None for a release."""
-    parting_row: LeaseRow | None = None
-    """What is being written to give it away."""
+    """Which member it is drained for; None for a release."""
+    pending_transfer: LeaseRow | None = None
+    """The row that releases it or gives it away, sent but not answered yet."""
     kept_until_ms: int = 0
-    """A hand-off that did not drain is not tried again before: each try stands still for as long as its deadline."""
+    """No hand-off before this time. Set when a drain timed out, because each attempt stalls the shard for that long."""
 
 
-class Book:
+class LeaseTable:
     def __init__(self, member_id: str, expiry_ms: int) -> None:
         self.member_id = member_id
         self.streams: Collection[str] | None = None
@@ -46,27 +45,27 @@ class Book:
         """
         self.leases: dict[LeaseKey, LeaseRow] = {}
         self.held: dict[LeaseKey, Holding] = {}
-        """In the order of taking. What is not in it any more was lost, given or finished."""
+        """In the order of taking."""
         self.changed = True
-        """Whether anything was learnt since the last plan that a new one would take into account."""
+        """Whether a new plan could differ from the last one."""
         self.plan_again_ms: int | None = None
-        """When to plan anew even if nothing was learnt: cool-downs end, unanswered requests are repeated."""
+        """When to plan again even if nothing changed: cool-downs end, unanswered requests are repeated."""
         self.lease_version = 0
-        """Grows when the set of held leases changes; heartbeats carry it to the others."""
+        """Grows when the set of held leases changes; heartbeats publish it."""
         self.rolled_back = False
-        """The store has forgotten what it acknowledged (rule L13): drop everything, become a new member."""
+        """The store lost acknowledged writes (rule L13): drop everything and join as a new member."""
         self.answered: dict[HandOffRequest, None] = {}
-        """Requests answered since; heartbeats carry them back until the row is without them."""
+        """Answered hand-off requests. Heartbeats report them until the member's row no longer has them."""
         self.asked: dict[LeaseKey, int] = {}
-        """Leases asked for, and when."""
-        self.shunned: dict[LeaseKey, int] = {}
-        """Leases that could not be read here, and until when they are not asked for again."""
+        """Leases that this member requested, and when."""
+        self.not_wanted_until: dict[LeaseKey, int] = {}
+        """Leases that could not be read here, and until when this member does not request them."""
         self.moved: dict[LeaseKey, tuple[int, str]] = {}
-        """Leases that changed hands, with when and from whom."""
+        """Leases that changed owners: when, and the previous owner."""
         self.unplaced: dict[LeaseKey, int] = {}
-        """Leases that no member has room for, by the last plan, and since when."""
+        """Leases for which no member had room in the last plan, and since when."""
         self.epoch_floors: dict[LeaseKey, int] = {}
-        """Epochs that a store has forgotten: takes go above them."""
+        """Epochs that a rolled-back store lost: takes go above them."""
         self._stopped_before: dict[LeaseKey, Stopped] = {}
         self._expiry_ms = expiry_ms
         self._read_at_ms: int | None = None
@@ -74,7 +73,7 @@ class Book:
         self._in_doubt_until_ms: int | None = None
 
     def become(self, member_id: str) -> None:
-        """A new member in the place of one that ended: it holds nothing, and what it knows may be old."""
+        """Continue as a new member after the old one ended. It holds nothing, and its rows may be outdated."""
         self.member_id = member_id
         self.held.clear()
         self.answered.clear()
@@ -84,19 +83,19 @@ class Book:
         self.changed = self._read_again = True
 
     def read_streams(self, stream_keys: Collection[str]) -> None:
-        """From now on these streams are read and no others; what is held of others is still to be released."""
+        """Read only these streams from now on. Held leases of other streams are released later."""
         self.streams = stream_keys
         for key in [key for key in self.leases if key.stream_key not in stream_keys and key not in self.held]:
             self._leave(key)
         self.changed = self._read_again = True
 
     def _leave(self, key: LeaseKey) -> None:
-        for known in (self.leases, self.moved, self.asked, self.shunned):
+        for known in (self.leases, self.moved, self.asked, self.not_wanted_until):
             known.pop(key, None)
 
     def forget(self) -> None:
-        """The store is not the one it was: versions seen in it mean nothing any more. Epochs do, since fence tokens
-        were handed out with them.
+        """The storage was replaced: versions seen before mean nothing. Epochs still count, because handlers have seen
+        them as fence tokens.
         """
         for key, row in self.leases.items():
             self.epoch_floors[key] = max(row.epoch, self.epoch_floors.get(key, 0))
@@ -106,7 +105,7 @@ class Book:
     # reading
 
     def wants_leases(self, now_ms: int) -> bool:
-        """Whether the lease rows should be read: reading them costs with shards, so not in every round."""
+        """Whether to read the lease rows. The cost grows with the shards, so not in every round."""
         if self._read_again or self.asked or self._read_at_ms is None:
             return True
         if self._in_doubt_until_ms is not None and now_ms < self._in_doubt_until_ms:
@@ -117,12 +116,12 @@ class Book:
         self._read_again = True
 
     def doubt(self, now_ms: int) -> None:
-        """A take got no answer. It may still take effect: look for it until it cannot any more."""
+        """A take got no answer and may still take effect: keep reading until it cannot any more."""
         self._in_doubt_until_ms = now_ms + 2 * self._expiry_ms
         self._read_again = True
 
     def observe_leases(self, rows: Sequence[LeaseRow], now_ms: int) -> None:
-        """All unfinished leases, in an answer received now."""
+        """All unfinished leases, received now."""
         if self._read_at_ms is None:
             self._stopped_before = {row.key: row.stopped for row in rows if row.stopped is not None}
         self._read_again = False
@@ -132,7 +131,7 @@ class Book:
         present = {row.key for row in rows}
         gone = [key for key, row in self.leases.items() if key not in present and not row.is_finished]
         for key in gone:
-            # Finished by somebody, or deleted. Rows known to be finished stay: an old answer must not revive them.
+            # Finished by another member, or deleted. Known finished rows stay: a late answer must not revive them.
             if key not in self.held:
                 self._leave(key)
                 self.changed = True
@@ -155,12 +154,12 @@ class Book:
             if holding is not None:
                 self.drop(row.key)
         elif holding is None or holding.row.epoch != row.epoch:
-            # Also where it went away and came back while the answer of an own write was missing: another holding.
+            # A different epoch is a new holding: the lease left and came back while an answer was missing.
             if holding is not None:
                 self.drop(row.key)
             self.hold(row)
         else:
-            # Only this member writes rows that name it: one of its own writes took effect, and its answer was lost.
+            # Only this member writes rows that name it: its own write took effect, and the answer was lost.
             holding.row = row
 
     # holding
@@ -173,7 +172,7 @@ class Book:
         self.changed = True
 
     def drop(self, key: LeaseKey) -> None:
-        """It is this member's no more: nothing of it may be started, and nothing committed."""
+        """The lease is no longer this member's: nothing may be started or committed."""
         holding = self.held.pop(key)
         if holding.request is not None:
             self.answered[holding.request] = None
@@ -183,13 +182,13 @@ class Book:
         self.changed = True
 
     def lose_all(self) -> None:
-        """This member has ended. A gift without an answer may have come too late, so it is none."""
+        """This member has ended. An unanswered gift may have come too late, so it does not count."""
         for holding in self.held.values():
-            holding.parting_row = None
+            holding.pending_transfer = None
         self.held.clear()
 
     def acknowledge(self, row: LeaseRow) -> None:
-        """The store took this member's write of a held lease."""
+        """The store accepted this member's write of a held lease."""
         self.leases[row.key] = row
         if row.owner == self.member_id and not row.is_finished:
             self.held[row.key].row = row
@@ -207,9 +206,7 @@ class Book:
         return request not in self.answered and (holding is None or holding.request != request)
 
     def keep(self, key: LeaseKey, now_ms: int) -> None:
-        """The drain did not end in time: the lease stays here for a while, and the request is answered with that (rule
-        L12).
-        """
+        """The drain timed out: the lease stays here for a while, and that answers the request (rule L12)."""
         holding = self.held[key]
         if holding.state != "draining":
             return
@@ -218,33 +215,31 @@ class Book:
         holding.state, holding.request = "held", None
         holding.kept_until_ms = now_ms + MOVE_COOL_DOWN_MS
 
-    def part(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
-        """Give a drained lease to whoever asked for it, or release it; `final` carries the last checkpoint. From here
-        on it is never started again by this holding.
+    def transfer(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
+        """Give a drained lease to the member that requested it, or release it. `final` has the last checkpoint. This
+        holding starts no record from now on.
         """
         holding = self.held[key]
         owner = None if holding.request is None else holding.request.requester
         row = holding.row if final is None else final
-        # A gift is a take without a taker's write: the epoch grows, so that the new holder's fence token is higher.
-        holding.parting_row = replace(row, owner=owner, epoch=row.epoch + (owner is not None))
-        holding.state = "parting"
-        return holding.parting_row
+        # A gift replaces a take, so the epoch grows: the new owner needs a higher fence token.
+        holding.pending_transfer = replace(row, owner=owner, epoch=row.epoch + (owner is not None))
+        holding.state = "transferring"
+        return holding.pending_transfer
 
     def is_startable(self, key: LeaseKey) -> bool:
-        """Whether records of this lease may be started, if the fence allows any."""
+        """Whether records of this lease may be started, if the fence allows it."""
         holding = self.held.get(key)
         return holding is not None and holding.state == "held"
 
     def tries_again(self, row: LeaseRow) -> bool:
-        """Whether a shard that was stopped at a record is tried once more: by who found it so when it came (rule D4).
-        No clock is compared: that of the host that stopped it may differ.
+        """Whether to retry a shard that stopped at a record: yes if it had stopped before this worker started (rule
+        D4). No clocks are compared, because the clock of the other host may differ.
         """
         return row.stopped is None or self._stopped_before.get(row.key) == row.stopped
 
     def waits(self, row: LeaseRow) -> bool:
-        """Whether one of the parents that this shard waits for is unfinished. A parent without a row is done (rule
-        S1).
-        """
+        """Whether a parent of this shard is unfinished. A parent without a row is finished (rule S1)."""
         for parent in row.waits_for:
             known = self.leases.get(LeaseKey(row.key.stream_key, row.key.generation, parent))
             if known is not None and not known.is_finished:
@@ -257,7 +252,7 @@ class Book:
 
 
 def weight(row: LeaseRow) -> int:
-    """What a lease counts for in the balance: nothing while its shard stands still on purpose."""
+    """How much a lease counts in the balance: 0 while its shard is paused or stopped."""
     return 0 if row.paused or row.stopped is not None else 1
 
 

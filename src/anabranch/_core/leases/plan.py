@@ -1,7 +1,14 @@
-"""What a round of the lease protocol asks to be done, as values.
+"""One round of the lease protocol: the steps to perform, and what their answers change.
 
-The plan makes them, the shell performs them (each is one store call, but `Drain`), and `outcome` applies what came of
-it.
+Every member plans for itself: it seals members that missed their heartbeats, takes free leases, requests leases from
+live members, and answers requests. `plan_round` returns steps, the engine performs them (each is one store call, except
+`Drain`), and the `apply_*` functions update the lease table.
+
+A hand-off needs both sides: the requester's and the donor's plan must both give the lease to the requester. So a
+request from an outdated view is void, and a donor never drops below its share.
+
+Losing a race is an outcome, not an error: another member took the lease first, or the answer to an earlier write was
+lost. No answer (`None`) is an outcome too: the write may have taken effect, or may still do so.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,21 +16,21 @@ from typing import Final, Literal
 
 import msgspec
 
-from anabranch._core.leases.balance import Claim, Seat, balance
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, Book, weight
+from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 
 class Seal(msgspec.Struct, frozen=True):
-    """End a member that has shown no life for its own expiry (rule L3)."""
+    """End a member that missed its heartbeats (rule L3)."""
 
     member_id: str
     observed_counter: int
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Take a lease that is free, or whose owner is over (rule L7)."""
+    """Take a lease that is free, or whose owner has ended (rule L7)."""
 
     key: LeaseKey
     expected_owner: str | None
@@ -43,20 +50,20 @@ class RequestHandOff(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Stop starting records of a held lease and finish what runs: it was asked for, and will be given away."""
+    """Start no more records of a requested lease and finish the running ones, to give it away."""
 
     request: HandOffRequest
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Write a held lease: a commit, a finish, a release or a give."""
+    """Write a held lease: commit, finish, release or give."""
 
     row: LeaseRow
     expected_version: int
 
 
 class DeleteMember(msgspec.Struct, frozen=True):
-    """Remove the row of a member that has long been over."""
+    """Delete the row of a member that ended long ago."""
 
     member_id: str
 
@@ -66,109 +73,109 @@ Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember
 
 ASK_AGAIN_MS: Final = 10_000
 SETTLING_MS: Final = 10_000
-"""How long a fleet takes to share anew after a change of its membership."""
+"""How long a fleet takes to rebalance after a membership change."""
 MEMBER_KEPT_MS: Final = 3_600_000
-"""How long the row of a sealed or left member stays, for people to look at."""
+"""How long the row of an ended member stays, for people to look at."""
 
 
 def plan_round(
-    book: Book, stopwatches: Stopwatches, now_ms: int, *, may_take: bool, known_dead: Collection[str] = ()
+    table: LeaseTable, detector: FailureDetector, now_ms: int, *, may_take: bool, known_dead: Collection[str] = ()
 ) -> list[Step]:
-    """The steps of one round. `may_take` is False while the member is fenced or drains, and while a store that went
-    back in time is waited out (rule L13): then it takes nothing and asks for nothing. `known_dead` are members whose
-    process is dead for certain, by the kernel's word (rule L17).
+    """The steps of one round. If not `may_take`, it takes and requests nothing: the member is fenced or draining, or
+    waits after a rollback of the store (rule L13). `known_dead` are members whose process is known to be dead (rule
+    L17).
     """
     steps: list[Step] = [
         Seal(row.member_id, row.counter)
-        for row in stopwatches.sealable(now_ms, known_dead)
-        if row.member_id != book.member_id
+        for row in detector.sealable(now_ms, known_dead)
+        if row.member_id != table.member_id
     ]
-    steps.extend(_repeat_parting(book))
-    mine = stopwatches.row(book.member_id)
+    steps.extend(_repeat_transfers(table))
+    mine = detector.row(table.member_id)
     wanted = () if mine is None else mine.wanted
-    _forget_answers(book, wanted)
-    is_due = book.plan_again_ms is None or now_ms >= book.plan_again_ms
-    if not (book.changed or is_due or any(book.is_unanswered(request) for request in wanted)):
+    _forget_answers(table, wanted)
+    is_due = table.plan_again_ms is None or now_ms >= table.plan_again_ms
+    if not (table.changed or is_due or any(table.is_unanswered(request) for request in wanted)):
         return steps
-    book.changed = False
-    book.plan_again_ms = now_ms + ASK_AGAIN_MS
-    desired = _desired(book, stopwatches, now_ms)
-    book.unplaced = {key: book.unplaced.get(key, now_ms) for key in _unplaced(book, stopwatches, desired)}
-    steps.extend(_answer_requests(book, stopwatches, wanted, desired))
+    table.changed = False
+    table.plan_again_ms = now_ms + ASK_AGAIN_MS
+    desired = _desired(table, detector, now_ms)
+    table.unplaced = {key: table.unplaced.get(key, now_ms) for key in _unplaced(table, detector, desired)}
+    steps.extend(_answer_requests(table, detector, wanted, desired))
     if may_take:
-        steps.extend(_take_and_ask(book, stopwatches, desired, now_ms))
-    steps.extend(_clean_up(book, stopwatches, now_ms))
+        steps.extend(_take_and_ask(table, detector, desired, now_ms))
+    steps.extend(_clean_up(table, detector, now_ms))
     return steps
 
 
-def _repeat_parting(book: Book) -> list[Step]:
-    """A gift or release without an answer is written again, until the store has told what came of it."""
+def _repeat_transfers(table: LeaseTable) -> list[Step]:
+    """Repeat each release or gift that has no answer yet."""
     return [
-        Write(holding.parting_row, holding.row.version)
-        for holding in book.held.values()
-        if holding.parting_row is not None
+        Write(holding.pending_transfer, holding.row.version)
+        for holding in table.held.values()
+        if holding.pending_transfer is not None
     ]
 
 
-def _desired(book: Book, stopwatches: Stopwatches, now_ms: int) -> dict[LeaseKey, str]:
-    live = stopwatches.live()
+def _desired(table: LeaseTable, detector: FailureDetector, now_ms: int) -> dict[LeaseKey, str]:
+    live = detector.live()
     alive = {row.member_id: row for row in live}
     claims = [
-        _claim(book, row, alive, stopwatches.membership_changed_ms, now_ms)
-        for row in book.leases.values()
-        if not row.is_finished and (row.owner in alive or not book.waits(row))
+        _claim(table, row, alive, detector.membership_changed_ms, now_ms)
+        for row in table.leases.values()
+        if not row.is_finished and (row.owner in alive or not table.waits(row))
     ]
     return balance(_seats(live), claims)
 
 
-def _unplaced(book: Book, stopwatches: Stopwatches, desired: dict[LeaseKey, str]) -> list[LeaseKey]:
-    """What could run and nobody may own: limits decide who takes a shard, and never that it need not run (rule S7)."""
-    alive = {row.member_id: None for row in stopwatches.live()}
+def _unplaced(table: LeaseTable, detector: FailureDetector, desired: dict[LeaseKey, str]) -> list[LeaseKey]:
+    """Leases that could run but that no member has room for (rule S7)."""
+    alive = {row.member_id: None for row in detector.live()}
     return [
         key
-        for key, row in book.leases.items()
-        if not row.is_finished and row.owner not in alive and key not in desired and not book.waits(row)
+        for key, row in table.leases.items()
+        if not row.is_finished and row.owner not in alive and key not in desired and not table.waits(row)
     ]
 
 
-def _seats(live: list[MemberRow]) -> list[Seat]:
-    """Members that drain get nothing; nor do those that cannot read, while others can."""
+def _seats(live: list[MemberRow]) -> list[MemberCapacity]:
+    """Draining members get nothing. Nor do members that cannot read, while others can."""
     staying = [row for row in live if not row.draining]
     healthy = [row for row in staying if row.reads_healthy]
-    return [Seat(row.member_id, row.shards_max) for row in (healthy or staying)]
+    return [MemberCapacity(row.member_id, row.shards_max) for row in (healthy or staying)]
 
 
-def _claim(book: Book, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: int, now_ms: int) -> Claim:
+def _claim(table: LeaseTable, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: int, now_ms: int) -> LeaseDemand:
     owner = row.owner if row.owner in alive else None
-    moved_ms, previous = book.moved.get(row.key, (None, None))
-    # A lease that was taken over from a dead member has not been moved: fairness after a crash need not wait. Nor need
-    # members that come and go: what moves because of them, for a while after each, does not cool down.
+    moved_ms, previous = table.moved.get(row.key, (None, None))
+    # Only moves between live members cool down, so that a fleet rebalances quickly after a crash. Moves shortly after a
+    # membership change do not cool down either.
     cooling = (
         moved_ms is not None
         and previous in alive
         and moved_ms - changed_ms > SETTLING_MS
         and now_ms - moved_ms < MOVE_COOL_DOWN_MS
     )
-    holding = book.held.get(row.key)
+    holding = table.held.get(row.key)
     kept = holding is not None and now_ms < holding.kept_until_ms
-    return Claim(row.key, owner, 0 if book.waits(row) else weight(row), not (cooling or kept))
+    return LeaseDemand(row.key, owner, 0 if table.waits(row) else weight(row), not (cooling or kept))
 
 
-def _forget_answers(book: Book, wanted: tuple[HandOffRequest, ...]) -> None:
-    """An answer has arrived when its request is gone from the row; the same request after that is a new one."""
-    for request in [request for request in book.answered if request not in wanted]:
-        del book.answered[request]
+def _forget_answers(table: LeaseTable, wanted: tuple[HandOffRequest, ...]) -> None:
+    """The requester saw an answer once the request is gone from the row. After that, the same request is a new one."""
+    for request in [request for request in table.answered if request not in wanted]:
+        del table.answered[request]
 
 
 def _answer_requests(
-    book: Book, stopwatches: Stopwatches, wanted: tuple[HandOffRequest, ...], desired: dict[LeaseKey, str]
+    table: LeaseTable, detector: FailureDetector, wanted: tuple[HandOffRequest, ...], desired: dict[LeaseKey, str]
 ) -> list[Step]:
     steps: list[Step] = []
     for request in wanted:
-        if not book.is_unanswered(request):
+        if not table.is_unanswered(request):
             continue
-        holding = book.held.get(request.key)
-        requester = stopwatches.row(request.requester)
+        holding = table.held.get(request.key)
+        requester = detector.row(request.requester)
         is_void = (
             holding is None
             or holding.state != "held"
@@ -178,29 +185,31 @@ def _answer_requests(
             or desired.get(request.key) != request.requester
         )
         if is_void:
-            book.answered[request] = None
+            table.answered[request] = None
         else:
-            book.drain(request)
+            table.drain(request)
             steps.append(Drain(request))
     return steps
 
 
-def _take_and_ask(book: Book, stopwatches: Stopwatches, desired: dict[LeaseKey, str], now_ms: int) -> list[Step]:
+def _take_and_ask(
+    table: LeaseTable, detector: FailureDetector, desired: dict[LeaseKey, str], now_ms: int
+) -> list[Step]:
     steps: list[Step] = []
-    mine = [book.leases[key] for key, member_id in desired.items() if member_id == book.member_id]
-    # Those on which owners died come first: nothing of the others is started before their rows say that it is not they
-    # who end this one, should one of the others do that (rule D5).
+    mine = [table.leases[key] for key, member_id in desired.items() if member_id == table.member_id]
+    # Suspect shards first: their rows must say that they are held in quarantine before records of other shards start.
+    # Otherwise a crash caused by another shard would be counted against them (rule D5).
     for row in sorted(mine, key=lambda row: -row.takes_without_progress):
         key = row.key
-        if key in book.held:
+        if key in table.held:
             continue
-        if row.owner is None or stopwatches.is_over(row.owner, now_ms):
-            steps.append(Take(key, row.owner, row.version, book.epoch_floors.get(key, 0), _unread_parents(row)))
-        elif (donor := stopwatches.row(row.owner)) is not None and _may_ask(book, key, donor, now_ms):
-            book.asked[key] = now_ms
-            steps.append(RequestHandOff(donor.member_id, HandOffRequest(key, book.member_id)))
-    for key in [key for key, asked_ms in book.asked.items() if now_ms - asked_ms > 3 * ASK_AGAIN_MS]:
-        del book.asked[key]
+        if row.owner is None or detector.is_over(row.owner, now_ms):
+            steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0), _unread_parents(row)))
+        elif (donor := detector.row(row.owner)) is not None and _may_ask(table, key, donor, now_ms):
+            table.asked[key] = now_ms
+            steps.append(RequestHandOff(donor.member_id, HandOffRequest(key, table.member_id)))
+    for key in [key for key, asked_ms in table.asked.items() if now_ms - asked_ms > 3 * ASK_AGAIN_MS]:
+        del table.asked[key]
     return steps
 
 
@@ -210,93 +219,96 @@ def _unread_parents(row: LeaseRow) -> tuple[LeaseKey, ...]:
     return tuple(LeaseKey(row.key.stream_key, row.key.generation, shard_id) for shard_id in row.waits_for)
 
 
-def _may_ask(book: Book, key: LeaseKey, donor: MemberRow, now_ms: int) -> bool:
-    """Once in a while, and not while the donor still has the request before it, nor for what could not be read here."""
-    if now_ms < book.shunned.get(key, 0):
+def _may_ask(table: LeaseTable, key: LeaseKey, donor: MemberRow, now_ms: int) -> bool:
+    """At intervals, not while the donor still has the request, and not for a shard that could not be read here."""
+    if now_ms < table.not_wanted_until.get(key, 0):
         return False
-    asked_ms = book.asked.get(key)
+    asked_ms = table.asked.get(key)
     if asked_ms is None:
         return True
-    return now_ms - asked_ms >= ASK_AGAIN_MS and HandOffRequest(key, book.member_id) not in donor.wanted
+    return now_ms - asked_ms >= ASK_AGAIN_MS and HandOffRequest(key, table.member_id) not in donor.wanted
 
 
-def _clean_up(book: Book, stopwatches: Stopwatches, now_ms: int) -> list[Step]:
-    long_over = stopwatches.over_since(now_ms - MEMBER_KEPT_MS)
+def _clean_up(table: LeaseTable, detector: FailureDetector, now_ms: int) -> list[Step]:
+    long_over = detector.over_since(now_ms - MEMBER_KEPT_MS)
     if not long_over:
         return []
-    named = {row.owner for row in book.leases.values()}
+    named = {row.owner for row in table.leases.values()}
     return [DeleteMember(member_id) for member_id in long_over if member_id not in named]
 
 
 Written = Literal["written", "again", "lost", "unknown"]
-"""`again`: the lease is still this member's, at another version than it thought; the write may be repeated now."""
+"""`again`: this member still owns the lease, but at another version; repeat the write now."""
 
 
-def apply_members(book: Book, stopwatches: Stopwatches, rows: Sequence[MemberRow], now_ms: int) -> None:
-    """All member rows were received now."""
-    if stopwatches.observe(rows, now_ms):
-        book.changed = True
-        book.read_again()
+def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[MemberRow], now_ms: int) -> None:
+    if detector.observe(rows, now_ms):
+        table.changed = True
+        table.read_again()
 
 
-def apply_leases(book: Book, stopwatches: Stopwatches, rows: Sequence[LeaseRow], now_ms: int) -> None:
-    """All unfinished leases were received now."""
-    book.observe_leases(rows, now_ms)
-    stopwatches.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
+def apply_leases(table: LeaseTable, detector: FailureDetector, rows: Sequence[LeaseRow], now_ms: int) -> None:
+    """`rows` are all unfinished leases."""
+    table.observe_leases(rows, now_ms)
+    detector.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
 
 
-def apply_seal(book: Book, stopwatches: Stopwatches, row: MemberRow | None, now_ms: int) -> None:
-    """The member's row as it stands after the attempt to seal it. None: no answer, or no such row."""
-    if row is not None and stopwatches.observe_row(row, now_ms, is_answer=True):
-        book.changed = True
-        book.read_again()
+def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | None, now_ms: int) -> None:
+    """`row` is the member's row after the attempt. None if there was no answer or there is no such row."""
+    if row is not None and detector.observe_row(row, now_ms, is_answer=True):
+        table.changed = True
+        table.read_again()
 
 
-def apply_take(book: Book, step: Take, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
+def apply_take(table: LeaseTable, step: Take, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
     if answer is None:
-        book.doubt(now_ms)
+        table.doubt(now_ms)
         return
     row = answer.row if isinstance(answer, Conflict) else answer
     if row is None:
-        book.read_again()
+        table.read_again()
     elif row.version < step.expected_version:
-        book.rolled_back = True
+        table.rolled_back = True
     else:
-        book.observe_lease(row, now_ms)
-        book.changed = True
+        table.observe_lease(row, now_ms)
+        table.changed = True
 
 
-def apply_write(book: Book, step: Write, answer: LeaseRow | Conflict | None, now_ms: int) -> Written:
+def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | None, now_ms: int) -> Written:
     key = step.row.key
-    if key not in book.held:
+    if key not in table.held:
         return "lost"
     if answer is None:
         return "unknown"
     if not isinstance(answer, Conflict):
-        book.acknowledge(answer)
+        table.acknowledge(answer)
         return "written"
     row = answer.row
     if row is None or row.version < step.expected_version:
-        # A lease that this member holds cannot vanish or grow younger: the store forgot what it had acknowledged.
-        book.rolled_back = True
-        book.held[key].parting_row = None  # a gift that the store refused was not given
-        book.drop(key)
+        # A held lease cannot vanish or go back in version: the store lost acknowledged writes.
+        table.rolled_back = True
+        table.held[key].pending_transfer = None  # the store refused the gift
+        table.drop(key)
         return "lost"
-    book.observe_lease(row, now_ms)
-    return "again" if key in book.held else "lost"
+    table.observe_lease(row, now_ms)
+    return "again" if key in table.held else "lost"
 
 
-SHUNNED_MS: Final = 300_000
+NOT_WANTED_MS: Final = 300_000
+"""How long this member does not request an unreadable shard back. If the shard becomes free, it still takes it."""
 
 
-def plan_relief(book: Book, stopwatches: Stopwatches, key: LeaseKey, now_ms: int) -> HandOffRequest | None:
-    """What the member that gets it would have asked. None: there is nobody, or the lease is about to move, or was kept
-    for calls that do not end.
+def give_unreadable(table: LeaseTable, detector: FailureDetector, key: LeaseKey, now_ms: int) -> HandOffRequest | None:
+    """Give a shard that this member cannot read, while it reads others, to a member that may be able to (rule U7).
+
+    Returns the request that the new owner would have made. None if no member has room, or if the lease is about to move
+    or was kept after a drain that timed out. A member that can read nothing reports that in its heartbeats instead, and
+    the balance leaves it without shards.
     """
-    holding = book.held.get(key)
+    holding = table.held.get(key)
     if holding is None or holding.state != "held" or now_ms < holding.kept_until_ms:
         return None
-    able = [row for row in stopwatches.live() if row.member_id != book.member_id and _has_room(row)]
+    able = [row for row in detector.live() if row.member_id != table.member_id and _has_room(row)]
     if not able:
         return None
     return HandOffRequest(key, min(able, key=lambda row: (row.load, row.member_id)).member_id)

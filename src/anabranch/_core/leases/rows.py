@@ -1,11 +1,11 @@
-"""The conditional writes of a lease store, as functions over rows: what each condition means, once for all stores.
+"""The conditional writes of a lease store, as functions over rows. Every store uses these conditions.
 
-A function gets the row as it is stored (None: there is none) and returns the row as it stands after the write. Where
-the condition does not hold it returns the stored row itself, or a `Conflict` that holds it: a store writes only what
-`is not` the row it passed in. So a caller whose earlier answer was lost learns from the next one what is there.
+A function gets the stored row (None if there is none) and returns the row after the write. If the condition fails, it
+returns the stored row itself, or a `Conflict` with it. A store writes a row only if it `is not` the row it passed in. A
+caller whose answer was lost learns from the next answer what is stored.
 
-INV-1 lives here: while a member is live, only that member writes the leases that name it. `sealed` and `left` are
-final, so a store may check the owner's row before the lease's and need not join both writes.
+This is where INV-1 is kept: while a member is live, only that member writes the leases that name it. `sealed` and
+`left` are final, so a store may check the owner's row before the lease's row, without one transaction over both.
 """
 
 from collections.abc import Iterable
@@ -14,45 +14,29 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseRow,
     MemberRow,
     StreamRow,
 )
 
-__all__ = [
-    "heartbeat",
-    "leave",
-    "may_begin",
-    "may_delete_app",
-    "may_delete_lease",
-    "may_delete_member",
-    "record_incarnation",
-    "request_hand_off",
-    "seal_member",
-    "take_lease",
-    "write_control",
-    "write_lease",
-    "write_stream",
-]
 
-
-def heartbeat(row: MemberRow | None, beat: Beat) -> MemberRow | None:
-    """Raises a live member's counter to the attempt (rule L2). An attempt that comes late changes nothing."""
-    if row is None or row.state != "live" or beat.attempt <= row.counter:
+def heartbeat(row: MemberRow | None, write: HeartbeatWrite) -> MemberRow | None:
+    """Raises a live member's counter to the attempt (rule L2). A late attempt changes nothing."""
+    if row is None or row.state != "live" or write.attempt <= row.counter:
         return row
-    answered = beat.answered
+    answered = write.answered
     return replace(
         row,
-        counter=beat.attempt,
-        load=beat.load,
-        lease_version=beat.lease_version,
-        reads_healthy=beat.reads_healthy,
-        draining=beat.draining,
-        status=beat.status,
+        counter=write.attempt,
+        load=write.load,
+        lease_version=write.lease_version,
+        reads_healthy=write.reads_healthy,
+        draining=write.draining,
+        status=write.status,
         wanted=tuple(request for request in row.wanted if request not in answered) if answered else row.wanted,
     )
 
@@ -90,8 +74,8 @@ def take_lease(
     expected_version: int,
     epoch_floor: int = 0,
 ) -> LeaseRow | Conflict:
-    """Rule L7; `owner` is the member row of the lease's stored owner. An owner without a row counts as dead here: how
-    long it must have been missing is the taker's to judge (rule L5).
+    """Rule L7. `owner` is the member row of the stored owner. An owner without a row counts as dead here; the taker
+    decides how long it must have been missing (rule L5).
     """
     if row is None or row.is_finished or row.owner != expected_owner or row.version != expected_version:
         return Conflict(row)
@@ -109,7 +93,7 @@ def take_lease(
 def write_lease(
     stored: LeaseRow | None, row: LeaseRow, *, member_id: str, expected_version: int
 ) -> LeaseRow | Conflict:
-    """The owner's own write: commit, finish, stop, release and give are all this one."""
+    """A write by the owner: commit, finish, stop, release or give."""
     if stored is None or stored.owner != member_id or stored.version != expected_version:
         return Conflict(stored)
     return replace(row, version=expected_version + 1)
@@ -120,33 +104,33 @@ def may_delete_lease(row: LeaseRow | None, expected_version: int) -> bool:
 
 
 def write_stream(stored: StreamRow | None, row: StreamRow, expected_version: int) -> StreamRow | None:
-    """None where the version has moved on."""
+    """None if the version does not match."""
     if stored is None or stored.version != expected_version:
         return None
     return replace(row, version=expected_version + 1)
 
 
 def write_control(stored: ControlRow | None, row: ControlRow) -> ControlRow | None:
-    """None where the command is pending no more: what became of it is final."""
+    """None if the command is no longer pending: its result is final."""
     if stored is None or stored.state != "pending":
         return None
     return row
 
 
 def may_begin(app: AppRow | None, app_id: str) -> bool:
-    """Whether a stream or a lease may be made, or a stream be marked as begun: in the application that the caller has
-    opened, and in no other one of its name (rule L14). To be asked in one step with the write.
+    """Whether the caller may create a stream or a lease, or mark a stream as bootstrapped: only in the application that
+    it opened, not in another one of the same name (rule L14). Check it atomically with the write.
     """
     return app is not None and app.app_id == app_id
 
 
 def may_delete_app(row: AppRow | None, members: Iterable[MemberRow], app_id: str) -> bool:
-    """A member that registers meanwhile finds its application gone, and says so (rule L14)."""
+    """Not while a member is live. A member that registers meanwhile reports the missing application (rule L14)."""
     return row is not None and row.app_id == app_id and all(member.state != "live" for member in members)
 
 
 def record_incarnation(row: AppRow | None, expected: str, incarnation: str) -> AppRow | None:
-    """The storage that this application trusts (rule L13), changed only from the one that the caller saw."""
+    """Sets the trusted storage (rule L13), if it is still the one that the caller saw."""
     if row is None or row.incarnation != expected:
         return row
     return replace(row, incarnation=incarnation)

@@ -1,16 +1,16 @@
-"""All times of the lease protocol, derived from one setting: the lease expiry (rule L10).
+"""The times of the lease protocol, all derived from the lease expiry (rule L10), and the fence that enforces them.
 
-An owner starts nothing once its fence time has passed since it began its last acknowledged heartbeat; others seal it
-once its expiry has passed since they saw its counter move. The owner must be done before the others may begin, with
-clocks that run fast or slow by up to 1 %:
+An owner starts nothing after its fence time, counted from the start of its last acknowledged heartbeat. The others seal
+it after its expiry, counted from when they saw its counter move. The owner must be done before the others begin, even
+if clocks run fast or slow by 1 %:
 
     fence / (1 - 1 %) + grace + slack <= expiry / (1 + 1 %)
 
-and an owner that loses two heartbeats in a row must not lose its leases for it:
+Two lost heartbeats in a row must not cost an owner its leases:
 
     heartbeat interval + 3 * call deadline <= fence
 
-Times are whole milliseconds, and the comparison is exact: no floats.
+Times are whole milliseconds, so the comparison is exact.
 """
 
 from typing import Final, Literal
@@ -31,22 +31,22 @@ _POLL_MS_PER_MEMBER: Final = 40
 
 class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
     expiry_ms: int
-    """E: a member whose counter stood still this long may be sealed."""
+    """E: a member whose counter did not move for this long may be sealed."""
     heartbeat_interval_ms: int
-    """h: from the beginning of one heartbeat to that of the next."""
+    """h: from the start of one heartbeat to the start of the next."""
     call_deadline_ms: int
-    """D: a store call that takes longer is given up; it may still take effect."""
+    """D: the timeout of a store call, which may still take effect later."""
     fence_ms: int
-    """F: nothing is started later than this after the beginning of the last acknowledged heartbeat."""
+    """F: nothing starts later than this after the start of the last acknowledged heartbeat."""
     grace_ms: int
-    """G: what running handlers get to end in after the fence."""
+    """G: how long running handlers may take after the fence."""
     slack_ms: int
-    """S: what may pass between the look at the clock and the call."""
+    """S: how much time may pass between reading the clock and the call."""
     poll_interval_ms: int
     """p: how often the member rows are read."""
 
     def violations(self) -> tuple[str, ...]:
-        """Every inequality that does not hold, each with the numbers; empty for a safe timing."""
+        """Every violated inequality, with its numbers. Empty if the timing is safe."""
         found: list[str] = []
         if self.expiry_ms < LEASE_EXPIRY_MS_MIN:
             found.append(f"lease expiry is {self.expiry_ms} ms; it must be at least {LEASE_EXPIRY_MS_MIN} ms")
@@ -71,20 +71,20 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
         if recovery_ms >= self.expiry_ms * 3 // 2:
             found.append(
                 f"a dead member's shards would be read again after {recovery_ms} ms; that must stay under one and a "
-                f"half times the expiry, {self.expiry_ms * 3 // 2} ms: poll more often than each "
+                f"half times the expiry, {self.expiry_ms * 3 // 2} ms: poll more often than every "
                 f"{self.poll_interval_ms} ms"
             )
         return tuple(found)
 
     def poll_interval_for(self, member_count: int) -> int:
-        """Reads of all rows by all members grow with the square of the fleet, so large fleets poll less often."""
+        """Reads grow with the square of the fleet (every member reads all rows), so large fleets poll less often."""
         if member_count <= _POLLED_MEMBERS_MAX:
             return self.poll_interval_ms
         return max(self.poll_interval_ms, member_count * _POLL_MS_PER_MEMBER)
 
 
 def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:
-    """The timing for an expiry; raises `ConfigurationError` with everything that is wrong with it."""
+    """Raises `ConfigurationError` with all problems if the expiry cannot work."""
     timing = LeaseTiming(
         expiry_ms=expiry_ms,
         heartbeat_interval_ms=expiry_ms // 4,
@@ -105,13 +105,22 @@ Ending = Literal["sealed", "left", "missing", "rolled_back", "forked"]
 
 
 class Fence(msgspec.Struct, frozen=True):
+    """Until when this member may start handler calls (rules L4, L8, L9).
+
+    The heartbeat thread publishes it as one reference; every start reads it without a lock and compares it with the
+    clock. Nothing is signalled: a process that was paused for a minute notices by itself, before anyone could tell it.
+
+    It counts from *before* the heartbeat was sent, so a slow answer only shortens it. A monotonic clock may stop while
+    the machine sleeps. So if the wall clock has run ahead by more than a second since then, the fence has passed.
+    """
+
     member_id: str
     valid_until_ms: int | None = None
-    """None before the first acknowledgement, and after the end."""
+    """None before the first acknowledged heartbeat, and after the end."""
     wall_ahead_ms: int = 0
-    """How far the wall clock was ahead of the other one when the acknowledged heartbeat began."""
+    """How far the wall clock was ahead of the monotonic clock when the acknowledged heartbeat began."""
     ending: Ending | None = None
-    """Set once, for good: this member holds nothing any more."""
+    """How this member ended. Final: it holds nothing any more."""
 
     def may_start(self, now_ms: int, wall_ms: int) -> bool:
         return (
@@ -121,8 +130,8 @@ class Fence(msgspec.Struct, frozen=True):
         )
 
     def acknowledged(self, began_now_ms: int, began_wall_ms: int, fence_ms: int) -> "Fence":
-        """After the store said `live` to a heartbeat that began at these times. It also lifts a fence that has passed:
-        while a member is live in the store, nobody else can have its leases.
+        """The store answered `live` to a heartbeat that began at these times. This also renews a fence that has passed:
+        while a member is live in the store, no other member can have its leases.
         """
         if self.ending is not None:
             return self

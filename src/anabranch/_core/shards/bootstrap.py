@@ -1,15 +1,15 @@
-"""Which leases an application makes from a listing: its roots when it begins, and what is missing later.
+"""Which leases an application creates from a listing: the roots at its first start, and missing ones later.
 
-Rules that hold here:
-- `latest` is pinned to the service's clock at the first start, five seconds back, once for all workers (rule T1):
-  arrival times are not exact, so a few older records may be delivered and none is lost.
-- In scope are the shards that ended at or after the origin; the service tells which (`listing_filter`). The roots are
-  those of them whose parents are out of scope. They cut the hash space into touching ranges, or the listing is no good
-  and is made again (rule T2).
-- A shard needs a lease of its own only if no lease accounts for it. An unfinished lease accounts for all its
-  descendants, whose leases its end will make; any lease accounts for its ancestors, which were finished before it or
-  lie before the origin. That only decides what not to make (rule S6).
-- Of the shards that nothing accounts for, the oldest generation gets leases; the rest follows from their ends.
+- `latest` is fixed at the first start, once for all workers, at five seconds before the service's time (rule T1).
+  Arrival times are not exact: a few older records may be delivered, but none is lost.
+- In scope are the shards that ended at or after the origin; `listing_filter` makes the service return exactly those.
+  Roots are shards in scope whose parents are not. They must divide the hash keys into adjacent ranges; otherwise the
+  listing is repeated (rule T2).
+- A shard needs a new lease only if no lease accounts for it. An unfinished lease accounts for all its descendants,
+  because its end creates their leases. Any lease accounts for its ancestors, which were finished earlier or lie before
+  the origin (rule S6).
+- Of the shards without a lease that accounts for them, the oldest generation gets leases. The rest follows from their
+  ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,35 +33,25 @@ from anabranch._model.shards import Shard
 from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, at_timestamp
 from anabranch.errors import ConfigurationError
 
-__all__ = [
-    "PIN_MARGIN_SECONDS",
-    "IncompleteListing",
-    "listing_filter",
-    "missing_leases",
-    "pin",
-    "plan_bootstrap",
-    "roots",
-]
-
 PIN_MARGIN_SECONDS: Final = 5
 
 
 class IncompleteListing(msgspec.Struct, frozen=True):
-    """A listing whose roots do not cut the hash space: list again, and conclude nothing (unknown topology)."""
+    """A listing whose roots do not divide the hash keys: conclude nothing and list again."""
 
     uncovered: tuple[HashKeyRange, ...]
     overlapping: bool
 
     def __str__(self) -> str:
         if self.overlapping:
-            return "the listing shows shards of different generations that hold the same hash keys"
-        return f"the listing leaves {len(self.uncovered)} ranges of hash keys without a shard"
+            return "shards in the listing overlap: they are of different generations"
+        return f"{len(self.uncovered)} hash key ranges have no shard in the listing"
 
 
 def pin(
     start: Literal["latest", "trim_horizon"] | float, *, server_seconds: float, created_seconds: float
 ) -> StartingPosition:
-    """The origin of a stream that is read for the first time. A number is a time, in seconds of the epoch."""
+    """The origin of a stream at its first start. A number is a Unix time in seconds."""
     if start == "trim_horizon":
         return TRIM_HORIZON
     if start == "latest":
@@ -69,21 +59,21 @@ def pin(
     seconds = float(start)
     if seconds > server_seconds:
         raise ConfigurationError(
-            f"start= lies {seconds - server_seconds:.0f} s in the future by the service's clock: "
-            "name a time that has been, or 'latest'"
+            f"start= is {seconds - server_seconds:.0f} s in the future by the service's clock: "
+            "use a past time, or 'latest'"
         )
     return at_timestamp(max(seconds, created_seconds))
 
 
 def listing_filter(origin: StartingPosition) -> ShardFilter | None:
-    """What to list so that the answer is exactly what is in scope; None: everything that there is."""
+    """The filter that lists exactly the shards in scope; None for all shards."""
     if origin.timestamp_seconds is None:
         return None
     return ShardFilter("FROM_TIMESTAMP", timestamp_seconds=origin.timestamp_seconds)
 
 
 def roots(listing: Iterable[Shard]) -> tuple[Shard, ...]:
-    """The shards of a listing none of whose parents is in it, in the order of creation."""
+    """The shards without a parent in the listing, in order of creation."""
     known = {shard.shard_id: shard for shard in listing}
     found = (shard for shard in known.values() if not any(parent in known for parent in shard.parent_shard_ids))
     return tuple(sorted(found, key=creation_order))
@@ -92,7 +82,7 @@ def roots(listing: Iterable[Shard]) -> tuple[Shard, ...]:
 def plan_bootstrap(
     stream: StreamRow, listing: Sequence[Shard], rows: Sequence[LeaseRow] = ()
 ) -> tuple[LeaseRow, ...] | IncompleteListing:
-    """The root leases that are still to be made, in order (rule S2); `rows` are those that another worker has made."""
+    """The root leases still to create, in order (rule S2). `rows` are those that other workers created."""
     ranges = [shard.hash_key_range for shard in roots(listing)]
     uncovered, overlapping = gaps(ranges), has_overlap(ranges)
     if uncovered or overlapping:
@@ -104,9 +94,9 @@ def plan_bootstrap(
 def missing_leases(
     stream: StreamRow, graph: ShardGraph, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
 ) -> tuple[LeaseRow, ...]:
-    """Leases for the shards in scope that no row accounts for, in the order of creation.
+    """Leases for the shards in scope that no row accounts for, in order of creation.
 
-    `rows` are all of this stream and generation, finished ones included, read after the listing.
+    `rows` are all rows of this stream and generation, including finished ones, read after the listing.
     """
     named = {row.key.shard_id: None for row in rows}
     behind = named | graph.ancestors(named)
@@ -126,11 +116,11 @@ def _lease(
     stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
 ) -> LeaseRow:
     parents = graph.parents(shard.shard_id)
-    # Those before it by their hash keys count, too, where the shards between them were trimmed out of sight. They are
-    # finished, or it would be theirs to make; but its fence tokens go above theirs (rule U3).
+    # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished, or
+    # their ends would create this lease; but its fence tokens must go above theirs (rule U3).
     before = {row.key for row in ancestors_by_keys(graph, shard.shard_id, rows)}
     waits_for = tuple(row.key.shard_id for row in rows if row.key.shard_id in parents or row.key in before)
-    # One whose parent is in scope was born after the origin: all of it is to be read.
+    # A shard with a parent in scope was created after the origin: read all of it.
     is_root = not waits_for and not any(parent in scope for parent in parents)
     return LeaseRow(
         key=LeaseKey(stream.stream_key, stream.generation, shard.shard_id),

@@ -1,16 +1,14 @@
-"""When a shard may start, and what its end makes.
+"""When a shard may start, which rows its end creates, and when finished rows can be deleted.
 
-Rules that hold here:
-- A lease waits for those of its parents that have a row when it is made, for good (rule S1). It may start when each of
-  them is finished or has no row any more; rows go only by clean-up. Listings never open a gate, nor does anybody's
-  inability to own a shard (rule S7).
-- A merged shard may have a parent that has no row *yet*, since that parent's own parent is still being read. Its row is
-  made first, so that there is something to wait for: otherwise the child would start before that parent.
-- A shard is written as finished only after the rows of its children exist (rule S4). Children that do not cover its
-  hash keys are not all of them: the end waits, and says why.
-- A shard that the service does not know is trimmed only if the stream is still the same one (rule S3). Its heirs are
-  the oldest shards left that no other lease leads to, and they wait for it: its owner may still have records in hand.
-- Who finishes a child's last parent takes the child at once.
+- A lease waits for the parents that have a row when it is created (rule S1). It may start when each of them is finished
+  or its row is deleted. Neither a listing nor a worker's limit opens a gate (rule S7).
+- A parent of a merged shard may have no row *yet*, because its own parent is still being read. Its row is created
+  first. Otherwise the child would start before that parent.
+- A shard is marked as finished only after the rows of its children exist (rule S4). If the known children do not cover
+  its hash keys, some are missing: the end waits and reports why.
+- A shard that the service does not know was trimmed only if the stream is still the same (rule S3). Its heirs are the
+  oldest remaining shards that no other lease leads to. They wait for it, because its owner may still handle records.
+- The member that finishes a child's last parent takes the child at once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,27 +25,27 @@ from anabranch._model.start_positions import TRIM_HORIZON
 from anabranch._wire.messages import StreamSummary
 
 CHILDREN_UNKNOWN: Final = "children unknown"
-"""The reason of a shard that has been read to its end, while no source names all its children yet."""
+"""The stall reason of a shard that was read to its end while some of its children are still unknown."""
 
 _SAME_CREATION_SECONDS: Final = 1.0
-"""JSON and CBOR round a stream's creation time differently; deleting and creating one anew takes longer than this."""
+"""JSON and CBOR round creation times differently. Deleting and creating a stream takes longer than this."""
 
 
 class ShardEnd(msgspec.Struct, frozen=True):
-    """What the end of a shard writes: the rows in this order, each put if absent; only then how it finished."""
+    """What to write at the end of a shard: first the rows, in this order, each put-if-absent; then the finish."""
 
     rows: tuple[LeaseRow, ...]
     finish: Finish
 
 
 def blocked_by(row: LeaseRow, unfinished: Collection[LeaseKey]) -> tuple[str, ...]:
-    """The parents that keep this shard from starting. `unfinished` are the keys of all unfinished leases."""
+    """The parents that this shard still waits for. `unfinished` are the keys of all unfinished leases."""
     stream_key, generation = row.key.stream_key, row.key.generation
     return tuple(parent for parent in row.waits_for if LeaseKey(stream_key, generation, parent) in unfinished)
 
 
 def adoptable(children: Iterable[LeaseRow], unfinished: Collection[LeaseKey]) -> tuple[LeaseRow, ...]:
-    """Of a finished shard's children, as they stand now, those that its last owner takes at once."""
+    """The children of a finished shard that its last owner takes at once."""
     return tuple(
         row for row in children if row.owner is None and not row.is_finished and not blocked_by(row, unfinished)
     )
@@ -60,10 +58,10 @@ def plan_end(
     rows: Sequence[LeaseRow],
     read_through_seconds: float | None = None,
 ) -> ShardEnd | None:
-    """The end of a shard that was read to its end; None while its children are unknown: list, then ask again.
+    """The end of a shard that was read completely; None while its children are unknown: list shards and call again.
 
-    `scope` is a complete listing made since the end was seen, None if there is none: children whose parents all have
-    rows need none. `rows` are all of this stream and generation, finished ones included. It was read until
+    `scope` is a complete listing made after the end was seen, or None. It is needed only if a parent of a child has no
+    row. `rows` are all rows of this stream and generation, including finished ones. The shard was read until
     `read_through_seconds` (rule T4).
     """
     children = sorted(graph.children(row.key.shard_id))
@@ -89,16 +87,16 @@ def _are_complete(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> 
 def _unmade_ancestors(
     graph: ShardGraph, scope: Mapping[str, Shard], children: Sequence[str], with_rows: Ids
 ) -> list[str]:
-    """Those from whom the children descend and that are still to be read: in scope, without a row, and above no row."""
+    """Ancestors of the children that still have to be read: in scope, without a row, and not an ancestor of any row."""
     done = with_rows | graph.ancestors(with_rows)
     found = [shard_id for shard_id in graph.ancestors(children) if shard_id in scope and shard_id not in done]
-    # An ancestor has fewer ancestors than its descendants: parents are made before what waits for them.
+    # Parents first: an ancestor has fewer ancestors than its descendants.
     return sorted(found, key=lambda shard_id: (len(graph.ancestors([shard_id])), shard_id))
 
 
 def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[LeaseRow], known: Ids) -> LeaseRow:
-    # One that was read to its end has rows below it to wait for. One that was trimmed may have none, and only its own
-    # row knows its fence token (rule U3).
+    # A shard that was read to its end has child rows to wait for. A trimmed one may have none, and only its own row
+    # knows its fence token (rule U3).
     older = (
         other.key.shard_id
         for other in ancestors_by_keys(graph, shard_id, rows)
@@ -121,11 +119,11 @@ def plan_trimmed(
     rows: Sequence[LeaseRow],
     read_through_seconds: float | None = None,
 ) -> ShardEnd:
-    """The end of a shard that was proved gone before it was read to its end.
+    """The end of a shard that was trimmed before it was read to its end.
 
-    `scope` is a listing made since then. What this lease alone accounted for is its inheritance: not always its own
-    hash keys only, since an earlier one that was trimmed may have left a share to it. Of its keys nothing was read that
-    came after `read_through_seconds`; where that is unknown, nothing that ever came (rule T4).
+    `scope` is a listing made after that. The heirs get all hash keys that only this lease accounted for. These can be
+    more than its own keys, because an earlier trimmed shard may have left some to it. Nothing after
+    `read_through_seconds` was read of its keys; if that is unknown, nothing was read at all (rule T4).
     """
     since_seconds = stream.created_seconds if read_through_seconds is None else read_through_seconds
     now = replace(row, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=since_seconds))
@@ -146,10 +144,10 @@ def plan_trimmed(
     return ShardEnd(heirs, Finish("trimmed", tuple(sorted(children))))
 
 
-def judge_missing_shard(
+def classify_missing_shard(
     stream: StreamRow, summary: StreamSummary | None
 ) -> Literal["trimmed", "stream_deleted", "stream_recreated"]:
-    """Why the service does not know a shard, by what it says of the stream (None: it knows no such stream)."""
+    """Why the service does not know a shard. `summary` is None if it does not know the stream either."""
     if summary is None or summary.status == "DELETING":
         return "stream_deleted"
     moved_seconds = abs(summary.created_seconds - stream.created_seconds)
@@ -159,9 +157,14 @@ def judge_missing_shard(
 
 
 def removable(rows: Sequence[LeaseRow], graph: ShardGraph, listed_now: Collection[str]) -> tuple[LeaseRow, ...]:
-    """Finished rows that may be deleted as soon as the service proves that their shards are gone (rule S3).
+    """Finished rows that can be deleted once the service confirms that their shards are gone (rules S3, S6).
 
-    `rows` are all of one stream and generation; `listed_now` are the shards of a complete, recent listing.
+    `rows` are all rows of one stream and generation; `listed_now` are the shards of a complete, recent listing.
+
+    A finished row decides whether its children may start, prevents a listed shard from being read again, and has the
+    fence token that its descendants go above (rule U3). So it stays until its shard is gone from the stream, all its
+    followers have begun, and no row of an ancestor is left. Followers are its children and every row that waits for it.
+    The hash keys of a trimmed shard may go to shards that another row names: it also stays until those have begun.
     """
     by_id = {row.key.shard_id: row for row in rows}
     united = graph.united(rows=rows)
@@ -190,5 +193,5 @@ def _is_followed(row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: M
 
 
 def _has_begun(child: LeaseRow | None) -> bool:
-    """A child without a row is not begun but lost: its parent's row is what it will be made again from."""
+    """A child without a row is lost. Its parent's row is needed to create it again."""
     return child is not None and (child.is_finished or child.checkpoint.watermark is not None)

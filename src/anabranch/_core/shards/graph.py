@@ -1,7 +1,10 @@
-"""Does a set of hash key ranges cover the space, and does it cover it once?
+"""The graph of shards: which shard descends from which, which hash keys each holds, and what of them was read.
 
-The shards open at one instant cut the hash space into ranges that touch and never overlap. A listing that does not
-show that was put together from two instants, or is not complete: nothing may be concluded from it.
+Shards are known from listings, from the ChildShards at the end of a read, and from lease rows. Sources are united,
+never subtracted (rule S5): a shard that is missing from a listing stays known. A parent may be known only by its id. A
+merged shard has two parents.
+
+A shard's hash key range never changes. Contradicting ranges prove that the stream was created again, which is an error.
 """
 
 from bisect import bisect_right
@@ -19,12 +22,16 @@ from anabranch.limits import HASH_KEY_MAX
 WHOLE: Final = HashKeyRange(0, HASH_KEY_MAX)
 
 
+# Open shards divide the hash keys into adjacent ranges without overlap. A listing that does not show that is
+# incomplete, or mixes two moments: conclude nothing from it.
+
+
 def overlaps(one: HashKeyRange, other: HashKeyRange) -> bool:
     return one.start <= other.end and other.start <= one.end
 
 
 def gaps(ranges: Iterable[HashKeyRange], within: HashKeyRange = WHOLE) -> tuple[HashKeyRange, ...]:
-    """What of `within` no range covers, in order."""
+    """The parts of `within` that no range covers, in order."""
     found = []
     next_key = within.start
     for start, end in sorted(ranges):
@@ -44,11 +51,11 @@ def has_overlap(ranges: Iterable[HashKeyRange]) -> bool:
 
 
 Ids = dict[str, None]
-"""A set of ids that keeps its order, so that one seed replays alike in every process."""
+"""An ordered set of ids: iteration must not differ between processes."""
 
 
 class ShardGraph:
-    """What is known now; a plain value that `united` extends into a new one."""
+    """An immutable graph; `united` returns an extended one."""
 
     def __init__(
         self,
@@ -57,7 +64,7 @@ class ShardGraph:
         parents: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.listed: Mapping[str, Shard] = listed or {}
-        """Shards that a listing has shown, by id."""
+        """Shards that were in a listing, by id."""
         self._ranges: Mapping[str, HashKeyRange] = ranges or {}
         self._parents: Mapping[str, tuple[str, ...]] = parents or {}
         self._children: dict[str, Ids] = {}
@@ -84,12 +91,12 @@ class ShardGraph:
             if known != hash_key_range:
                 raise StreamRecreatedError(
                     f"{shard_id} held the hash keys {known.start} to {known.end} and now holds "
-                    f"{hash_key_range.start} to {hash_key_range.end}: the stream was deleted and created anew"
+                    f"{hash_key_range.start} to {hash_key_range.end}: the stream was deleted and created again"
                 )
 
         for shard in shards:
             known = listed.get(shard.shard_id)
-            if known is None or known.is_open:  # a page from an older instant does not open a closed shard again
+            if known is None or known.is_open:  # an older page must not reopen a closed shard
                 listed[shard.shard_id] = shard
             learn(shard.shard_id, shard.parent_shard_ids, shard.hash_key_range)
         for child in child_shards:
@@ -111,7 +118,7 @@ class ShardGraph:
         return tuple(self._children.get(shard_id, ()))
 
     def ancestors(self, shard_ids: Iterable[str]) -> Ids:
-        """All from whom these descend, without themselves unless one descends from another."""
+        """All ancestors. Includes a given shard only if it is an ancestor of another."""
         return _closure(shard_ids, self.parents)
 
     def descendants(self, shard_ids: Iterable[str]) -> Ids:
@@ -137,9 +144,9 @@ def unfinished_ancestors(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseR
 def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[LeaseRow, ...]:
     """Leases of shards that held some of this shard's hash keys before it.
 
-    Two shards hold the same keys only if one descends from the other. So where generations came and went between two
-    listings, or were trimmed, the keys still show the line that nobody names. Which of the two came first, their ids
-    tell where the graph does not: the service numbers shards as it creates them.
+    Two shards hold the same keys only if one descends from the other. So the keys show the lineage even if the shards
+    between them were trimmed or never listed. If the graph does not say which came first, the ids do: the service
+    numbers shards in order of creation.
     """
     own = graph.hash_key_range(shard_id)
     if own is None:
@@ -156,7 +163,7 @@ def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]
 
 
 def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[LeaseRow]) -> Ids:
-    """Those of the shards that an unfinished lease leads to: its descendants, by name or by the hash keys they hold."""
+    """Those of the shards that descend from an unfinished lease, by parent ids or by hash keys."""
     asked = dict.fromkeys(shard_ids)
     by_name = graph.descendants([row.key.shard_id for row in rows if not row.is_finished])
     by_keys = [
@@ -167,7 +174,7 @@ def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[Le
 
 
 def creation_order(shard: Shard) -> tuple[int, str]:
-    """Older shards first, so that a bootstrap that dies half-way leaves parents rather than children (KCL's order)."""
+    """Older shards first, as in KCL: an interrupted bootstrap leaves parents rather than children."""
     return (shard.starting_sequence_number, shard.shard_id)
 
 
@@ -177,8 +184,17 @@ _UNKNOWN: Final = float("-inf")
 def unread_since(
     graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
 ) -> float | None:
-    """By the service's clock; None where nobody knows. `rows` are all of its stream and generation, `with_rows` the
-    shards that have one, or will have before it does.
+    """From which time on a shard still has to be read (rule T4), by the service's clock; None if unknown.
+
+    Everything before that time was read in the shards before it. Later records are in this shard, or were in a shard
+    between them that was opened, closed and trimmed unseen. Such a shard has no row, so the first shard after it
+    reports the loss. `rows` are all rows of the stream and generation; `with_rows` are the shards that have a row, or
+    will have one before this shard does.
+
+    - A parent with a row reports its own losses, and covers its hash keys up to the start of the child.
+    - For a parent without a row, the latest row counts for each hash key, and the earliest of those for the shard.
+    - Hash keys that are in no row were never read: no loss is reported for them.
+    - Rows of later shards do not count, even if they were read before a shard that was found late.
     """
     own = graph.hash_key_range(shard_id)
     before = sorted(ancestors_by_keys(graph, shard_id, rows), key=_time, reverse=True)
@@ -189,7 +205,7 @@ def unread_since(
     since = _time(before[0])
     left = gaps(covered, own)
     for row in before:
-        assert row.hash_key_range is not None, "it was found by its hash keys"
+        assert row.hash_key_range is not None, "ancestors_by_keys returns only rows with a range"
         covered.append(row.hash_key_range)
         if (rest := gaps(covered, own)) != left:
             since, left = _time(row), rest
@@ -218,13 +234,13 @@ def _time(row: LeaseRow) -> float:
 
 
 def _parents(graph: ShardGraph, shard_id: str) -> tuple[str, ...]:
-    """As the service lists them, if it was asked: to the graph all are parents that a row was made to wait for."""
+    """As the service lists them, if known: the graph also counts every shard that a row waits for."""
     listed = graph.listed.get(shard_id)
     return graph.parents(shard_id) if listed is None else listed.parent_shard_ids
 
 
 class Routes:
-    """The open shards of one listing. A hash key that none of them holds has no route: the listing is out of date."""
+    """The open shards of one listing. A hash key without a shard means that the listing is outdated."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)

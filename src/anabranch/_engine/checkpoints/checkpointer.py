@@ -91,12 +91,14 @@ class Checkpointer:
     async def write(self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None) -> Written:
         async with session.commit_lock:
             for _ in range(ADOPTIONS_MAX):
-                parting_row = session.holding.parting_row
+                pending_transfer = session.holding.pending_transfer
                 # A gift without an answer is repeated by the lease loop, and by who leaves: it carries the last commit.
-                if session.phase in {"lost", "finished"} or (parting_row is not None and not self._leases.draining):
+                if session.phase in {"lost", "finished"} or (
+                    pending_transfer is not None and not self._leases.draining
+                ):
                     return "lost"
                 row, count = self.next_row(session, finish=finish, stopped=stopped)
-                row = row if parting_row is None else parting_row
+                row = row if pending_transfer is None else pending_transfer
                 if row == session.row:
                     session.committed_count = count  # also by a write whose answer was lost, and whose row was adopted
                     return "written"
@@ -114,10 +116,15 @@ class Checkpointer:
             return "unknown"
 
     def next_row(
-        self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None, parting: bool = False
+        self,
+        session: Session,
+        *,
+        finish: Finish | None = None,
+        stopped: Stopped | None = None,
+        transferring: bool = False,
     ) -> tuple[LeaseRow, int]:
-        """The lease row as it should be written now, and how many finished records it covers; `parting`: before it is
-        given away.
+        """The lease row to write now, and how many finished records it covers. `transferring`: it is about to be
+        released or given away.
         """
         row, count = session.row, session.lane.finished_count
         if session.phase == "stopped":
@@ -133,7 +140,7 @@ class Checkpointer:
         takes = row.takes_without_progress
         if advanced or session.is_at_tip or stopped is not None:
             takes = 0
-        elif parting:
+        elif transferring:
             takes += not session.is_counted  # by a gift the next owner counts in the place of this one
         elif self._leases.draining:
             takes = max(0, takes - session.is_counted)  # it ends in order; the next one counts itself by its take

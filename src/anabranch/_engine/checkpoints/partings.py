@@ -51,7 +51,7 @@ class Partings:
             reason=reason,
             position=None if record is None else record.position,
             partition_key=None if record is None else record.partition_key,
-            member_id=self._leases.book.member_id,
+            member_id=self._leases.table.member_id,
             at_wall_ms=clock.wall_ms(),
         )
         while session.is_live and await self._checkpointer.write(session, stopped=stopped) != "written":
@@ -74,12 +74,12 @@ class Partings:
 
     async def leave(self, session: Session) -> None:
         """The shard's stream is not read any more: what runs may end, and its lease is released as it is."""
-        clock, book = self._outside.clock, self._leases.book
+        clock, table = self._outside.clock, self._leases.table
         await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
         async with session.commit_lock:
-            if book.held.get(session.key) is session.holding and session.holding.parting_row is None:
-                book.keep(session.key, clock.now_ms())  # whoever asked for it gets the same answer
-                await self._leases.write(Write(book.part(session.key), session.row.version))
+            if table.held.get(session.key) is session.holding and session.holding.pending_transfer is None:
+                table.keep(session.key, clock.now_ms())  # whoever asked for it gets the same answer
+                await self._leases.write(Write(table.transfer(session.key), session.row.version))
 
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Another member asked for the lease; False if it stays here."""
@@ -91,10 +91,10 @@ class Partings:
             return True  # this worker stops: what it holds becomes free when it leaves
         if not self._is_asked_for(session, request):
             if session.phase == "stopped":
-                self._leases.book.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
+                self._leases.table.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
             return True
         if left or not self._is_waited_for(request):
-            self._leases.book.keep(request.key, clock.now_ms())
+            self._leases.table.keep(request.key, clock.now_ms())
             session.drains, session.reason = False, None
             if left:
                 self._outside.emit(
@@ -104,10 +104,10 @@ class Partings:
         self._sink.before_commit()
         async with session.commit_lock:
             if self._is_asked_for(session, request):
-                final, _ = self._checkpointer.next_row(session, parting=True)
-                row = self._leases.book.part(request.key, final)
+                final, _ = self._checkpointer.next_row(session, transferring=True)
+                row = self._leases.table.transfer(request.key, final)
                 await self._leases.write(Write(row, session.row.version))
-                self._leases.hasten()
+                self._leases.wake()
         return True
 
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
@@ -135,7 +135,7 @@ class Partings:
 
     def _is_waited_for(self, request: HandOffRequest) -> bool:
         """Whether the member that asked is still there, as far as is known here."""
-        requester = self._leases.stopwatches.row(request.requester)
+        requester = self._leases.detector.row(request.requester)
         return requester is not None and requester.state == "live"
 
     def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:

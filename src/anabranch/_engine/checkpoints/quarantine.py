@@ -228,7 +228,7 @@ class Quarantine:
 
     async def _is_written(self, session: Session, *, is_counted: bool) -> bool:
         async with session.commit_lock:
-            if session not in self._suspects or not session.is_live or session.holding.parting_row is not None:
+            if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
                 return True
             takes = self._suspects[session] + is_counted
             if session.row.takes_without_progress not in {0, takes}:

@@ -110,19 +110,19 @@ class EndWatch:
         return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms
 
     def _is_at_tip(self, now_ms: int) -> bool:
-        return bool(self._leases.book.leases) and all(
+        return bool(self._leases.table.leases) and all(
             self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_minded(row, now_ms)
             for row in self._unfinished()
         )
 
     def _unfinished(self) -> list[LeaseRow]:
-        return [row for row in self._leases.book.leases.values() if not row.is_finished]
+        return [row for row in self._leases.table.leases.values() if not row.is_finished]
 
     def _is_minded(self, row: LeaseRow, now_ms: int) -> bool:
         """Whether this shard is read here, or is not for this worker to read as things stand."""
-        if row.key in self._sessions or self._leases.book.waits(row):
+        if row.key in self._sessions or self._leases.table.waits(row):
             return True
-        if row.owner is not None and self._leases.stopwatches.is_beating(row.owner, now_ms):
+        if row.owner is not None and self._leases.detector.is_heartbeating(row.owner, now_ms):
             return True
         limit = self._ends.shards_max
         return limit is not None and len(self._sessions) >= limit

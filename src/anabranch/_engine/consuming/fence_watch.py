@@ -22,7 +22,7 @@ class FenceWatch:
 
     def note(self) -> None:
         """A heartbeat was answered."""
-        valid_until_ms = self._member.pulse.fence.valid_until_ms
+        valid_until_ms = self._member.heartbeat_status.fence.valid_until_ms
         if valid_until_ms is not None:
             self._scheduler.call_at(valid_until_ms, self._on_fence)
 

@@ -172,7 +172,7 @@ class Worker:
             is_healthy=lambda: self._poller.healthy,
             status=lambda: self._reports.report(self.sessions.values(), *self._standing()),
         )
-        self.leases.book.read_streams(self._lineage.stream_keys)
+        self.leases.table.read_streams(self._lineage.stream_keys)
         self._lineage.attach(self.leases, on_left=self._on_stream_left)
         self._checkpointer = Checkpointer(
             outside, self.leases, plan.settings.checkpoints, before_commit=self._sink.before_commit
@@ -184,7 +184,7 @@ class Worker:
             group,
             self._lineage,
             on_records=self._on_records,
-            on_unreadable=lambda session: self.leases.relieve(session.key),
+            on_unreadable=lambda session: self.leases.give_unreadable(session.key),
         )
         self._poller.paused = self._paused
         self._partings = Partings(
@@ -201,7 +201,7 @@ class Worker:
             is_busy=self._is_busy,
             on_end=lambda reason: self._end_by_itself(reason, drain_ms),
         )
-        self.member.on_pulse = self._on_pulse
+        self.member.on_status = self._on_status
 
     def _spawn(self, work: Work, name: str) -> None:
         begin(self._group, work, name)
@@ -287,7 +287,7 @@ class Worker:
             session.stopped = _stopped_shard(session, reason)
             self._spawn(self._stop_shard(session, None, reason, None), f"stop {session.shard_id}")
             return
-        if row.stopped is not None and not self.leases.book.tries_again(row):
+        if row.stopped is not None and not self.leases.table.tries_again(row):
             session.reason = row.stopped.reason
             session.stopped = _stopped_shard(session, session.reason, row.stopped.position, row.stopped.partition_key)
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
@@ -325,19 +325,19 @@ class Worker:
 
     def _on_stream_left(self, stream_key: str) -> None:
         """A stream under the same name has taken its place, with leases of its own."""
-        self.leases.book.read_streams(self._lineage.stream_keys)
+        self.leases.table.read_streams(self._lineage.stream_keys)
         for session in self.sessions.values():
             if session.key.stream_key == stream_key:
                 session.drains = True
                 self._spawn(self._partings.leave(session), f"leave {session.shard_id}")
-        self.leases.hasten()
+        self.leases.wake()
 
-    def _on_pulse(self) -> None:
+    def _on_status(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
         self._sink.shelf.wake_all()
-        pulse = self.member.pulse
-        if pulse.fence.ending is not None or (pulse.row is not None and pulse.row.wanted):
-            self.leases.hasten()
+        status = self.member.heartbeat_status
+        if status.fence.ending is not None or (status.row is not None and status.row.wanted):
+            self.leases.wake()
         self.fence_watch.note()
 
     # records come and are finished

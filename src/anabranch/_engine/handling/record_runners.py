@@ -321,7 +321,7 @@ class RecordRunners:
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
             deadline=self._policy.timeout,
-            fenced_at_ms=self._member.pulse.fence.valid_until_ms,
+            fenced_at_ms=self._member.heartbeat_status.fence.valid_until_ms,
         )
 
     def revoke(self, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from anabranch._core.leases.admission import Admission, namesakes
+from anabranch._core.leases.admission import Admission, members_with_worker_id
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.leases.store_calls import insist
 from anabranch._engine.outside import Outside
@@ -41,7 +41,7 @@ async def seal_namesakes(outside: Outside, worker_id: str, timing: LeaseTiming) 
     """
     store, deadline_ms = outside.store, timing.call_deadline_ms
     for _ in range(SEAL_ROUNDS):
-        earlier = namesakes(worker_id, await insist(outside, store.read_members, deadline_ms=deadline_ms))
+        earlier = members_with_worker_id(worker_id, await insist(outside, store.read_members, deadline_ms=deadline_ms))
         if not earlier:
             return
         for row in earlier:

@@ -1,6 +1,6 @@
 """Heartbeats on a thread of their own, so that a busy handler cannot starve them; and a watch over the main loop.
 
-The thread has its own event loop and shares two references with the rest: the report it is given and the pulse it
+The thread has its own event loop and shares two references with the rest: the report it is given and the status it
 publishes. It beats only while the main loop turns: past the stall limit it stops renewing on purpose, because a process
 that does nothing must not keep its shards. Long before that it names the stack that blocks the loop. C code that holds
 the interpreter's lock starves this thread too; then the fence holds, since it is compared and never signalled.
@@ -57,9 +57,9 @@ class HeartThread:
         self._thread.start()
         started.wait()
 
-    def hasten(self) -> None:
+    def wake(self) -> None:
         if self._heartbeat is not None:
-            self._call(self._heartbeat.hasten)
+            self._call(self._heartbeat.wake)
 
     def stop(self) -> None:
         if self._stopped is not None:

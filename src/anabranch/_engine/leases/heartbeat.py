@@ -1,15 +1,15 @@
 """Sends one member's heartbeats and publishes what their answers say.
 
 It runs on a thread of its own, or as a task beside the others (in the simulation); it shares nothing with the rest but
-two references: the report that it is given, and the pulse that it publishes.
+two references: the report that it is given, and the status that it publishes.
 """
 
 import asyncio
 from collections.abc import Callable
 
-from anabranch._core.leases.heartbeat import Heart, Pulse
+from anabranch._core.leases.heartbeat import HeartbeatState, HeartbeatStatus
 from anabranch._engine.alarm import Alarm
-from anabranch._model.leases import Beat, MemberRow
+from anabranch._model.leases import HeartbeatWrite, MemberRow
 from anabranch._ports.clock import Clock
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import LeaseStoreError
@@ -20,18 +20,18 @@ __all__ = ["Heartbeat"]
 class Heartbeat:
     def __init__(
         self,
-        heart: Heart,
+        heart: HeartbeatState,
         store: LeaseStore,
         clock: Clock,
         *,
-        report: Callable[[], Beat | None],
-        on_pulse: Callable[[Pulse], None],
+        report: Callable[[], HeartbeatWrite | None],
+        on_status: Callable[[HeartbeatStatus], None],
     ) -> None:
         self._heart = heart
         self._store = store
         self._clock = clock
         self._report = report
-        self._on_pulse = on_pulse
+        self._on_status = on_status
         self._alarm = Alarm(clock)
         self._storage: str | None = None
         self._is_sure = True
@@ -44,38 +44,38 @@ class Heartbeat:
         async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
             self._storage = await self._store.incarnation()
             heart.answered(await self._store.register_member(row))
-        self._on_pulse(heart.pulse)
+        self._on_status(heart.status)
 
-    def hasten(self) -> None:
+    def wake(self) -> None:
         """Something worth telling has changed: the next heartbeat goes now."""
-        self._heart.hasten(self._clock.now_ms())
+        self._heart.wake(self._clock.now_ms())
         self._alarm.ring()
 
     async def run(self) -> None:
         """Until this member is over. No report (None) means that the worker has stalled: then nothing is renewed."""
         heart, clock = self._heart, self._clock
-        while heart.pulse.fence.ending is None:
-            if heart.next_beat_ms is not None and clock.now_ms() < heart.next_beat_ms:
-                await self._alarm.wait(heart.next_beat_ms)
+        while heart.status.fence.ending is None:
+            if heart.next_heartbeat_ms is not None and clock.now_ms() < heart.next_heartbeat_ms:
+                await self._alarm.wait(heart.next_heartbeat_ms)
                 continue
             report = self._report()
             if report is None:
                 await self._alarm.wait(clock.now_ms() + heart.timing.heartbeat_interval_ms)
                 continue
-            beat = heart.begin(clock.now_ms(), clock.wall_ms(), report)
+            write = heart.begin(clock.now_ms(), clock.wall_ms(), report)
             try:
                 async with asyncio.timeout(heart.timing.call_deadline_ms / 1000):
                     if not await self._is_same_storage():
                         heart.end("rolled_back")
-                        self._on_pulse(heart.pulse)
+                        self._on_status(heart.status)
                         return
-                    row = await self._store.heartbeat(beat)
+                    row = await self._store.heartbeat(write)
             except (LeaseStoreError, TimeoutError):
                 self._is_sure = False
                 heart.failed(clock.now_ms())
             else:
                 heart.answered(row)
-                self._on_pulse(heart.pulse)
+                self._on_status(heart.status)
 
     async def _is_same_storage(self) -> bool:
         """After a failed call there may be another storage behind the next one, and its `live` would mean nothing: it

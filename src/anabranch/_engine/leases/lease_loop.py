@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar
 
-from anabranch._core.leases.admission import differing_members, precedes
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.lease_table import Book, Holding
+from anabranch._core.leases.admission import incompatible_members, joined_before
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.lease_table import Holding, LeaseTable
 from anabranch._core.leases.plan import (
-    SHUNNED_MS,
+    NOT_WANTED_MS,
     DeleteMember,
     Drain,
     RequestHandOff,
@@ -27,7 +27,7 @@ from anabranch._core.leases.plan import (
     apply_seal,
     apply_take,
     apply_write,
-    plan_relief,
+    give_unreadable,
     plan_round,
 )
 from anabranch._engine.alarm import Alarm
@@ -66,8 +66,8 @@ class LeaseLoop:
         self._member = member
         self._app = app
         self._timing = member.timing
-        self.book = Book(member.member_id, member.timing.expiry_ms)
-        self.stopwatches = Stopwatches(member.timing)
+        self.table = LeaseTable(member.member_id, member.timing.expiry_ms)
+        self.detector = FailureDetector(member.timing)
         self._on_held = on_held
         self._on_dropped = on_dropped
         self._on_drain = on_drain
@@ -80,7 +80,7 @@ class LeaseLoop:
         self._confirmed_at: int | None = None
         """The count of failed store calls when the storage was last seen to be the same."""
         self._told_unplaced: dict[LeaseKey, None] = {}
-        self._strangers: dict[str, None] = {}
+        self._incompatible: dict[str, None] = {}
         """Members of another mind that were told of."""
         self.trouble: str | None = None
         """Why the store gave no answer the last time that it was asked; None if it did."""
@@ -96,33 +96,33 @@ class LeaseLoop:
             return None
         return f"no heartbeat was acknowledged in time: {self.trouble or 'the next one will tell'}"
 
-    def hasten(self) -> None:
-        """Something changed that the next round should see now: a pulse, a finished shard."""
+    def wake(self) -> None:
+        """Something changed that the next round should see now: a status, a finished shard."""
         self._alarm.ring()
 
     async def run(self) -> None:
         clock = self._outside.clock
         while True:
             await self.round()
-            members = len(self.stopwatches.live())
+            members = len(self.detector.live())
             await self._alarm.wait(clock.now_ms() + self._timing.poll_interval_for(members))
 
     async def round(self) -> None:
         """One look at the store and one plan; everything that is lost or won shows in the sessions afterwards."""
-        if self._member.pulse.fence.ending == "rolled_back":
+        if self._member.heartbeat_status.fence.ending == "rolled_back":
             await self._roll_back()
-        elif self._member.pulse.fence.ending is not None:
-            await self._start_anew(self._member.pulse.fence.ending)
+        elif self._member.heartbeat_status.fence.ending is not None:
+            await self._start_anew(self._member.heartbeat_status.fence.ending)
         if not await self._observe():
             self._report()  # what stands still because of that is said all the same
             await self._roll_back_if_needed()
             return
-        self._check_minds()
+        self._check_compatibility()
         dead = await self.call(self._outside.store.dead_members()) or ()
         now_ms = self._outside.clock.now_ms()
         self.is_performing = True
         try:
-            for step in plan_round(self.book, self.stopwatches, now_ms, may_take=self.may_take(), known_dead=dead):
+            for step in plan_round(self.table, self.detector, now_ms, may_take=self.may_take(), known_dead=dead):
                 await self._perform(step)
         finally:
             self.is_performing = False
@@ -132,7 +132,7 @@ class LeaseLoop:
         await self._roll_back_if_needed()
 
     def _tell_unplaced(self, now_ms: int) -> None:
-        unplaced = self.book.unplaced
+        unplaced = self.table.unplaced
         self._told_unplaced = {key: None for key in self._told_unplaced if key in unplaced}
         for key, since_ms in unplaced.items():
             if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
@@ -148,19 +148,19 @@ class LeaseLoop:
     # observe
 
     async def _observe(self) -> bool:
-        outside, book = self._outside, self.book
+        outside, table = self._outside, self.table
         if not await self._check_storage():
             return False
         members = await self.call(outside.store.read_members())
         if members is None:
             return False
-        apply_members(book, self.stopwatches, members, outside.clock.now_ms())
-        if book.wants_leases(outside.clock.now_ms()):
+        apply_members(table, self.detector, members, outside.clock.now_ms())
+        if table.wants_leases(outside.clock.now_ms()):
             is_known = await self.check_birth()
             leases = await self.call(outside.store.read_leases())
             if not is_known or leases is None or not await self._is_same_storage():
                 return False
-            apply_leases(book, self.stopwatches, leases, outside.clock.now_ms())
+            apply_leases(table, self.detector, leases, outside.clock.now_ms())
         self.synchronise()
         return True
 
@@ -188,7 +188,7 @@ class LeaseLoop:
         if incarnation is None:
             return False
         if self._incarnation is not None and incarnation != self._incarnation:
-            self.book.rolled_back = True
+            self.table.rolled_back = True
             return False
         self._incarnation, self._confirmed_at = incarnation, failures
         return True
@@ -206,19 +206,19 @@ class LeaseLoop:
 
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still stand."""
-        self._no_takes_before_ms = self._outside.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.stopwatches.expiry_ms_max)
+        self._no_takes_before_ms = self._outside.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
 
-    def _check_minds(self) -> None:
+    def _check_compatibility(self) -> None:
         """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""
         me = self._member.row
         now_ms = self._outside.clock.now_ms()
-        differing = differing_members(me, self.stopwatches, now_ms, any_order=self._member.any_order)
+        differing = incompatible_members(me, self.detector, now_ms, any_order=self._member.any_order)
         for row in differing:
-            if precedes(row, me):
+            if joined_before(row, me):
                 raise mismatch(me, row)
-            if row.member_id not in self._strangers:
+            if row.member_id not in self._incompatible:
                 self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
-        self._strangers = {row.member_id: None for row in differing}
+        self._incompatible = {row.member_id: None for row in differing}
 
     async def check_birth(self) -> bool:
         """A running process makes neither its application nor one of its streams a second time (rule L14). False: the
@@ -227,7 +227,7 @@ class LeaseLoop:
         streams = await self.call(self._outside.store.read_streams())
         if streams is not None:
             begun = [row.stream_key for row in streams if row.bootstrapped]
-            if any(key not in begun for key in self.book.streams or ()):
+            if any(key not in begun for key in self.table.streams or ()):
                 self.miss_birth()
         app = await self.call(_told(self._outside.store.read_app()))
         if app is not None:
@@ -242,7 +242,7 @@ class LeaseLoop:
         """
         if not await self.check_birth() or not await self._confirm_storage() or not self._is_sure_of_storage:
             return None
-        if life != self.book.member_id or not self._member.may_start():
+        if life != self.table.member_id or not self._member.may_start():
             return None
         answer = await self.call(_told(self._outside.store.create_lease(row, app_id=self._app.app_id)))
         if answer == (None,):
@@ -273,14 +273,14 @@ class LeaseLoop:
         return found
 
     async def _perform(self, step: Step) -> None:
-        store, book, clock = self._outside.store, self.book, self._outside.clock
+        store, table, clock = self._outside.store, self.table, self._outside.clock
         match step:
             case Seal():
                 row = await self.call(store.seal_member(step.member_id, step.observed_counter))
-                apply_seal(book, self.stopwatches, row, clock.now_ms())
+                apply_seal(table, self.detector, row, clock.now_ms())
                 if row is not None and row.state == "sealed":
                     self._outside.emit(MemberSealed(member_id=step.member_id))
-                    self.hasten()  # its leases can be taken from now on
+                    self.wake()  # its leases can be taken from now on
             case Take():
                 await self.take(step)
             case RequestHandOff():
@@ -301,30 +301,30 @@ class LeaseLoop:
     def has_room(self) -> bool:
         """Whether this member may hold one more shard that moves (max_shards)."""
         limit = self._member.shards_max
-        return limit is None or self.book.load < limit
+        return limit is None or self.table.load < limit
 
     async def take(self, step: Take) -> None:
         floor = await self._floor(step)
         if floor is None or not await self._is_same_storage():
-            self.book.changed = True  # the next round looks again
+            self.table.changed = True  # the next round looks again
             return
         answer = await self.call(
             self._outside.store.take_lease(
                 step.key,
-                self.book.member_id,
+                self.table.member_id,
                 expected_owner=step.expected_owner,
                 expected_version=step.expected_version,
-                epoch_floor=max(floor, self.book.epoch_floors.get(step.key, 0)),
+                epoch_floor=max(floor, self.table.epoch_floors.get(step.key, 0)),
             )
         )
-        apply_take(self.book, step, answer, self._outside.clock.now_ms())
+        apply_take(self.table, step, answer, self._outside.clock.now_ms())
         self.synchronise()
 
     async def _floor(self, step: Take) -> int | None:
         """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
         finished or gone (rule S1). None: one is not, or something is unknown, which must not count as gone.
         """
-        row = self.book.leases.get(step.key)
+        row = self.table.leases.get(step.key)
         if row is None:
             return None
         if row.epoch:
@@ -341,47 +341,47 @@ class LeaseLoop:
         return [row for row in found if row is not None]
 
     async def write(self, step: Write) -> Written:
-        if self._member.pulse.fence.ending is not None:
+        if self._member.heartbeat_status.fence.ending is not None:
             return "lost"  # of a forked child the store would take it: it goes by the name of its parent
-        holding = self.book.held.get(step.row.key)
+        holding = self.table.held.get(step.row.key)
         answer = await self.call(
             self._outside.store.write_lease(
-                step.row, member_id=self.book.member_id, expected_version=step.expected_version
+                step.row, member_id=self.table.member_id, expected_version=step.expected_version
             )
         )
-        if self.book.held.get(step.row.key) is not holding:
+        if self.table.held.get(step.row.key) is not holding:
             return "lost"  # an answer to an earlier holding says nothing of the one that there is now
-        outcome = apply_write(self.book, step, answer, self._outside.clock.now_ms())
+        outcome = apply_write(self.table, step, answer, self._outside.clock.now_ms())
         self.synchronise()
         return outcome
 
-    def relieve(self, key: LeaseKey) -> None:
+    def give_unreadable(self, key: LeaseKey) -> None:
         """This member has not been able to read the shard for long: another may (rule U7)."""
         now_ms = self._outside.clock.now_ms()
-        request = plan_relief(self.book, self.stopwatches, key, now_ms)
+        request = give_unreadable(self.table, self.detector, key, now_ms)
         if request is not None:
-            self.book.shunned[key] = now_ms + SHUNNED_MS
-            self.book.drain(request)
+            self.table.not_wanted_until[key] = now_ms + NOT_WANTED_MS
+            self.table.drain(request)
             self._on_drain(request)
 
     def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read on the side."""
-        self.book.observe_lease(row, self._outside.clock.now_ms())
+        self.table.observe_lease(row, self._outside.clock.now_ms())
         self.synchronise()
 
     def synchronise(self) -> None:
         """Starts a session for every lease that came, and ends those of leases that went."""
-        held = self.book.held
+        held = self.table.held
         for key in [key for key, holding in self._sessions.items() if held.get(key) is not holding]:
             holding = self._sessions.pop(key)
-            known = self.book.leases.get(key)
+            known = self.table.leases.get(key)
             owner = None if known is None else known.owner
             if known is not None and known.is_finished:
                 reason = "finished"
-            elif holding.parting_row is not None:
+            elif holding.pending_transfer is not None:
                 reason = "given" if holding.request is not None else "released"
             else:
-                reason = f"now held by {owner}" if owner not in {None, self.book.member_id} else "no longer ours"
+                reason = f"now held by {owner}" if owner not in {None, self.table.member_id} else "no longer ours"
             self._on_dropped(key, reason)
         for key, holding in held.items():
             if key not in self._sessions:
@@ -390,9 +390,9 @@ class LeaseLoop:
 
     def _report(self) -> None:
         self._member.report(
-            load=self.book.load,
-            lease_version=self.book.lease_version,
-            answered=tuple(self.book.answered),
+            load=self.table.load,
+            lease_version=self.table.lease_version,
+            answered=tuple(self.table.answered),
             reads_healthy=self._is_healthy(),
             draining=self.draining,
             status=self._status(),
@@ -401,14 +401,14 @@ class LeaseLoop:
     # a new life
 
     async def _start_anew(self, reason: str) -> None:
-        self._outside.emit(MemberEnded(member_id=self.book.member_id, reason=reason))
-        self.book.lose_all()
+        self._outside.emit(MemberEnded(member_id=self.table.member_id, reason=reason))
+        self.table.lose_all()
         self.synchronise()
         await self._member.join()
-        self.book.become(self._member.member_id)
+        self.table.become(self._member.member_id)
 
     async def _roll_back_if_needed(self) -> None:
-        if self.book.rolled_back:
+        if self.table.rolled_back:
             await self._roll_back()
 
     async def _roll_back(self) -> None:
@@ -416,8 +416,8 @@ class LeaseLoop:
         self._outside.emit(StoreRolledBack())
         self._hold_takes()
         self._incarnation = self._confirmed_at = None
-        self.book.forget()
-        self.stopwatches.forget()
+        self.table.forget()
+        self.detector.forget()
         self._member.end("rolled_back")
         await self._start_anew("rolled_back")
 

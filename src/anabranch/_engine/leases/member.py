@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from anabranch._core.leases.heartbeat import Heart, Pulse
+from anabranch._core.leases.heartbeat import HeartbeatState, HeartbeatStatus
 from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._engine.leases.admission import be_admitted, seal_namesakes
 from anabranch._engine.leases.forks import end_in_forks
@@ -19,7 +19,7 @@ from anabranch._engine.leases.heartbeat import Heartbeat
 from anabranch._engine.leases.store_calls import tell_unanswered
 from anabranch._engine.leases.zombie_guard import ZombieGuard
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import Beat, HandOffRequest, MemberRow, ShardStatus
+from anabranch._model.leases import HandOffRequest, HeartbeatWrite, MemberRow, ShardStatus
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.events import Event
 
@@ -57,16 +57,16 @@ class Member:
         self._clock = outside.clock
         self._profile = profile
         self._group = group
-        self._heart: Heart = Heart("", timing)
+        self._heart: HeartbeatState = HeartbeatState("", timing)
         self._heartbeat: Heartbeat | None = None
         self._thread: HeartThread | None = None
         self._stall_limit_ms = stall_limit_ms
         self._task: asyncio.Task[None] | None = None
-        self._beat = Beat(member_id="", attempt=0)
+        self._beat = HeartbeatWrite(member_id="", attempt=0)
         self._loop: asyncio.AbstractEventLoop
         self.row = self._new_row("")
-        """As it was registered; what changes with heartbeats is in the pulse."""
-        self.on_pulse: Callable[[], None] = lambda: None
+        """As it was registered; what changes with heartbeats is in the status."""
+        self.on_status: Callable[[], None] = lambda: None
         """Called after each answer: the fence may have moved, and requests may have come."""
         self.zombies: Callable[[], Sequence[Event]] | None = None
         """The calls that run now, asked on the heart's thread; None: they do not end the process (on_zombie)."""
@@ -84,8 +84,8 @@ class Member:
         return self._profile.any_order
 
     @property
-    def pulse(self) -> Pulse:
-        return self._heart.pulse
+    def heartbeat_status(self) -> HeartbeatStatus:
+        return self._heart.status
 
     def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
@@ -93,7 +93,7 @@ class Member:
         """
         clock = self._clock
         now_ms = clock.now_ms()
-        return now_ms < before_ms and self._heart.pulse.fence.may_start(now_ms, clock.wall_ms())
+        return now_ms < before_ms and self._heart.status.fence.may_start(now_ms, clock.wall_ms())
 
     def _new_row(self, member_id: str) -> MemberRow:
         profile = self._profile
@@ -119,14 +119,14 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._stop_heart()
         member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
-        self._heart = Heart(member_id, self.timing)
-        self._beat = Beat(member_id=member_id, attempt=0)
+        self._heart = HeartbeatState(member_id, self.timing)
+        self._beat = HeartbeatWrite(member_id=member_id, attempt=0)
         self._heartbeat = Heartbeat(
             self._heart,
             outside.store,
             outside.clock,
             report=self._next_beat,
-            on_pulse=self._publish,
+            on_status=self._publish,
         )
         self.row = self._new_row(member_id)
         failures = 0
@@ -163,16 +163,16 @@ class Member:
                 raise thread.failure
             await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + TICK_MS)
 
-    def _next_beat(self) -> Beat | None:
+    def _next_beat(self) -> HeartbeatWrite | None:
         """Called by the heart, perhaps on its own thread: the report is one reference."""
         return None if self._thread is not None and self._thread.is_stalled else self._beat
 
-    def _publish(self, pulse: Pulse) -> None:  # noqa: ARG002 -- it is read where it is needed
+    def _publish(self, status: HeartbeatStatus) -> None:  # noqa: ARG002 -- it is read where it is needed
         if not self._outside.heart_on_thread:
-            self.on_pulse()
+            self.on_status()
             return
         with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self.on_pulse)
+            self._loop.call_soon_threadsafe(self.on_status)
 
     def _stop_heart(self) -> None:
         if self._thread is not None:
@@ -194,7 +194,7 @@ class Member:
     ) -> None:
         """What the next heartbeat says; it goes at once where others wait for it."""
         before = self._beat
-        self._beat = Beat(
+        self._beat = HeartbeatWrite(
             member_id=self.member_id,
             attempt=0,
             load=load,
@@ -206,9 +206,9 @@ class Member:
         )
         waited_for = before.lease_version != lease_version or before.answered != answered or before.draining != draining
         if waited_for and self._thread is not None:
-            self._thread.hasten()
+            self._thread.wake()
         elif waited_for and self._heartbeat is not None:
-            self._heartbeat.hasten()
+            self._heartbeat.wake()
 
     def end(self, ending: Ending) -> None:
         self._heart.end(ending)

@@ -7,7 +7,7 @@ lease may be what keeps the main loop from turning. The fence's time and the gra
 import os
 from collections.abc import Callable, Sequence
 
-from anabranch._core.leases.heartbeat import Heart
+from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._ports.clock import Clock
 from anabranch.events import Event
 
@@ -22,7 +22,7 @@ LOOKS_IN_SLACK = 3
 class ZombieGuard:
     def __init__(
         self,
-        heart: Heart,
+        heart: HeartbeatState,
         clock: Clock,
         zombies: Callable[[], Sequence[Event]],
         emit: Callable[[Event], None],
@@ -37,7 +37,7 @@ class ZombieGuard:
     async def run(self) -> None:
         timing, valid_until_ms = self._heart.timing, 0
         while True:
-            fence = self._heart.pulse.fence
+            fence = self._heart.status.fence
             if fence.ending == "left":
                 return
             valid_until_ms = fence.valid_until_ms or valid_until_ms

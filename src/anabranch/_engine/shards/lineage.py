@@ -18,7 +18,7 @@ from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
     ShardEnd,
     adoptable,
-    judge_missing_shard,
+    classify_missing_shard,
     plan_end,
     plan_trimmed,
     removable,
@@ -141,7 +141,7 @@ class Lineage:
         """The shard's last record is finished: children first, then its own end, then the children that may run."""
         outside = self._outside
         while session.phase == "ended":
-            life = self._leases.book.member_id
+            life = self._leases.table.member_id
             end = await self._try_to_plan_end(session)
             if end is not None and await self._write_end(session, end, checkpointer, life):
                 outside.emit(
@@ -210,7 +210,7 @@ class Lineage:
         """Who finishes a child's last parent takes the child at once (rule S4)."""
         rows = await self._leases.call(self._outside.store.read_leases())
         if rows is None:
-            self._leases.hasten()
+            self._leases.wake()
             return
         names = set(end.finish.children)
         children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
@@ -218,7 +218,7 @@ class Lineage:
             if self._leases.may_take() and self._leases.has_room():
                 self._leases.observe_lease(row)
                 await self._leases.take(Take(row.key, row.owner, row.version))
-        self._leases.hasten()
+        self._leases.wake()
 
     # a shard that is not there
 
@@ -279,7 +279,7 @@ class Lineage:
         if stream_key in self._left:
             return None
         summary = await find_summary(outside, self._names[stream_key])
-        verdict = judge_missing_shard(row, summary)
+        verdict = classify_missing_shard(row, summary)
         if summary is None or verdict == "stream_deleted":
             outside.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
             raise StreamDeletedError(
@@ -358,7 +358,7 @@ class Lineage:
             await self._find_missing(row, listing, cleans_up=cleans_up)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
-        life = self._leases.book.member_id
+        life = self._leases.table.member_id
         leases = await self._beginning.lease_rows(row)
         if not leases:
             self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
@@ -370,7 +370,7 @@ class Lineage:
             if created is None:
                 return  # by the next listing the others may have been made, and more
             self._leases.observe_lease(created)
-            self._leases.hasten()
+            self._leases.wake()
         if cleans_up:
             await self._clean_up(row, graph, leases)
 
@@ -381,6 +381,6 @@ class Lineage:
             return
         listed = [shard.shard_id for shard in await list_all_shards(outside, stream, None)]
         for lease in removable(leases, graph, listed):
-            same = judge_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
+            same = classify_missing_shard(row, await find_summary(outside, stream)) == "trimmed"
             if same and await self._is_gone(stream, lease.key.shard_id):
                 await self._leases.call(outside.store.delete_lease(lease.key, lease.version))

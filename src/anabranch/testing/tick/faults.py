@@ -89,7 +89,7 @@ class Faults:
     def _delete_row(self, index: int) -> None:
         world = self._world
         world.store.now_ms = world.agenda.now_ms
-        world.store.remove_member(world.workers[index].book.member_id)
+        world.store.remove_member(world.workers[index].table.member_id)
 
     def _go_away(self) -> None:
         world = self._world

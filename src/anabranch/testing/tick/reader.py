@@ -40,7 +40,7 @@ class Reader:
         self.writing = False
         """One write of a lease is in flight at a time (rule L7)."""
         self._worker = worker
-        self.tenure = Tenure(worker.host.name, worker.book.member_id, row.epoch)
+        self.tenure = Tenure(worker.host.name, worker.table.member_id, row.epoch)
         self._pace_ms = worker.options.expiries(*_PACE)
         self._running = False
         self._ends_ms = 0
@@ -53,7 +53,7 @@ class Reader:
 
     @property
     def is_current(self) -> bool:
-        """Whether this reader's holding is still the one in the book."""
+        """Whether this reader's holding is still the one in the table."""
         return self._worker.readers.get(self.key) is self
 
     def works_on(self, holding: Holding | None) -> bool:
@@ -61,7 +61,7 @@ class Reader:
 
     def is_at_rest(self) -> bool:
         """Nothing runs, and all that was finished is committed."""
-        committed = committed_record(self._worker.book.held[self.key].row)
+        committed = committed_record(self._worker.table.held[self.key].row)
         return self.may_part() and self.finished == committed
 
     def drain(self) -> None:
@@ -115,30 +115,30 @@ class Reader:
     # committing and giving
 
     def commit(self) -> None:
-        holding = self._worker.book.held[self.key]
-        if not self.writing and holding.state != "parting" and self.finished > committed_record(holding.row):
+        holding = self._worker.table.held[self.key]
+        if not self.writing and holding.state != "transferring" and self.finished > committed_record(holding.row):
             self._write(self.row_so_far())
         self._committed_at_ms = self._worker.now_ms()
 
     def row_so_far(self) -> LeaseRow:
-        row = self._worker.book.held[self.key].row
+        row = self._worker.table.held[self.key].row
         if self.finished <= committed_record(row):
             return row
         return replace(row, checkpoint=Checkpoint(watermark=Position(self.finished)), takes_without_progress=0)
 
     def _drain(self, drained_ms: int) -> None:
-        holding = self._worker.book.held[self.key]
-        if holding.state == "parting":
+        holding = self._worker.table.held[self.key]
+        if holding.state == "transferring":
             return
         if self.may_part():
-            self._write(self._worker.book.part(self.key, self.row_so_far()))
+            self._write(self._worker.table.transfer(self.key, self.row_so_far()))
         elif drained_ms <= _DRAIN_DEADLINE_MS or not self._running or self._told_to_end:
             return
         elif self._worker.options.forced_hand_offs:
             self._told_to_end = True
             self._ends_ms = min(self._ends_ms, self._worker.now_ms() + self._worker.dice.between(*_HANDLING_MS))
         else:
-            self._worker.book.keep(self.key, self._worker.now_ms())
+            self._worker.table.keep(self.key, self._worker.now_ms())
             self._drain_since_ms = None
 
     def may_part(self) -> bool:
@@ -146,7 +146,7 @@ class Reader:
         return not (self._running or self.writing)
 
     def _write(self, row: LeaseRow) -> None:
-        self._worker.write(Write(row, self._worker.book.held[self.key].row.version))
+        self._worker.write(Write(row, self._worker.table.held[self.key].row.version))
 
     def wrote(self, answer: object) -> None:
         self.writing = False

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from anabranch._core.leases import rows
-from anabranch._model.leases import AppRow, Beat, Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, Conflict, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 
 __all__ = ["TickStore"]
 
@@ -63,8 +63,8 @@ class TickStore:
         self._note()
         return self.members.setdefault(row.member_id, row)
 
-    def heartbeat(self, beat: Beat) -> MemberRow | None:
-        return self._put_member(beat.member_id, rows.heartbeat(self.members.get(beat.member_id), beat))
+    def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+        return self._put_member(write.member_id, rows.heartbeat(self.members.get(write.member_id), write))
 
     def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
         row = self.members.get(member_id)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.heartbeat import Heart
-from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import (
     DeleteMember,
     Drain,
@@ -26,7 +26,7 @@ from anabranch._core.leases.plan import (
     apply_write,
     plan_round,
 )
-from anabranch._model.leases import AppRow, Beat, Conflict, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, Conflict, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.testing.tick.host import Host
 from anabranch.testing.tick.journal import Tenure
 from anabranch.testing.tick.network import NO_ANSWER, Reconnected
@@ -40,9 +40,9 @@ _STOP_DEADLINE_MS = 8_000
 
 
 class TickWorker:
-    heart_class: ClassVar[type[Heart]] = Heart
-    stopwatches_class: ClassVar[type[Stopwatches]] = Stopwatches
-    book_class: ClassVar[type[Book]] = Book
+    heart_class: ClassVar[type[HeartbeatState]] = HeartbeatState
+    stopwatches_class: ClassVar[type[FailureDetector]] = FailureDetector
+    table_class: ClassVar[type[LeaseTable]] = LeaseTable
     reader_class: ClassVar[type[Reader]] = Reader
 
     def __init__(self, host: Host, leases: Sequence[LeaseRow]) -> None:
@@ -57,16 +57,16 @@ class TickWorker:
         self.has_stopped = False
         """Stopped on purpose: a clean stop, or an application that is not its own any more."""
         self.readers: dict[LeaseKey, Reader] = {}
-        self.stopwatches = self.stopwatches_class(host.timing)
+        self.detector = self.stopwatches_class(host.timing)
         self.heart = self.heart_class(self.new_member_id(), host.timing)
-        self.book = self.book_class(self.heart.member_id, host.timing.expiry_ms)
+        self.table = self.table_class(self.heart.member_id, host.timing.expiry_ms)
         self.takes_held_until_ms: int | None = None
         """While the storage may have forgotten something, nothing is taken (rule L13)."""
         self._recorded = ""
         self._deadline_ms = self.call_deadline_ms()
         self._polling = False
         self._followed = 0
-        """The book's `lease_version` that the readers follow."""
+        """The table's `lease_version` that the readers follow."""
         self._open(leases)
 
     # what variants replace
@@ -79,11 +79,11 @@ class TickWorker:
 
     def may_start(self, key: LeaseKey) -> bool:
         """Rule L8: compared immediately before the start, never signalled."""
-        fence = self.heart.pulse.fence
+        fence = self.heart.status.fence
         return (
             not self.is_draining
-            and fence.member_id == self.book.member_id
-            and self.book.is_startable(key)
+            and fence.member_id == self.table.member_id
+            and self.table.is_startable(key)
             and fence.may_start(self.now_ms(), self.process.wall_ms())
         )
 
@@ -91,18 +91,18 @@ class TickWorker:
         self.heart.answered(row)
 
     def members_received(self, rows: Sequence[MemberRow], sent_at_ms: int) -> None:  # noqa: ARG002 -- for variants
-        apply_members(self.book, self.stopwatches, rows, self.now_ms())
+        apply_members(self.table, self.detector, rows, self.now_ms())
 
     def plan(self, *, may_take: bool) -> list[Step]:
-        return plan_round(self.book, self.stopwatches, self.now_ms(), may_take=may_take)
+        return plan_round(self.table, self.detector, self.now_ms(), may_take=may_take)
 
     def storage_changed(self, incarnation: str) -> None:
         """Rule L13: fence all, become a new member, and take nothing for the longest expiry."""
         self._hold_takes()
         self.link.incarnations.update(heart=incarnation, main=incarnation)
         self.heart.end("rolled_back")
-        self.book.forget()
-        self.stopwatches.forget()
+        self.table.forget()
+        self.detector.forget()
         self._begin_anew()
 
     # starting
@@ -138,7 +138,7 @@ class TickWorker:
 
         self._call("main", lambda: (store.open(app, leases), store.incarnation), opened)
 
-    def _register(self, heart: Heart) -> None:
+    def _register(self, heart: HeartbeatState) -> None:
         if heart is not self.heart or self.has_stopped:
             return
         row = MemberRow(
@@ -150,12 +150,12 @@ class TickWorker:
     def _begin_anew(self) -> None:
         """The member is over. First make sure that the application is still the one that was opened (rule L14)."""
         heart = self.heart_class(self.new_member_id(), self.host.timing)
-        self.book.become(heart.member_id)
+        self.table.become(heart.member_id)
         self.readers.clear()
         self.heart = heart
         self._check_app(heart)
 
-    def _check_app(self, heart: Heart) -> None:
+    def _check_app(self, heart: HeartbeatState) -> None:
         if heart is not self.heart or self.has_stopped:
             return
 
@@ -175,29 +175,29 @@ class TickWorker:
         self._call("main", self.host.store.read_app, checked)
 
     def _hold_takes(self) -> None:
-        wait_ms = max(self.stopwatches.expiry_ms_max, _ROLL_BACK_WAIT_MS_MIN)
+        wait_ms = max(self.detector.expiry_ms_max, _ROLL_BACK_WAIT_MS_MIN)
         self.takes_held_until_ms = self.now_ms() + wait_ms
 
     # heartbeats
 
-    def _beat(self, heart: Heart) -> None:
-        if heart is not self.heart or self.has_stopped or heart.next_beat_ms is None:
+    def _beat(self, heart: HeartbeatState) -> None:
+        if heart is not self.heart or self.has_stopped or heart.next_heartbeat_ms is None:
             return
-        if self.now_ms() < heart.next_beat_ms:
-            self.process.at(heart.next_beat_ms, "heart", self._beat, heart)
+        if self.now_ms() < heart.next_heartbeat_ms:
+            self.process.at(heart.next_heartbeat_ms, "heart", self._beat, heart)
             return
-        report = Beat(
+        report = HeartbeatWrite(
             member_id="",
             attempt=0,
-            load=self.book.load,
-            lease_version=self.book.lease_version,
+            load=self.table.load,
+            lease_version=self.table.lease_version,
             draining=self.is_draining,
-            answered=tuple(self.book.answered),
+            answered=tuple(self.table.answered),
         )
-        beat = heart.begin(self.now_ms(), self.process.wall_ms(), report)
-        self._call("heart", partial(self.host.store.heartbeat, beat), partial(self._beaten, heart))
+        write = heart.begin(self.now_ms(), self.process.wall_ms(), report)
+        self._call("heart", partial(self.host.store.heartbeat, write), partial(self._beaten, heart))
 
-    def _beaten(self, heart: Heart, answer: Any) -> None:
+    def _beaten(self, heart: HeartbeatState, answer: Any) -> None:
         if heart is not self.heart or self.has_stopped:
             return
         if isinstance(answer, Reconnected):
@@ -207,18 +207,18 @@ class TickWorker:
             heart.failed(self.now_ms())
         else:
             self.beat_answered(answer)
-        if heart.pulse.fence.ending is not None:
+        if heart.status.fence.ending is not None:
             self.process.deliver("main", self._ended, heart)
-        elif heart.next_beat_ms is not None:
-            if heart.pulse.row is None:
-                self.process.at(heart.next_beat_ms, "heart", self._register, heart)
+        elif heart.next_heartbeat_ms is not None:
+            if heart.status.row is None:
+                self.process.at(heart.next_heartbeat_ms, "heart", self._register, heart)
             else:
-                self.process.at(heart.next_beat_ms, "heart", self._beat, heart)
+                self.process.at(heart.next_heartbeat_ms, "heart", self._beat, heart)
 
-    def _ended(self, heart: Heart) -> None:
+    def _ended(self, heart: HeartbeatState) -> None:
         if heart is not self.heart or self.has_stopped:
             return
-        if heart.pulse.fence.ending == "rolled_back":
+        if heart.status.fence.ending == "rolled_back":
             self.storage_changed(self.link.incarnations["heart"])
         else:
             self._begin_anew()
@@ -229,7 +229,7 @@ class TickWorker:
         if self.has_stopped:
             return
         self.process.after(self.host.timing.poll_interval_ms, "main", self._poll)
-        if self._polling or self.heart.pulse.row is None:
+        if self._polling or self.heart.status.row is None:
             return
         self._polling = True
         sent_at_ms, lag_ms = self.now_ms(), self.link.lag_ms()
@@ -245,14 +245,14 @@ class TickWorker:
         self._call("main", partial(store.read_members, lag_ms) if lag_ms else store.read_members, received)
 
     def _read_leases(self) -> None:
-        if not self.book.wants_leases(self.now_ms()):
+        if not self.table.wants_leases(self.now_ms()):
             self._round()
             return
         lag_ms = self.link.lag_ms()
 
         def received(answer: Any) -> None:
             if self._is_usable(answer):
-                apply_leases(self.book, self.stopwatches, answer, self.now_ms())
+                apply_leases(self.table, self.detector, answer, self.now_ms())
                 self._round()
             else:
                 self._polling = False
@@ -261,14 +261,14 @@ class TickWorker:
 
     def _round(self) -> None:
         self._polling = False
-        if self.has_stopped or self.heart.member_id != self.book.member_id:
+        if self.has_stopped or self.heart.member_id != self.table.member_id:
             return
         self.follow_book()
         for step in self.plan(may_take=self._may_take()):
             self.perform(step)
 
     def _may_take(self) -> bool:
-        if self.is_draining or not self.heart.pulse.fence.may_start(self.now_ms(), self.process.wall_ms()):
+        if self.is_draining or not self.heart.status.fence.may_start(self.now_ms(), self.process.wall_ms()):
             return False
         if self.takes_held_until_ms is None:
             return True
@@ -280,7 +280,7 @@ class TickWorker:
         return True
 
     def perform(self, step: Step) -> None:
-        store, member_id = self.host.store, self.book.member_id
+        store, member_id = self.host.store, self.table.member_id
         match step:
             case Seal():
                 self._do(partial(store.seal_member, step.member_id, step.observed_counter), self._sealed)
@@ -301,16 +301,16 @@ class TickWorker:
                 self._do(partial(store.delete_member, step.member_id), lambda _: None)
 
     def _sealed(self, answer: Any) -> None:
-        apply_seal(self.book, self.stopwatches, answer, self.now_ms())
+        apply_seal(self.table, self.detector, answer, self.now_ms())
 
     def _taken(self, step: Take, answer: LeaseRow | Conflict | None) -> None:
-        apply_take(self.book, step, answer, self.now_ms())
+        apply_take(self.table, step, answer, self.now_ms())
         self.follow_book()
 
     def write(self, step: Write) -> None:
         reader = self.readers[step.row.key]
         reader.writing = True
-        store, member_id = self.host.store, self.book.member_id
+        store, member_id = self.host.store, self.table.member_id
 
         def request() -> LeaseRow | Conflict:
             answer = store.write_lease(step.row, member_id, step.expected_version)
@@ -324,26 +324,26 @@ class TickWorker:
         def wrote(answer: Any) -> None:
             if reader.is_current and self._is_usable(answer, or_none=True):
                 reader.wrote(answer)
-                apply_write(self.book, step, None if answer is NO_ANSWER else answer, self.now_ms())
+                apply_write(self.table, step, None if answer is NO_ANSWER else answer, self.now_ms())
                 self.follow_book()
 
         self._call("main", request, wrote)
 
     def follow_book(self) -> None:
-        """Readers run for what the book holds, and for nothing else."""
-        if self.book.rolled_back:
+        """Readers run for what the table holds, and for nothing else."""
+        if self.table.rolled_back:
             self.storage_changed(self.link.incarnations["main"])
             return
-        if self._followed != self.book.lease_version:
-            self._followed = self.book.lease_version
-            held = self.book.held
+        if self._followed != self.table.lease_version:
+            self._followed = self.table.lease_version
+            held = self.table.held
             for key in [key for key, reader in self.readers.items() if not reader.works_on(held.get(key))]:
                 del self.readers[key]
-                self.heart.hasten(self.now_ms())
+                self.heart.wake(self.now_ms())
             for key, holding in held.items():
                 if key not in self.readers:
                     self.readers[key] = self.reader_class(self, holding.row)
-        if self.heart.next_beat_ms is not None and self.heart.next_beat_ms <= self.now_ms():
+        if self.heart.next_heartbeat_ms is not None and self.heart.next_heartbeat_ms <= self.now_ms():
             self.process.deliver("heart", self._beat, self.heart)
 
     # stopping
@@ -365,7 +365,7 @@ class TickWorker:
             if reader not in busy:
                 self.host.journal.handed_over(self.process.true_ms(), self.app_id, key, reader.tenure)
         self.readers.clear()
-        self._call("main", partial(self.host.store.leave, self.book.member_id), lambda _: None)
+        self._call("main", partial(self.host.store.leave, self.table.member_id), lambda _: None)
 
     # calls
 
@@ -375,10 +375,10 @@ class TickWorker:
 
     def _do(self, request: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """A step's call: no answer is an outcome, news of another storage is not its business alone."""
-        book_member_id = self.book.member_id
+        table_member_id = self.table.member_id
 
         def answered(answer: Any) -> None:
-            if self.book.member_id == book_member_id and self._is_usable(answer, or_none=True):
+            if self.table.member_id == table_member_id and self._is_usable(answer, or_none=True):
                 done(None if answer is NO_ANSWER else answer)
 
         self._call("main", request, answered)

@@ -135,7 +135,7 @@ class World:
             if silent_ms > _SILENCE_MS_MAX:
                 what = f"nothing of {key.shard_id} was started for {silent_ms} ms; its owner is {row.owner}"
                 self.journal.stood_still(now_ms, what)
-        loads = [len(worker.book.held) for worker in running if worker.app_id == app.app_id]
+        loads = [len(worker.table.held) for worker in running if worker.app_id == app.app_id]
         if loads and max(loads) - min(loads) > 1:
             self.journal.stood_still(now_ms, f"the leases are shared as {loads}")
 

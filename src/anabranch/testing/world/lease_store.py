@@ -10,10 +10,10 @@ from typing import Any
 
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
@@ -205,8 +205,8 @@ class SimulatedLeaseStore(LeaseStore):
         self._rows.processes[row.member_id] = self._process.name
         return await self._ask(partial(self._rows.register_member, row))  # type: ignore[no-any-return]
 
-    async def heartbeat(self, beat: Beat) -> MemberRow | None:
-        return await self._ask(partial(self._rows.heartbeat, beat), "heart")  # type: ignore[no-any-return]
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+        return await self._ask(partial(self._rows.heartbeat, write), "heart")  # type: ignore[no-any-return]
 
     async def read_members(self) -> Sequence[MemberRow]:
         return await self._ask(self._rows.read_members)  # type: ignore[no-any-return]

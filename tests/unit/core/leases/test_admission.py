@@ -4,13 +4,13 @@ from msgspec.structs import replace
 from anabranch._core.leases.admission import (
     Admission,
     Review,
-    differing_members,
-    differs,
     fingerprint,
-    namesakes,
-    precedes,
+    incompatible_members,
+    is_incompatible,
+    joined_before,
+    members_with_worker_id,
 )
-from anabranch._core.leases.failure_detector import Stopwatches
+from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow
@@ -39,14 +39,14 @@ def test_members_that_are_over_or_dead_for_certain_do_not_count():
 
 
 @pytest.mark.parametrize("registered", [[], [ME]])
-def test_a_member_of_another_mind_that_is_seen_to_beat_refuses(registered):
+def test_an_incompatible_member_that_sends_heartbeats_refuses(registered):
     other = replace(OTHER, counter=4)
     moved = replace(OTHER, counter=5)
     assert reviews([*registered, other], [*registered, moved]) == [WAITS, Review(refused_by=moved)]
 
 
 @pytest.mark.parametrize("registered", [[], [ME]])
-def test_a_row_that_shows_no_life_is_sealed_at_its_own_expiry(registered):
+def test_a_row_without_heartbeats_is_sealed_at_its_own_expiry(registered):
     row = replace(OTHER, counter=4, expiry_ms=3_000)
     looks = [[*registered, row]] * 4
     sealed = [*registered, replace(row, state="sealed")]
@@ -74,7 +74,7 @@ def test_what_came_after_the_first_look_is_not_waited_for_unless_it_beats():
     assert reviews([ME, LATER], [ME, LATER, newcomer], [ME, LATER, beating])[2] == Review(refused_by=beating)
 
 
-def test_beside_a_member_of_its_own_mind_nobody_gives_way_to_one_that_only_joins():
+def test_beside_a_compatible_member_nobody_gives_way_to_one_that_only_joins():
     confirmed = replace(LIKE, counter=3)
     assert reviews([ME, OTHER, confirmed]) == [ADMITTED]
     assert reviews([ME, OTHER, LIKE]) == [Review(refused_by=OTHER)]
@@ -83,24 +83,24 @@ def test_beside_a_member_of_its_own_mind_nobody_gives_way_to_one_that_only_joins
 
 def test_an_older_protocol_gives_way_to_a_newer_and_not_the_other_way_round():
     newer = replace(ME, protocol="2.0")
-    assert differs(ME, newer)
-    assert not differs(newer, ME)
-    assert not differs(ME, replace(ME, protocol="1.7"))
+    assert is_incompatible(ME, newer)
+    assert not is_incompatible(newer, ME)
+    assert not is_incompatible(ME, replace(ME, protocol="1.7"))
 
 
 def test_who_came_first_is_the_same_for_everybody():
-    assert precedes(OTHER, ME)
-    assert not precedes(ME, OTHER)
-    assert precedes(replace(OTHER, joined_wall_ms=500, member_id="a"), ME)
+    assert joined_before(OTHER, ME)
+    assert not joined_before(ME, OTHER)
+    assert joined_before(replace(OTHER, joined_wall_ms=500, member_id="a"), ME)
 
 
 def test_only_strangers_that_live_are_seen():
-    stopwatches = Stopwatches(lease_timing())
-    stopwatches.observe([ME, OTHER, LIKE], 0)
-    assert differing_members(ME, stopwatches, 0) == []
+    detector = FailureDetector(lease_timing())
+    detector.observe([ME, OTHER, LIKE], 0)
+    assert incompatible_members(ME, detector, 0) == []
     beating = replace(OTHER, counter=1)
-    stopwatches.observe([ME, beating, replace(LIKE, counter=1)], 1_000)
-    assert differing_members(ME, stopwatches, 1_000) == [beating]
+    detector.observe([ME, beating, replace(LIKE, counter=1)], 1_000)
+    assert incompatible_members(ME, detector, 1_000) == [beating]
 
 
 def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newer_protocol():
@@ -108,26 +108,26 @@ def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newe
     by_shard = replace(OTHER, fingerprint=fingerprint(["a", "b"], "shard"), counter=1)
     elsewhere = replace(by_shard, fingerprint=fingerprint(["a"], "key"))
     newer = replace(by_shard, protocol="2.0")
-    assert [differs(me, row) for row in (by_shard, elsewhere, newer)] == [True, True, True]
-    assert [differs(me, row, any_order=True) for row in (by_shard, elsewhere, newer)] == [False, True, True]
+    assert [is_incompatible(me, row) for row in (by_shard, elsewhere, newer)] == [True, True, True]
+    assert [is_incompatible(me, row, any_order=True) for row in (by_shard, elsewhere, newer)] == [False, True, True]
     assert Admission(me, lease_timing(), any_order=True).review([by_shard], (), 0) == ADMITTED
-    stopwatches = Stopwatches(lease_timing())
-    stopwatches.observe([by_shard], 0)
-    stopwatches.observe([replace(by_shard, counter=2)], 1_000)
-    assert differing_members(me, stopwatches, 1_000, any_order=True) == []
+    detector = FailureDetector(lease_timing())
+    detector.observe([by_shard], 0)
+    detector.observe([replace(by_shard, counter=2)], 1_000)
+    assert incompatible_members(me, detector, 1_000, any_order=True) == []
 
 
 def test_a_stream_may_be_named_by_one_and_given_as_an_arn_by_another():
     arn, elsewhere = (f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in (111122223333, 444455556666))
     by_name = replace(ME, fingerprint=fingerprint(["audit", "orders"], "key"))
     by_arn = replace(ME, fingerprint=fingerprint(["audit", arn], "key"))
-    assert not differs(by_name, by_arn)
-    assert not differs(by_arn, by_name)
-    assert differs(by_arn, replace(ME, fingerprint=fingerprint(["audit", elsewhere], "key")))
-    assert differs(by_name, replace(ME, fingerprint=fingerprint([arn], "key")))
-    assert differs(by_name, replace(ME, fingerprint=fingerprint([arn, "payments"], "key")))
+    assert not is_incompatible(by_name, by_arn)
+    assert not is_incompatible(by_arn, by_name)
+    assert is_incompatible(by_arn, replace(ME, fingerprint=fingerprint(["audit", elsewhere], "key")))
+    assert is_incompatible(by_name, replace(ME, fingerprint=fingerprint([arn], "key")))
+    assert is_incompatible(by_name, replace(ME, fingerprint=fingerprint([arn, "payments"], "key")))
 
 
 def test_namesakes_are_live_members_of_the_same_worker_id():
     mine, over = replace(ME, member_id="me#0"), replace(ME, member_id="me#-1", state="left")
-    assert namesakes("me", [mine, over, replace(OTHER, worker_id="other")]) == [mine]
+    assert members_with_worker_id("me", [mine, over, replace(OTHER, worker_id="other")]) == [mine]

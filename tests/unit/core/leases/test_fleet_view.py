@@ -1,9 +1,9 @@
-"""What an outsider says of a fleet: who lives, who holds what, why a shard does not move."""
+"""The status of a fleet from its rows."""
 
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.fleet_view import FleetRows, Sightings, view_fleet
+from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, view_fleet
 from anabranch._model.leases import (
     AppRow,
     Checkpoint,
@@ -36,7 +36,7 @@ def said(number=0, reason=None, behind_ms=0, rate=0.0):
 
 
 def view(leases=(), members=(), dead=(), streams=(STREAM,), watched_ms=0):
-    sightings = Sightings()
+    sightings = HeartbeatObserver()
     sightings.observe(members, 1_000)
     now_ms = 1_000 + watched_ms
     rows = FleetRows(app=APP, streams=streams, members=members, leases=leases, dead_members=dead)
@@ -78,16 +78,16 @@ def test_what_an_owner_says_of_a_shard_of_another_stream_does_not_count():
     "row, members, dead, state, reason",
     [
         ({"owner": "a"}, [member(status=(said(reason="throttled"),))], (), "still", "throttled"),
-        ({"owner": "a"}, [member()], ("a",), "orphaned", "the process of its worker worker a is gone"),
+        ({"owner": "a"}, [member()], ("a",), "orphaned", "the process of its worker worker a is dead"),
         ({"owner": "a", "paused": True}, [member()], (), "paused", "it is paused"),
         ({}, [], (), "unowned", "no worker of the application is alive"),
         ({"owner": "a"}, [member(state="left")], (), "unowned", "no worker of the application is alive"),
         ({"owner": "a"}, [], (), "unowned", "no worker of the application is alive"),
         ({}, [member(draining=True)], (), "unowned", "every worker of the application is stopping"),
         ({}, [member(shards_max=0)], (), "unowned", "every worker holds as many shards as it may (max_shards)"),
-        ({}, [member(shards_max=1)], (), "unowned", "it is free, and will be taken in a moment"),
+        ({}, [member(shards_max=1)], (), "unowned", "it is free and will be taken soon"),
         ({"owner": "a"}, [member(state="sealed"), member("b")], (), "unowned",
-         "it is free, and will be taken in a moment"),
+         "it is free and will be taken soon"),
         ({"finish": Finish("end", ("shard-1",))}, [], (), "finished", None),
     ],
 )  # fmt: skip
@@ -95,23 +95,23 @@ def test_why_a_shard_does_not_move(row, members, dead, state, reason):
     assert one(lease(**row), members=members, dead=dead) == (state, reason)
 
 
-def test_a_heart_that_stands_still_for_its_expiry_is_silent():
+def test_a_member_without_heartbeats_for_its_expiry_is_silent():
     row = lease(owner="a")
     assert one(row, members=[member()], watched_ms=9_999) == ("moving", None)
-    orphaned = ("orphaned", "its worker worker a has shown no life for 10 s")
+    orphaned = ("orphaned", "its worker worker a has not sent a heartbeat for 10 s")
     assert one(row, members=[member()], watched_ms=10_000) == orphaned
     assert view([row], [member(status=(said(rate=5.0),))], watched_ms=10_000).records_per_second == 0
 
 
-def test_a_heart_is_seen_to_beat_from_the_second_look_on():
-    sightings = Sightings()
-    assert not sightings.observe([member(counter=4)], 0)["a"].beats
-    assert not sightings.observe([member(counter=4)], 500)["a"].beats
-    assert sightings.observe([member(counter=5)], 900)["a"].beats
+def test_heartbeats_are_seen_from_the_second_look_on():
+    sightings = HeartbeatObserver()
+    assert not sightings.observe([member(counter=4)], 0)["a"].moved
+    assert not sightings.observe([member(counter=4)], 500)["a"].moved
+    assert sightings.observe([member(counter=5)], 900)["a"].moved
     still = sightings.observe([member(counter=5)], 1_000)["a"]
-    assert (still.beats, still.since_ms) == (True, 900)
+    assert (still.moved, still.since_ms) == (True, 900)
     sightings.observe([], 1_100)
-    assert not sightings.observe([member(counter=5)], 1_200)["a"].beats
+    assert not sightings.observe([member(counter=5)], 1_200)["a"].moved
 
 
 def test_a_child_waits_for_those_of_its_parents_that_are_not_finished():
@@ -119,7 +119,7 @@ def test_a_child_waits_for_those_of_its_parents_that_are_not_finished():
     status = view(rows, [member()])
     assert [shard.state for shard in status.unfinished_shards] == ["moving", "waiting"]
     assert status.shards[2].waits_for == ("shard-1",)
-    assert status.shards[2].reason == "it waits for shard-1 to be finished"
+    assert status.shards[2].reason == "it waits for shard-1 to finish"
 
 
 def test_a_stopped_shard_stays_so_until_a_process_that_joined_later_tries_again():

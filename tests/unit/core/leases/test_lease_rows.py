@@ -5,11 +5,11 @@ from msgspec.structs import replace
 from anabranch._core.leases import rows
 from anabranch._model.leases import (
     AppRow,
-    Beat,
     Conflict,
     ControlRow,
     Finish,
     HandOffRequest,
+    HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     MemberRow,
@@ -31,7 +31,7 @@ def take(row, owner, **overrides):
 
 
 def test_a_heartbeat_raises_the_counter_and_reports():
-    beat = Beat(member_id="a#1", attempt=5, load=2, lease_version=9, reads_healthy=False, draining=True)
+    beat = HeartbeatWrite(member_id="a#1", attempt=5, load=2, lease_version=9, reads_healthy=False, draining=True)
     row = rows.heartbeat(MEMBER, beat)
     assert row == replace(MEMBER, counter=5, load=2, lease_version=9, reads_healthy=False, draining=True)
 
@@ -39,19 +39,19 @@ def test_a_heartbeat_raises_the_counter_and_reports():
 def test_a_heartbeat_removes_the_requests_it_answered_and_keeps_the_others():
     other = HandOffRequest(KEY, "c#1")
     row = rows.heartbeat(
-        replace(MEMBER, wanted=(REQUEST, other)), Beat(member_id="a#1", attempt=4, answered=(REQUEST,))
+        replace(MEMBER, wanted=(REQUEST, other)), HeartbeatWrite(member_id="a#1", attempt=4, answered=(REQUEST,))
     )
     assert row.wanted == (other,)
 
 
 def test_a_late_heartbeat_changes_nothing():
-    assert rows.heartbeat(MEMBER, Beat(member_id="a#1", attempt=3, load=9)) is MEMBER
+    assert rows.heartbeat(MEMBER, HeartbeatWrite(member_id="a#1", attempt=3, load=9)) is MEMBER
 
 
 def test_a_heartbeat_is_never_an_upsert_and_revives_nobody():
-    assert rows.heartbeat(None, Beat(member_id="a#1", attempt=9)) is None
+    assert rows.heartbeat(None, HeartbeatWrite(member_id="a#1", attempt=9)) is None
     for gone in (SEALED, LEFT):
-        assert rows.heartbeat(gone, Beat(member_id="a#1", attempt=9)) is gone
+        assert rows.heartbeat(gone, HeartbeatWrite(member_id="a#1", attempt=9)) is gone
 
 
 def test_a_seal_needs_the_counter_that_was_watched():

@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, Book
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable
 from anabranch._core.leases.plan import (
     ASK_AGAIN_MS,
     MEMBER_KEPT_MS,
@@ -31,19 +31,19 @@ class Member:
     """One member's view, and what it plans."""
 
     def __init__(self, members, leases, member_id="me#1"):
-        self.book = Book(member_id, 10_000)
-        self.stopwatches = Stopwatches(lease_timing())
-        self.stopwatches.observe(members, 0)
-        self.book.observe_leases(leases, 0)
-        self.stopwatches.observe_owners({row.owner: None for row in leases if row.owner}, 0)
+        self.table = LeaseTable(member_id, 10_000)
+        self.detector = FailureDetector(lease_timing())
+        self.detector.observe(members, 0)
+        self.table.observe_leases(leases, 0)
+        self.detector.observe_owners({row.owner: None for row in leases if row.owner}, 0)
 
     def hear(self, now_ms):
         """Everybody has shown life."""
-        rows = [replace(row, counter=row.counter + 1) for row in self.stopwatches.live()]
-        self.stopwatches.observe(rows, now_ms)
+        rows = [replace(row, counter=row.counter + 1) for row in self.detector.live()]
+        self.detector.observe(rows, now_ms)
 
     def plan(self, now_ms=0, **options):
-        return plan_round(self.book, self.stopwatches, now_ms, **({"may_take": True} | options))
+        return plan_round(self.table, self.detector, now_ms, **({"may_take": True} | options))
 
 
 def test_free_leases_are_taken():
@@ -64,7 +64,7 @@ def test_leases_of_a_sealed_or_left_member_are_taken():
 def test_a_silent_member_is_sealed_first():
     member = Member([ME, DONOR], [lease(0, "donor#1")])
     for now_ms in range(1_000, 10_001, 1_000):
-        member.stopwatches.observe([ME, DONOR], now_ms)
+        member.detector.observe([ME, DONOR], now_ms)
     assert member.plan(10_000) == [Seal("donor#1", 0)]
 
 
@@ -100,7 +100,7 @@ def test_a_request_that_still_lies_before_the_donor_is_not_repeated():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
     member.plan()
     wanted = (HandOffRequest(KEYS[1], "me#1"),)
-    member.stopwatches.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
+    member.detector.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
     assert member.plan(ASK_AGAIN_MS) == []
 
 
@@ -108,9 +108,9 @@ def test_an_unanswered_request_is_forgotten_in_the_end():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
     member.plan()
     wanted = (HandOffRequest(KEYS[1], "me#1"),)
-    member.stopwatches.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
+    member.detector.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
     member.plan(3 * ASK_AGAIN_MS + 1)
-    assert not member.book.asked
+    assert not member.table.asked
 
 
 def asked_for(number, requester="me#1", **donor):
@@ -122,14 +122,14 @@ def asked_for(number, requester="me#1", **donor):
 def test_a_fair_request_is_drained_for():
     donor = asked_for(1)
     assert donor.plan() == [Drain(HandOffRequest(KEYS[1], "me#1"))]
-    assert donor.book.held[KEYS[1]].state == "draining"
+    assert donor.table.held[KEYS[1]].state == "draining"
     assert donor.plan(1) == []
 
 
 def test_a_drained_lease_is_given_again_and_again_until_there_is_an_answer():
     donor = asked_for(1)
     donor.plan()
-    gift = donor.book.part(KEYS[1])
+    gift = donor.table.transfer(KEYS[1])
     assert donor.plan(1) == [Write(gift, 5)]
     assert donor.plan(2) == [Write(gift, 5)]
 
@@ -137,7 +137,7 @@ def test_a_drained_lease_is_given_again_and_again_until_there_is_an_answer():
 def test_a_request_that_is_not_fair_in_the_donors_own_plan_is_void():
     for donor in (asked_for(0), asked_for(2), asked_for(1, "stranger#1")):
         assert donor.plan() == []
-        assert len(donor.book.answered) == 1
+        assert len(donor.table.answered) == 1
         assert donor.plan(1) == []
 
 
@@ -145,7 +145,7 @@ def test_a_request_for_a_stopped_or_paused_shard_is_void():
     row = replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1"),))
     donor = Member([ME, row], [lease(0, "donor#1"), lease(1, "donor#1", paused=True)], "donor#1")
     assert donor.plan() == []
-    assert donor.book.answered
+    assert donor.table.answered
 
 
 def test_a_request_of_a_member_that_died_is_void():
@@ -155,17 +155,17 @@ def test_a_request_of_a_member_that_died_is_void():
         "donor#1",
     )
     assert donor.plan() == []
-    assert donor.book.answered
+    assert donor.table.answered
 
 
 def test_a_request_that_was_refused_and_is_made_again_is_looked_at_again():
     donor = asked_for(1)
     request = HandOffRequest(KEYS[1], "me#1")
-    donor.book.answered[request] = None
+    donor.table.answered[request] = None
     assert donor.plan() == []
-    donor.stopwatches.observe([ME, replace(DONOR, counter=1)], 1_000)
+    donor.detector.observe([ME, replace(DONOR, counter=1)], 1_000)
     donor.plan(1_000)
-    donor.stopwatches.observe([ME, replace(DONOR, counter=2, wanted=(request,))], 2_000)
+    donor.detector.observe([ME, replace(DONOR, counter=2, wanted=(request,))], 2_000)
     assert donor.plan(2_000) == [Drain(request)]
 
 
@@ -173,7 +173,7 @@ def test_a_lease_that_was_just_given_stays_for_a_while():
     third = replace(DONOR, member_id="third#1")
     member = Member([ME, DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1")])
     moved_ms = SETTLING_MS + 1
-    member.book.moved[KEYS[0]] = member.book.moved[KEYS[1]] = (moved_ms, "third#1")
+    member.table.moved[KEYS[0]] = member.table.moved[KEYS[1]] = (moved_ms, "third#1")
     member.hear(moved_ms)
     assert member.plan(moved_ms) == []
     member.hear(moved_ms + MOVE_COOL_DOWN_MS)
@@ -184,31 +184,31 @@ def test_a_lease_that_did_not_drain_stays_for_a_while_without_another_try():
     donor = asked_for(1)
     request = HandOffRequest(KEYS[1], "me#1")
     donor.plan()
-    donor.book.keep(KEYS[1], 30_000)
+    donor.table.keep(KEYS[1], 30_000)
     for counter, now_ms in enumerate((30_000, 60_000, 29_999 + MOVE_COOL_DOWN_MS), 1):
-        donor.stopwatches.observe([ME, replace(DONOR, counter=counter)], now_ms)
+        donor.detector.observe([ME, replace(DONOR, counter=counter)], now_ms)
         donor.plan(now_ms)
-        donor.stopwatches.observe([ME, replace(DONOR, counter=counter, wanted=(request,))], now_ms)
+        donor.detector.observe([ME, replace(DONOR, counter=counter, wanted=(request,))], now_ms)
         assert donor.plan(now_ms) == []
     later_ms = 30_000 + MOVE_COOL_DOWN_MS
-    donor.stopwatches.observe([ME, replace(DONOR, counter=8)], later_ms)
+    donor.detector.observe([ME, replace(DONOR, counter=8)], later_ms)
     donor.plan(later_ms)
-    donor.stopwatches.observe([ME, replace(DONOR, counter=8, wanted=(request,))], later_ms)
+    donor.detector.observe([ME, replace(DONOR, counter=8, wanted=(request,))], later_ms)
     assert donor.plan(later_ms) == [Drain(request)]
 
 
 def test_a_lease_that_was_given_to_a_joiner_may_go_on_to_the_next_one():
     third = replace(DONOR, member_id="third#1")
     donor = Member([DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1"), lease(2, "third#1")], "donor#1")
-    donor.book.moved[KEYS[0]] = donor.book.moved[KEYS[1]] = (SETTLING_MS + 1, "third#1")
+    donor.table.moved[KEYS[0]] = donor.table.moved[KEYS[1]] = (SETTLING_MS + 1, "third#1")
     request = HandOffRequest(KEYS[1], "me#1")
-    donor.stopwatches.observe([ME, third, replace(DONOR, wanted=(request,))], SETTLING_MS)
+    donor.detector.observe([ME, third, replace(DONOR, wanted=(request,))], SETTLING_MS)
     assert donor.plan(SETTLING_MS + 2) == [Drain(request)]
 
 
 def test_a_lease_that_was_taken_from_the_dead_may_move_at_once():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
-    member.book.moved[KEYS[1]] = (0, "dead#1")
+    member.table.moved[KEYS[1]] = (0, "dead#1")
     assert member.plan() == [RequestHandOff("donor#1", HandOffRequest(KEYS[1], "me#1"))]
 
 
@@ -244,7 +244,7 @@ def test_a_blocked_shard_that_is_held_weighs_nothing():
 
 def test_a_take_goes_above_an_epoch_that_the_store_has_forgotten():
     member = Member([ME], [lease(0)])
-    member.book.epoch_floors[KEYS[0]] = 9
+    member.table.epoch_floors[KEYS[0]] = 9
     assert member.plan() == [Take(KEYS[0], None, 5, 9)]
 
 
@@ -252,7 +252,7 @@ def test_nothing_is_planned_again_while_nothing_changes():
     member = Member([ME], [lease(0)])
     assert member.plan()
     assert member.plan(1_000) == []
-    member.book.changed = True
+    member.table.changed = True
     assert member.plan(1_001)
 
 
@@ -268,22 +268,22 @@ def test_what_nobody_has_room_for_is_known_since_it_was_first_planned():
     child = lease(3, waits_for=(KEYS[0].shard_id,))
     member = Member([full, other], [lease(0, "me#1"), lease(1, "donor#1"), lease(2), child])
     member.plan(1_000)
-    assert member.book.unplaced == {KEYS[2]: 1_000}
+    assert member.table.unplaced == {KEYS[2]: 1_000}
     member.plan(1_000 + ASK_AGAIN_MS)
-    assert member.book.unplaced == {KEYS[2]: 1_000}
-    member.stopwatches.observe([full, other, replace(ME, member_id="third#1")], 20_000)
-    member.book.changed = True
+    assert member.table.unplaced == {KEYS[2]: 1_000}
+    member.detector.observe([full, other, replace(ME, member_id="third#1")], 20_000)
+    member.table.changed = True
     member.plan(20_000)
-    assert not member.book.unplaced
+    assert not member.table.unplaced
 
 
 def test_what_could_not_be_read_here_is_not_asked_for_again_for_a_while_but_taken_when_it_is_free():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
-    member.book.shunned = {KEYS[0]: 300_000, KEYS[1]: 300_000}
+    member.table.not_wanted_until = {KEYS[0]: 300_000, KEYS[1]: 300_000}
     assert member.plan() == []
     member.hear(300_000)
     assert [type(step) for step in member.plan(300_000)] == [RequestHandOff]
     free = Member([ME, DONOR], [lease(0)])
-    free.book.shunned = {KEYS[0]: 300_000}
+    free.table.not_wanted_until = {KEYS[0]: 300_000}
     other = Member([ME, DONOR], [lease(0)], "donor#1")
     assert [step.key for step in free.plan() + other.plan()] == [KEYS[0]]

@@ -35,7 +35,7 @@ def test_trim_horizon_stays_what_it_is():
 def test_a_time_is_kept_and_a_future_one_refused_by_the_services_clock():
     assert pin(500.0, server_seconds=1_000.0, created_seconds=1.0) == at_timestamp(500.0)
     assert pin(0, server_seconds=1_000.0, created_seconds=1.0) == at_timestamp(1.0)
-    with pytest.raises(ConfigurationError, match="lies 60 s in the future by the service's clock"):
+    with pytest.raises(ConfigurationError, match="is 60 s in the future by the service's clock"):
         pin(1_060.0, server_seconds=1_000.0, created_seconds=1.0)
 
 

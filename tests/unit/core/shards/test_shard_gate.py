@@ -6,7 +6,7 @@ from anabranch._core.shards.gate import (
     ShardEnd,
     adoptable,
     blocked_by,
-    judge_missing_shard,
+    classify_missing_shard,
     plan_end,
     plan_trimmed,
 )
@@ -168,11 +168,11 @@ def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
     same = StreamSummary(
         name="s", arn="arn:stream", status="ACTIVE", created_seconds=100.4, retention_hours=24, open_shard_count=1
     )
-    assert judge_missing_shard(STREAM, same) == "trimmed"
-    assert judge_missing_shard(STREAM, None) == "stream_deleted"
-    assert judge_missing_shard(STREAM, replace(same, status="DELETING")) == "stream_deleted"
-    assert judge_missing_shard(STREAM, replace(same, created_seconds=101.0)) == "stream_recreated"
-    assert judge_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
+    assert classify_missing_shard(STREAM, same) == "trimmed"
+    assert classify_missing_shard(STREAM, None) == "stream_deleted"
+    assert classify_missing_shard(STREAM, replace(same, status="DELETING")) == "stream_deleted"
+    assert classify_missing_shard(STREAM, replace(same, created_seconds=101.0)) == "stream_recreated"
+    assert classify_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
 
 
 def test_children_are_unread_since_their_parent_was_read_and_who_is_made_beside_them_since_who_knows_when():

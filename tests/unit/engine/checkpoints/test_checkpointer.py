@@ -125,7 +125,7 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     session.behind_ms = 1000
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
     # By a gift the next owner takes its place; by a take it would count itself.
-    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 3
+    assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 3
     leases.draining = True
     assert checkpointer.next_row(session)[0].takes_without_progress == 2
     session.holding.row = replace(session.row, takes_without_progress=0)
@@ -134,19 +134,19 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     session.is_counted = False
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
     leases.draining = False
-    assert checkpointer.next_row(session, parting=True)[0].takes_without_progress == 4
+    assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 4
 
 
 def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_commit():
     async def main():
         checkpointer, leases = make_checkpointer("written")
         session = make_session()
-        session.holding.parting_row = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
+        session.holding.pending_transfer = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
         assert await checkpointer.commit(session)
         assert not leases.written  # the lease loop repeats it
         leases.draining, leases.outcome = True, "unknown"
         assert not await checkpointer.commit(session)
-        assert leases.written == [session.holding.parting_row]
+        assert leases.written == [session.holding.pending_transfer]
 
     run(main, 5)
 

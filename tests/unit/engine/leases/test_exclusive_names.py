@@ -10,7 +10,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.admission import seal_namesakes
 from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import AppRow, Beat, MemberRow
+from anabranch._model.leases import AppRow, HeartbeatWrite, MemberRow
 from anabranch.config import LeaseSettings
 from anabranch.errors import ConfigurationError
 from anabranch.events import MemberSealed
@@ -71,7 +71,7 @@ class LateHeartbeats(MemoryLeaseStore):
     async def seal_member(self, member_id, observed_counter):
         if self._left:
             self._left -= 1
-            await self.heartbeat(Beat(member_id=member_id, attempt=observed_counter + 1))
+            await self.heartbeat(HeartbeatWrite(member_id=member_id, attempt=observed_counter + 1))
         return await super().seal_member(member_id, observed_counter)
 
 

@@ -12,7 +12,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.outside import Outside
-from anabranch._model.leases import AppRow, Beat, HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import MemberDiffers, StandstillBegan, StoreReset, StoreRolledBack
 from anabranch.stores.memory import MemoryLeaseStore
@@ -77,7 +77,7 @@ def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
         await store.open(APP)
         await store.create_lease(LeaseRow(key=KEY), app_id="1")
         async with lease_loop(store, held) as loop:
-            loop.book.epoch_floors[KEY] = 6
+            loop.table.epoch_floors[KEY] = 6
             loop.observe_lease(LeaseRow(key=KEY))
             await loop.take(Take(KEY, None, 0))
         assert [holding.row.epoch for holding in held] == [7]
@@ -90,7 +90,7 @@ def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_o
         store, held = MemoryLeaseStore(), []
         await store.open(APP)
         async with lease_loop(store, held) as loop:
-            loop.observe_lease(LeaseRow(key=KEY, owner=loop.book.member_id, version=1))
+            loop.observe_lease(LeaseRow(key=KEY, owner=loop.table.member_id, version=1))
             assert [holding.row.key for holding in held] == [KEY]
 
     run(main)
@@ -107,7 +107,7 @@ async def _meet_a_stranger(joined_wall_ms, happened):
         await store.register_member(stranger)
         for attempt in (1, 2):
             await loop.round()
-            await store.heartbeat(Beat(member_id="b#1", attempt=attempt))
+            await store.heartbeat(HeartbeatWrite(member_id="b#1", attempt=attempt))
         await loop.round()
 
 
@@ -168,19 +168,19 @@ def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_anew_leaves_the
         async with lease_loop(store, held) as loop:
             loop.observe_lease(LeaseRow(key=KEY))
             await loop.take(Take(KEY, None, 0))
-            before = loop.book.member_id
+            before = loop.table.member_id
             commit = asyncio.create_task(loop.write(Write(held[0].row, held[0].row.version)))
             await store.written.wait()
             await store.seal_member(before, 0)
-            loop.book.held.clear()  # as the loop does when its heart says that the member was sealed
-            loop.book.become("me#2")
+            loop.table.held.clear()  # as the loop does when its heart says that the member was sealed
+            loop.table.become("me#2")
             loop.observe_lease(await store.read_lease(KEY))
             await loop.take(Take(KEY, before, 2))
             assert [holding.row.owner for holding in held] == [before, "me#2"]
             store.answers.set()
             assert await commit == "lost"
-            assert loop.book.held[KEY] is held[1]
-            assert not loop.book.rolled_back
+            assert loop.table.held[KEY] is held[1]
+            assert not loop.table.rolled_back
 
     run(main)
 
@@ -198,10 +198,10 @@ def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
         async with lease_loop(store, held, dropped=dropped) as loop:
             loop.observe_lease(LeaseRow(key=KEY))
             await loop.take(Take(KEY, None, 0))
-            loop.book.drain(HandOffRequest(KEY, "b#1"))
-            gift = loop.book.part(KEY)
+            loop.table.drain(HandOffRequest(KEY, "b#1"))
+            gift = loop.table.transfer(KEY)
             assert await loop.write(Write(gift, held[0].row.version)) == "unknown"
-            await store.seal_member(loop.book.member_id, 0)
+            await store.seal_member(loop.table.member_id, 0)
             loop._member.end("sealed")
             await loop.round()
         assert dropped == ["no longer ours"]
@@ -229,7 +229,7 @@ def test_a_shard_that_nobody_may_own_is_told_of_once():
 
 async def make_lease(loop):
     """By a plan of this moment."""
-    return await loop.create_lease(LeaseRow(key=KEY), life=loop.book.member_id)
+    return await loop.create_lease(LeaseRow(key=KEY), life=loop.table.member_id)
 
 
 class StoreThatIsEmptiedAfterALook(MemoryLeaseStore):
@@ -270,7 +270,7 @@ def test_a_plan_that_rests_on_rows_of_another_storage_or_of_an_earlier_life_make
         await store.open(APP)
         async with lease_loop(store, []) as loop:
             await loop.round()
-            life = loop.book.member_id
+            life = loop.table.member_id
             store.storage = "second"
             assert await make_lease(loop) is None
             await loop.round()  # it notices, and is another member from now on

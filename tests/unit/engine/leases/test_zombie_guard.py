@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from anabranch._core.leases.heartbeat import Heart
+from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.zombie_guard import EXIT_STATUS, ZombieGuard
-from anabranch._model.leases import Beat, MemberRow
+from anabranch._model.leases import HeartbeatWrite, MemberRow
 from anabranch.events import ZombieCall
 from anabranch.testing.clock import ManualClock
 
@@ -21,7 +21,7 @@ CALL = ZombieCall(position="1", fence_token=7)
 class Guarded:
     def __init__(self, running):
         self.clock = ManualClock(now_ms=1_000)
-        self.heart = Heart("a#1", TIMING)
+        self.heart = HeartbeatState("a#1", TIMING)
         self.heart.begin_registration(self.clock.now_ms(), self.clock.wall_ms())
         self.heart.answered(ROW)
         self.said, self.ended = [], []
@@ -54,7 +54,9 @@ def test_the_process_goes_on_where(why):
         guarded = Guarded([] if why == "nothing runs" else [CALL])
         await guarded.pass_time(TIMING.fence_ms - 100)
         if why == "a later heartbeat was answered":
-            guarded.heart.begin(guarded.clock.now_ms(), guarded.clock.wall_ms(), Beat(member_id="a#1", attempt=0))
+            guarded.heart.begin(
+                guarded.clock.now_ms(), guarded.clock.wall_ms(), HeartbeatWrite(member_id="a#1", attempt=0)
+            )
             guarded.heart.answered(ROW)
         elif why == "it has left":
             guarded.heart.end("left")

@@ -1,17 +1,17 @@
 import pytest
 
-from anabranch._core.leases.heartbeat import Heart
+from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.timing import lease_timing
-from anabranch._model.leases import Beat, MemberRow
+from anabranch._model.leases import HeartbeatWrite, MemberRow
 
 WALL = 1_700_000_000_000
-REPORT = Beat(member_id="", attempt=0, load=3)
+REPORT = HeartbeatWrite(member_id="", attempt=0, load=3)
 ROW = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000)
 SEALED = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000, state="sealed")
 
 
 def heart():
-    return Heart("a#1", lease_timing())
+    return HeartbeatState("a#1", lease_timing())
 
 
 def registered():
@@ -23,27 +23,27 @@ def registered():
 
 def test_the_registration_counts_as_a_heartbeat():
     beating = registered()
-    assert beating.pulse.fence.valid_until_ms == 7_000
-    assert beating.next_beat_ms == 2_500
+    assert beating.status.fence.valid_until_ms == 7_000
+    assert beating.next_heartbeat_ms == 2_500
 
 
 def test_validity_counts_from_before_the_request_however_late_the_answer():
     beating = registered()
     beating.begin(2_500, WALL + 2_500, REPORT)
     beating.answered(ROW)
-    assert beating.pulse.fence.valid_until_ms == 9_500
-    assert beating.next_beat_ms == 5_000
+    assert beating.status.fence.valid_until_ms == 9_500
+    assert beating.next_heartbeat_ms == 5_000
 
 
-def test_a_repeated_registration_is_no_new_sign_of_life():
+def test_a_repeated_registration_does_not_renew_the_fence():
     beating = heart()
     beating.begin_registration(0, WALL)
     beating.failed(1_500)
-    assert beating.next_beat_ms == 1_500
+    assert beating.next_heartbeat_ms == 1_500
     beating.begin_registration(6_000, WALL + 6_000)
     beating.answered(ROW)
-    assert beating.pulse.fence.valid_until_ms == 7_000
-    assert beating.next_beat_ms == 2_500
+    assert beating.status.fence.valid_until_ms == 7_000
+    assert beating.next_heartbeat_ms == 2_500
 
 
 def test_attempts_grow_over_failures_and_carry_the_report():
@@ -57,19 +57,22 @@ def test_attempts_grow_over_failures_and_carry_the_report():
 
 def test_a_failure_changes_nothing_but_the_time_of_the_next_try():
     beating = registered()
-    pulse = beating.pulse
+    pulse = beating.status
     beating.begin(2_500, WALL, REPORT)
-    assert beating.next_beat_ms is None
+    assert beating.next_heartbeat_ms is None
     beating.failed(2_600)
-    assert beating.pulse is pulse
-    assert beating.next_beat_ms == 4_000
+    assert beating.status is pulse
+    assert beating.next_heartbeat_ms == 4_000
 
 
 def test_three_tries_fit_before_the_fence():
     beating = registered()
     tries = 0
-    while beating.next_beat_ms is not None and beating.next_beat_ms + 1_500 <= beating.pulse.fence.valid_until_ms:
-        began_ms = beating.next_beat_ms
+    while (
+        beating.next_heartbeat_ms is not None
+        and beating.next_heartbeat_ms + 1_500 <= beating.status.fence.valid_until_ms
+    ):
+        began_ms = beating.next_heartbeat_ms
         beating.begin(began_ms, WALL, REPORT)
         beating.failed(began_ms + 1_500)
         tries += 1
@@ -81,8 +84,8 @@ def test_a_row_that_is_gone_or_sealed_ends_the_member(answer, ending):
     beating = registered()
     beating.begin(2_500, WALL, REPORT)
     beating.answered(answer)
-    assert beating.pulse.fence.ending == ending
-    assert beating.next_beat_ms is None
+    assert beating.status.fence.ending == ending
+    assert beating.next_heartbeat_ms is None
 
 
 def test_after_the_end_late_answers_and_failures_change_nothing():
@@ -90,25 +93,25 @@ def test_after_the_end_late_answers_and_failures_change_nothing():
     beating.begin(2_500, WALL, REPORT)
     beating.end("rolled_back")
     beating.answered(ROW)
-    assert beating.pulse.fence.ending == "rolled_back"
-    assert beating.next_beat_ms is None
+    assert beating.status.fence.ending == "rolled_back"
+    assert beating.next_heartbeat_ms is None
     beating.begin_registration(3_000, WALL)
     beating.failed(4_000)
-    assert beating.next_beat_ms is None
+    assert beating.next_heartbeat_ms is None
 
 
 def test_a_failure_without_an_attempt_is_nothing():
     beating = registered()
     beating.failed(100)
-    assert beating.next_beat_ms == 2_500
+    assert beating.next_heartbeat_ms == 2_500
 
 
 def test_news_hasten_the_next_beat_unless_one_is_in_flight():
     beating = registered()
-    beating.hasten(1_000)
-    assert beating.next_beat_ms == 1_000
-    beating.hasten(1_500)
-    assert beating.next_beat_ms == 1_000
+    beating.wake(1_000)
+    assert beating.next_heartbeat_ms == 1_000
+    beating.wake(1_500)
+    assert beating.next_heartbeat_ms == 1_000
     beating.begin(1_500, WALL, REPORT)
-    beating.hasten(1_600)
-    assert beating.next_beat_ms is None
+    beating.wake(1_600)
+    assert beating.next_heartbeat_ms is None

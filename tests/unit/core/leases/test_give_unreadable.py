@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.lease_table import Book
-from anabranch._core.leases.plan import plan_relief
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.lease_table import LeaseTable
+from anabranch._core.leases.plan import give_unreadable
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
@@ -16,12 +16,12 @@ IDLE = replace(ME, member_id="idle#1", load=1)
 
 
 def relief(*members, now_ms=0, **fields):
-    book, stopwatches = Book("me#1", 10_000), Stopwatches(lease_timing())
-    stopwatches.observe([ME, *members], 0)
-    book.hold(LeaseRow(key=KEY, owner="me#1", version=3))
+    table, detector = LeaseTable("me#1", 10_000), FailureDetector(lease_timing())
+    detector.observe([ME, *members], 0)
+    table.hold(LeaseRow(key=KEY, owner="me#1", version=3))
     for name, value in fields.items():
-        setattr(book.held[KEY], name, value)
-    return plan_relief(book, stopwatches, KEY, now_ms)
+        setattr(table.held[KEY], name, value)
+    return give_unreadable(table, detector, KEY, now_ms)
 
 
 def test_the_member_with_the_fewest_shards_gets_it():
@@ -42,4 +42,4 @@ def test_it_is_not_given_while_it_moves_or_was_kept_for_calls_that_do_not_end():
 
 
 def test_a_lease_that_is_not_held_any_more_is_nobodys_to_give():
-    assert plan_relief(Book("me#1", 10_000), Stopwatches(lease_timing()), KEY, 0) is None
+    assert give_unreadable(LeaseTable("me#1", 10_000), FailureDetector(lease_timing()), KEY, 0) is None

@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import Stopwatches
-from anabranch._core.leases.lease_table import Book
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import Take, Write, apply_leases, apply_members, apply_seal, apply_take, apply_write
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
@@ -14,34 +14,34 @@ WRITE = Write(MINE, 4)
 OTHER = MemberRow(member_id="b#1", worker_id="b", expiry_ms=10_000, counter=1)
 
 
-def book(*rows):
-    made = Book("me#1", 10_000)
+def table(*rows):
+    made = LeaseTable("me#1", 10_000)
     made.observe_leases(rows, 0)
     made.changed = False
     return made
 
 
 def test_a_take_that_succeeded_is_held():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, MINE, 1)
     assert known.held[KEY].row is MINE
 
 
 def test_a_take_that_lost_the_race_is_known():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, Conflict(replace(MINE, owner="b#1")), 1)
     assert not known.held
     assert known.leases[KEY].owner == "b#1"
 
 
 def test_a_conflict_with_an_own_earlier_take_is_adopted():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, Conflict(MINE), 1)
     assert known.held[KEY].row is MINE
 
 
 def test_the_answer_of_a_take_that_was_adopted_meanwhile_disturbs_nothing():
-    known = book(FREE)
+    known = table(FREE)
     known.observe_lease(MINE, 1)
     holding = known.held[KEY]
     apply_take(known, TAKE, MINE, 2)
@@ -49,93 +49,93 @@ def test_the_answer_of_a_take_that_was_adopted_meanwhile_disturbs_nothing():
 
 
 def test_a_take_without_an_answer_is_looked_for():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, None, 1)
     known.observe_leases([FREE], 2)
     assert known.wants_leases(3)
 
 
 def test_a_lease_that_vanished_is_read_again():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, Conflict(None), 1)
     assert known.wants_leases(2)
 
 
 def test_an_answer_older_than_what_was_seen_proves_that_the_store_went_back():
-    known = book(FREE)
+    known = table(FREE)
     apply_take(known, TAKE, Conflict(replace(FREE, version=2)), 1)
     assert known.rolled_back
 
 
 def test_a_write_moves_the_version():
-    known = book(MINE)
+    known = table(MINE)
     assert apply_write(known, WRITE, replace(MINE, version=5), 1) == "written"
     assert known.held[KEY].row.version == 5
 
 
 def test_a_gift_ends_the_holding():
-    known = book(MINE)
+    known = table(MINE)
     assert apply_write(known, WRITE, replace(MINE, owner="b#1", version=5), 1) == "written"
     assert not known.held
 
 
 def test_a_write_without_an_answer_leaves_all_as_it_is():
-    known = book(MINE)
+    known = table(MINE)
     assert apply_write(known, WRITE, None, 1) == "unknown"
     assert known.held[KEY].row is MINE
 
 
 def test_a_conflict_with_an_own_earlier_write_may_be_repeated():
-    known = book(MINE)
+    known = table(MINE)
     assert apply_write(known, WRITE, Conflict(replace(MINE, version=5)), 1) == "again"
     assert known.held[KEY].row.version == 5
 
 
 def test_a_conflict_with_another_owner_is_a_loss():
-    known = book(MINE)
+    known = table(MINE)
     assert apply_write(known, WRITE, Conflict(replace(MINE, owner="b#1", version=6, epoch=3)), 1) == "lost"
     assert not known.held
 
 
 def test_a_held_lease_that_vanished_or_grew_younger_proves_that_the_store_went_back():
     for row in (None, replace(MINE, version=2)):
-        known = book(MINE)
+        known = table(MINE)
         assert apply_write(known, WRITE, Conflict(row), 1) == "lost"
         assert known.rolled_back
         assert not known.held
 
 
 def test_a_gift_that_a_store_refuses_which_went_back_is_a_loss():
-    known = book(MINE)
+    known = table(MINE)
     known.drain(HandOffRequest(KEY, "b#1"))
-    holding, gift = known.held[KEY], known.part(KEY)
+    holding, gift = known.held[KEY], known.transfer(KEY)
     assert apply_write(known, Write(gift, MINE.version), Conflict(replace(MINE, version=2)), 1) == "lost"
-    assert holding.parting_row is None
+    assert holding.pending_transfer is None
     assert not known.held
 
 
 def test_a_write_of_what_is_not_held_any_more_is_lost():
-    assert apply_write(book(FREE), WRITE, replace(MINE, version=5), 1) == "lost"
+    assert apply_write(table(FREE), WRITE, replace(MINE, version=5), 1) == "lost"
 
 
 def test_news_of_members_make_the_leases_worth_reading():
-    known, stopwatches = book(MINE), Stopwatches(lease_timing())
-    apply_members(known, stopwatches, [OTHER], 1)
+    known, detector = table(MINE), FailureDetector(lease_timing())
+    apply_members(known, detector, [OTHER], 1)
     assert known.changed
     assert known.wants_leases(2)
-    apply_leases(known, stopwatches, [MINE, replace(FREE, key=replace(KEY, shard_id="x"), owner="z#1")], 3)
+    apply_leases(known, detector, [MINE, replace(FREE, key=replace(KEY, shard_id="x"), owner="z#1")], 3)
     known.changed = False
-    apply_members(known, stopwatches, [replace(OTHER, counter=2)], 4)
+    apply_members(known, detector, [replace(OTHER, counter=2)], 4)
     assert not known.changed
-    assert stopwatches.is_over("z#1", 10_003)
+    assert detector.is_over("z#1", 10_003)
 
 
 def test_a_seal_that_succeeded_is_news_and_one_without_an_answer_is_not():
-    known, stopwatches = book(MINE), Stopwatches(lease_timing())
-    stopwatches.observe([OTHER], 0)
-    apply_seal(known, stopwatches, None, 1)
-    apply_seal(known, stopwatches, OTHER, 1)
+    known, detector = table(MINE), FailureDetector(lease_timing())
+    detector.observe([OTHER], 0)
+    apply_seal(known, detector, None, 1)
+    apply_seal(known, detector, OTHER, 1)
     assert not known.changed
-    apply_seal(known, stopwatches, replace(OTHER, state="sealed"), 1)
+    apply_seal(known, detector, replace(OTHER, state="sealed"), 1)
     assert known.changed
-    assert stopwatches.is_over("b#1", 1)
+    assert detector.is_over("b#1", 1)

@@ -3,10 +3,10 @@
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from anabranch._core.leases.admission import Admission, differs
+from anabranch._core.leases.admission import Admission, is_incompatible
 from anabranch._core.leases.rows import heartbeat, leave, seal_member
 from anabranch._core.leases.timing import lease_timing
-from anabranch._model.leases import Beat, MemberRow
+from anabranch._model.leases import HeartbeatWrite, MemberRow
 
 MOST_TURNS = 100
 
@@ -41,7 +41,7 @@ class Joiner:
             store[name] = leave(store[name])
         elif self.state == "admitted":
             self.beats += 1
-            store[name] = heartbeat(store[name], Beat(member_id=name, attempt=self.beats))
+            store[name] = heartbeat(store[name], HeartbeatWrite(member_id=name, attempt=self.beats))
 
 
 @given(
@@ -55,7 +55,7 @@ def test_workers_of_different_minds_never_both_stay_and_somebody_does(workers, s
     for turn, joiner in enumerate(turns):
         joiner.turn(store, turn * 100)
         live = [one.row for one in joiners if one.state == "admitted" and store[one.row.member_id].state == "live"]
-        assert not any(differs(one, other) for one in live for other in live)
+        assert not any(is_incompatible(one, other) for one in live for other in live)
     assert all(joiner.state in {"admitted", "refused"} for joiner in joiners)
     assert any(joiner.state == "admitted" for joiner in joiners)
 

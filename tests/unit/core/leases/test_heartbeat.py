@@ -57,11 +57,11 @@ def test_attempts_grow_over_failures_and_carry_the_report():
 
 def test_a_failure_changes_nothing_but_the_time_of_the_next_try():
     beating = registered()
-    pulse = beating.status
+    status = beating.status
     beating.begin(2_500, WALL, REPORT)
     assert beating.next_heartbeat_ms is None
     beating.failed(2_600)
-    assert beating.status is pulse
+    assert beating.status is status
     assert beating.next_heartbeat_ms == 4_000
 
 

@@ -36,10 +36,6 @@ class Take(msgspec.Struct, frozen=True):
     expected_owner: str | None
     expected_version: int
     epoch_floor: int = 0
-    parents: tuple[LeaseKey, ...] = ()
-    """For a shard's first start: read these first. All must be finished or gone, and the floor is raised to their
-    highest epoch, so that the fence token only grows along a line of descent (rules S1, U3).
-    """
 
 
 class RequestHandOff(msgspec.Struct, frozen=True):
@@ -204,19 +200,13 @@ def _take_and_ask(
         if key in table.held:
             continue
         if row.owner is None or detector.is_over(row.owner, now_ms):
-            steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0), _unread_parents(row)))
+            steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0)))
         elif (donor := detector.row(row.owner)) is not None and _may_ask(table, key, donor, now_ms):
             table.asked[key] = now_ms
             steps.append(RequestHandOff(donor.member_id, HandOffRequest(key, table.member_id)))
     for key in [key for key, asked_ms in table.asked.items() if now_ms - asked_ms > 3 * ASK_AGAIN_MS]:
         del table.asked[key]
     return steps
-
-
-def _unread_parents(row: LeaseRow) -> tuple[LeaseKey, ...]:
-    if row.checkpoint.watermark is not None:
-        return ()
-    return tuple(LeaseKey(row.key.stream_key, row.key.generation, shard_id) for shard_id in row.waits_for)
 
 
 def _may_ask(table: LeaseTable, key: LeaseKey, donor: MemberRow, now_ms: int) -> bool:

@@ -15,8 +15,7 @@ from anabranch._core.leases.plan import (
     plan_round,
 )
 from anabranch._core.leases.timing import lease_timing
-from anabranch._model.leases import Checkpoint, Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 KEYS = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
 ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000)
@@ -228,12 +227,7 @@ def test_a_shard_is_not_taken_before_its_parents_are_finished():
     held = [lease(0, "me#1"), lease(1, "me#1")]
     assert Member([ME], [*held, child]).plan() == []
     done = [replace(row, finish=Finish("end")) for row in held]
-    assert Member([ME], [*done, child]).plan() == [Take(KEYS[2], None, 5, 0, (KEYS[0], KEYS[1]))]
-
-
-def test_a_shard_that_was_read_before_needs_no_look_at_its_parents():
-    child = replace(lease(2), waits_for=(KEYS[0].shard_id,), checkpoint=Checkpoint(watermark=Position(1)))
-    assert Member([ME], [child]).plan() == [Take(KEYS[2], None, 5)]
+    assert Member([ME], [*done, child]).plan() == [Take(KEYS[2], None, 5)]
 
 
 def test_a_blocked_shard_that_is_held_weighs_nothing():

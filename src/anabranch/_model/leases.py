@@ -189,7 +189,6 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = PROTOCOL
     fingerprint: str = ""
     """Settings that a fleet must share (rule U2)."""
-    generation: int = 0
     shards_max: int | None = None
     """How many shards this member takes at most; the balance of every other member respects it."""
     load: int = 0

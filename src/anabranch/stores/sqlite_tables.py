@@ -253,6 +253,9 @@ CONTROL_COLUMNS: Final = (
     "requested_wall_ms", "state", "result",
 )  # fmt: skip
 
+_NO_GENERATION: Final = 0
+"""Members no longer have a generation. Existing files and older workers still need a value in the column."""
+
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
 _OPEN_KEYS = msgspec.json.Decoder(tuple[tuple[str, str, int, str], ...])
 _WANTED = msgspec.json.Decoder(tuple[HandOffRequest, ...])
@@ -379,7 +382,7 @@ def _open_keys(text: str) -> list[Fields]:
 def member_columns(app: str, row: MemberRow) -> Columns:
     return (
         app, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
-        row.generation, row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
+        _NO_GENERATION, row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
         _json(row.wanted), _json(row.status), row.joined_wall_ms,
     )  # fmt: skip
 

@@ -223,7 +223,6 @@ async def a_member_is_registered_once(arena: Arena) -> None:
         expiry_ms=5_000,
         protocol="1.2",
         fingerprint="order=key",
-        generation=2,
         shards_max=3,
         load=4,
         lease_version=5,

@@ -64,6 +64,18 @@ def test_a_folder_is_no_file(tmp_path):
         with_store(tmp_path, None)
 
 
+def test_a_member_row_of_an_earlier_version_is_read_and_written(path):
+    with_store(path, lambda store: store.register_member(member("a")))
+    sql(f"{path}-workers", "UPDATE anabranch_members SET generation = 2")  # a column that is no longer used
+
+    async def check(store):
+        (found,) = await store.read_members()
+        assert found == member("a")
+        assert (await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))).counter == 1
+
+    with_store(path, check)
+
+
 def test_a_newer_schema_is_refused(path):
     with_store(path, lambda store: store.read_app())
     sql(path, "UPDATE anabranch_meta SET value = '99' WHERE name = 'schema_version'")

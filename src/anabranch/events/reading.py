@@ -73,11 +73,9 @@ class LeaseTaken(Event, frozen=True, kw_only=True):
     """This member owns the shard from now on."""
 
     fence_token: int
-    from_member: str | None = None
 
     def sentence(self) -> str:
-        before = f", before held by {self.from_member}" if self.from_member else ""
-        return f"lease taken (fence token {self.fence_token}{before})"
+        return f"lease taken (fence token {self.fence_token})"
 
 
 class LeaseLost(Event, frozen=True, kw_only=True):

@@ -130,6 +130,14 @@ def _commit_late(original):
     return commit_all
 
 
+def _give_uncommitted(original):
+    def next_row(self, session, **options):
+        row, count = original(self, session, **options)
+        return (session.row if options.get("parting") else row), count
+
+    return next_row
+
+
 def _leave_uncommitted(original):
     async def leave(self, *arguments):
         async def nothing():
@@ -241,6 +249,11 @@ MISTAKES = {
     ),
     "commits come every third interval": Mistake(
         [(Checkpointer, "commit_all", _commit_late(Checkpointer.commit_all))], "few duplicates", LOADED
+    ),
+    "the last checkpoint does not go with the gift": Mistake(
+        [(Checkpointer, "next_row", _give_uncommitted(Checkpointer.next_row))],
+        "few duplicates",
+        replace(BUSY, shard_count=6, stops_each=15.0, handler_seconds_max=0.05),
     ),
     "bytes are not given back": Mistake(
         [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)

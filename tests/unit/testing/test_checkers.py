@@ -179,6 +179,11 @@ def test_handling_again_what_should_have_been_committed_is_found():
     assert repeated_after_a_crash(finished_ms=1_501) == []
 
 
+def test_handling_again_what_was_finished_before_a_hand_off_is_found():
+    given = ("committed", owned(1_200, "b", token=2))
+    assert "a finished it before it gave the shard away" in repeated_after_a_crash(given)[0]
+
+
 def test_the_time_in_which_a_process_cannot_commit_does_not_count():
     assert repeated_after_a_crash(("hindered", "a", 1_400, 1_600)) == []
     assert repeated_after_a_crash(("hindered", "b", 1_400, 1_600)) != []

@@ -1,5 +1,5 @@
 """P3: what was committed is not handled again, nor what finished so long ago that it should have been committed. After
-a process has ended in order, nothing is that it had finished.
+a process has ended in order, or has given a shard away, nothing is that it had finished.
 
 A record should be committed when its process has been able to commit for `commit_ms` on end since it finished. What
 counts as unable are facts of the world, never what the engine says:
@@ -34,6 +34,8 @@ class _Holding:
         self.member_id = member_id
         self.fence_token = fence_token
         self.ended_ms: int | None = None
+        self.was_given = False
+        """It ended by its owner's own write, which carries all that was finished."""
         self.open: dict[Position, None] = {}
         """Records that were started and are not finished."""
         self.finished_ms: dict[Position, int] = {}
@@ -76,8 +78,12 @@ class Duplicates(Checker):
 
     def committed(self, commit: Commit) -> None:
         self._committed[commit.shard_id] = commit.row.checkpoint
-        if commit.row.stopped is not None:
-            self._end_last(commit)
+        holding = self._last_holding(commit.shard_id)
+        if holding is not None and holding.ended_ms is None and commit.row.owner != holding.member_id:
+            holding.was_given = True
+            holding.end(commit.at_ms)
+        elif holding is not None and commit.row.stopped is not None:
+            holding.end(commit.at_ms)
 
     def started(self, call: Call) -> None:
         holding = (call.shard_id, call.fence_token)
@@ -121,15 +127,16 @@ class Duplicates(Checker):
     # the bound
 
     def owned(self, process: str | None, commit: Commit) -> None:
-        self._end_last(commit)
+        if (holding := self._last_holding(commit.shard_id)) is not None:
+            holding.end(commit.at_ms)
         if process is not None:
             assert commit.row.owner is not None
             holding = _Holding(process, commit.row.owner, commit.row.fence_token)
             self._holdings.setdefault(commit.shard_id, []).append(holding)
 
-    def _end_last(self, commit: Commit) -> None:
-        if holdings := self._holdings.get(commit.shard_id):
-            holdings[-1].end(commit.at_ms)
+    def _last_holding(self, shard_id: str) -> _Holding | None:
+        holdings = self._holdings.get(shard_id)
+        return holdings[-1] if holdings else None
 
     def left(self, at_ms: int, member_id: str) -> None:
         for holding in self._all_holdings():
@@ -149,8 +156,7 @@ class Duplicates(Checker):
 
     def _holding_of(self, call: Call) -> _Holding | None:
         """None: the process has the lease no more, by the store's rows."""
-        holdings = self._holdings.get(call.shard_id)
-        last = holdings[-1] if holdings else None
+        last = self._last_holding(call.shard_id)
         is_its = last is not None and last.process == call.process and last.fence_token == call.fence_token
         return last if is_its else None
 
@@ -161,6 +167,12 @@ class Duplicates(Checker):
                 continue
             until_ms = call.at_ms if holding.ended_ms is None else holding.ended_ms
             well_ms = self._longest_well(holding.process, finished_ms, until_ms)
+            if holding.was_given and finished_ms <= until_ms:
+                self.complain(
+                    call.at_ms,
+                    f"{call} is handled again, although {holding.process} finished it before it gave the shard away",
+                )
+                return
             if well_ms > self._commit_ms:
                 self.complain(
                     call.at_ms,

@@ -1,22 +1,294 @@
-"""`anabranch explain APP [SHARD]`: in sentences, why a shard does or does not move, and what to do about it."""
+"""`anabranch explain APP [SHARD]`: says who holds a shard, where it is, why it does not move and what to do about it.
+
+The text is made from the application's status. Each state of a shard has its own paragraph, which ends with advice or
+says that there is nothing to do.
+"""
 
 import argparse
 import asyncio
 import textwrap
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from anabranch._cli.connection import connect
-from anabranch._cli.explanation import Explanation, explain_fleet, explain_shard, explain_unleased
-from anabranch._cli.options import add_application_argument, add_aws_options, add_json_option, shard_id_argument
-from anabranch._cli.output import DONE, CommandFailed, make_console, print_json
+from anabranch._cli.options import (
+    add_application_argument,
+    add_aws_options,
+    add_json_option,
+    ago,
+    lag,
+    rate,
+    shard_id_argument,
+    timestamp,
+)
+from anabranch._cli.output import DONE, CommandFailed, counted, make_console, print_json
 from anabranch._model.shards import Shard
 from anabranch._model.streams import parse_stream
 from anabranch.errors import AnabranchError
+from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
 if TYPE_CHECKING:
     from anabranch.reports import FleetStatus
 
-__all__ = ["add_arguments", "run"]
+
+_RETRIED: Final = "each worker that is started after the stop tries that record once more"
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard, as `explain --json` prints it."""
+
+    stream: str
+    shard_id: str
+    state: str
+    situation: tuple[str, ...]
+    """Who holds it, where it stands, why it does not move."""
+    remedy: str | None
+    """What to do; None for a shard that moves or has been read to its end."""
+
+
+def explain_fleet(status: FleetStatus) -> list[str]:
+    """The application as a whole."""
+    live = status.live_members
+    shards = status.unfinished_shards
+    lines = [f"Application {status.app} reads {' and '.join(status.streams) or 'no stream yet'}."]
+    if live:
+        names = ", ".join(member.worker_id for member in live)
+        lines.append(f"{counted(len(live), 'worker')} of it {'lives' if len(live) == 1 else 'live'}: {names}.")
+    else:
+        lines.append("No worker is running: nothing is read until you start one.")
+    lines += [_unwell(member) for member in status.members if member.state in {"silent", "dead"}]
+    still = status.still_shards
+    if shards and not still:
+        lines.append(f"All of its {counted(len(shards), 'shard')} move.")
+    elif still:
+        lines.append(
+            f"{len(still)} of its {counted(len(shards), 'shard')} {_agree(len(still), 'does', 'do')} not move."
+        )
+    return lines
+
+
+def _unwell(member: FleetMember) -> str:
+    if member.state == "dead":
+        return f"The process of {member.worker_id} is gone; it did not shut down cleanly."
+    return (
+        f"{member.worker_id} has sent no heartbeat for {member.heartbeat_age:.0f} s: it is paused, overloaded, or "
+        "cut off from the lease store."
+    )
+
+
+def explain_shard(shard: FleetShard, status: FleetStatus) -> Explanation:
+    owner = next((member for member in status.members if member.member_id == shard.owner), None)
+    situation = [f"{shard.shard_id} of {shard.stream} {_SAID[shard.state]}."]
+    if shard.state == "finished":
+        situation.append(_children(shard))
+        return _explanation(shard, situation, None)
+    why, remedy = _why(shard, owner, status)
+    situation += [_holder(shard, owner), _position(shard), *why]
+    return _explanation(shard, [sentence for sentence in situation if sentence], remedy)
+
+
+_SAID: Final = {
+    "moving": "moves",
+    "still": "stands still",
+    "stopped": "has stopped",
+    "paused": "is paused",
+    "waiting": "waits for its parents",
+    "orphaned": "is held by a worker without heartbeats",
+    "unowned": "is held by nobody",
+    "finished": "was read to its end",
+}
+
+
+def _explanation(shard: FleetShard, situation: list[str], remedy: str | None) -> Explanation:
+    return Explanation(
+        stream=shard.stream, shard_id=shard.shard_id, state=shard.state, situation=tuple(situation), remedy=remedy
+    )
+
+
+def _holder(shard: FleetShard, owner: FleetMember | None) -> str:
+    if shard.owner is None:
+        return "" if shard.state in {"unowned", "waiting"} else "Nobody holds it."
+    if owner is None:
+        return f"Its last holder, {shard.owner}, is no longer known."
+    if owner.state in {"left", "sealed"}:
+        how = "has stopped gracefully" if owner.state == "left" else "was declared dead by the others"
+        return f"Its last holder, {owner.worker_id}, {how}."
+    beat = f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if owner.is_live and owner.beats else ""
+    return f"{owner.worker_id} holds it{beat}."
+
+
+def _position(shard: FleetShard) -> str:
+    if shard.checkpoint is None:
+        where = f"It has no checkpoint yet: it starts at {shard.starts_at}"
+    else:
+        where = f"Everything up to {shard.checkpoint} is handled"
+        if shard.checkpointed_seconds is not None:
+            where += f", committed {ago(max(0.0, time.time() - shard.checkpointed_seconds))} ago"
+    if shard.millis_behind_latest is None:
+        return f"{where}."
+    behind = "it is at the tip" if not shard.millis_behind_latest else f"it is {lag(shard.millis_behind_latest)} behind"
+    return f"{where}; {behind}, at {rate(shard.records_per_second or 0.0)} records per second."
+
+
+def _why(shard: FleetShard, owner: FleetMember | None, status: FleetStatus) -> tuple[list[str], str | None]:
+    """Why it does not move, and what to do."""
+    match shard.state:
+        case "stopped":
+            return _why_stopped(shard, status)
+        case "waiting":
+            return _why_waiting(shard, status)
+        case "orphaned":
+            return _why_orphaned(owner, status)
+        case "unowned":
+            return _why_unowned(shard, status)
+        case "paused":
+            return ["It is paused in the lease store."], "resume it"
+        case "still":
+            return _why_still(shard, owner)
+        case _:
+            return _why_slow(shard), None
+
+
+def _why_stopped(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
+    stopped = shard.stopped
+    assert stopped is not None
+    since = timestamp(stopped.stopped_seconds)
+    if stopped.position is None:
+        return [f"It stopped at {since}: {stopped.reason}."], (
+            f"find out what kills its workers at that record, then start a worker again: {_RETRIED}"
+        )
+    record = f"record {stopped.position} of key {stopped.partition_key!r}"
+    start = "start" if not status.live_members else "restart"
+    sentences = [
+        f"It stopped at {since} at {record}: {stopped.reason}.",
+        "Its checkpoint stays before that record: nothing is skipped.",
+    ]
+    return sentences, f"fix the handler for that record, and {start} a worker: {_RETRIED}"
+
+
+def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, status: FleetStatus) -> Explanation | None:
+    """Explains a listed shard without a lease by its unfinished ancestors; None if there are none."""
+    unfinished = {other.shard_id: other for other in status.unfinished_shards if other.stream == stream}
+    found: dict[str, FleetShard] = {}
+    waiting = list(shard.parent_shard_ids)
+    while waiting:
+        parent_id = waiting.pop()
+        if parent_id in unfinished:
+            found[parent_id] = unfinished[parent_id]
+        elif parent_id in listed:
+            waiting += listed[parent_id].parent_shard_ids
+    if not found:
+        return None
+    why, remedy = _waits_for([found[parent_id] for parent_id in sorted(found)])
+    ended = f"{' and '.join(sorted(found))} {_agree(len(found), 'has', 'have')} been read to the end"
+    return Explanation(
+        stream=stream,
+        shard_id=shard.shard_id,
+        state="waiting",
+        situation=(
+            f"{shard.shard_id} of {stream} {_SAID['waiting']}.",
+            f"It has no lease yet; one is created when {ended}.",
+            *why,
+        ),
+        remedy=remedy,
+    )
+
+
+def _why_waiting(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
+    return _waits_for(
+        [other for other in status.shards if other.stream == shard.stream and other.shard_id in shard.waits_for]
+    )
+
+
+def _waits_for(parents: list[FleetShard]) -> tuple[list[str], str]:
+    said = [f"{parent.shard_id} {_SAID[parent.state]}{_behind(parent)}" for parent in parents]
+    remedy = f"nothing to do: it starts when {_agree(len(parents), 'it is', 'they are')} finished"
+    if stuck := [parent.shard_id for parent in parents if parent.state != "moving"]:
+        remedy += f"; see why {' and '.join(stuck)} {_agree(len(stuck), 'does', 'do')} not move"
+    return [f"To keep the order per key it waits for its parents: {', '.join(said)}."], remedy
+
+
+def _behind(shard: FleetShard) -> str:
+    return "" if shard.millis_behind_latest is None else f" ({lag(shard.millis_behind_latest)} behind)"
+
+
+def _why_orphaned(owner: FleetMember | None, status: FleetStatus) -> tuple[list[str], str]:
+    assert owner is not None
+    others = [member for member in status.live_members if member.member_id != owner.member_id]
+    sentences = [_unwell(owner)]
+    if owner.state == "silent":
+        sentences.append("It starts no handler calls until the lease store answers it again.")
+    if others:
+        return sentences, f"nothing to do: one of {counted(len(others), 'live worker')} takes it in a moment"
+    return sentences, "start a worker: it takes the shard at once, or after the other's expiry"
+
+
+def _why_unowned(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
+    reason = f"{(shard.reason or '')[:1].upper()}{(shard.reason or '')[1:]}."
+    live = status.live_members
+    if not live:
+        return [reason], "start a worker, for example with `anabranch run module:consumer`"
+    if all(member.draining for member in live):
+        return [reason], "start a worker: the present ones are stopping and take no shards"
+    if "max_shards" in reason:
+        return [reason], "start another worker, or raise max_shards in LeaseSettings"
+    return [reason], f"nothing to do: one of {counted(len(live), 'live worker')} takes it in a moment"
+
+
+_SLOW_KEYS: Final = "check the handlers of those records: they are running or waiting, or their retries are due later"
+_REMEDIES: Final = (
+    (
+        "ignores its time-out",
+        "make the handler return: a call in a thread cannot be stopped, one in a process can",
+    ),
+    ("has not been finished", "check that record's handler: it is running or waiting, or its retry is due later"),
+    (
+        "bytes of later ones are finished",
+        "check that record's handler; a larger replay_bytes_max lets other keys go further",
+    ),
+    ("have unfinished records", _SLOW_KEYS),
+    ("behind unfinished records", _SLOW_KEYS),
+    ("byte budget", "nothing is lost: reading continues as records finish; if that is too slow, raise the budget"),
+    ("told to end still run", "make those handlers return when they are cancelled: then the shard moves on"),
+    (
+        "no heartbeat was acknowledged",
+        "check that this worker can reach the lease store; it continues when the store answers",
+    ),
+    ("being handed over", "nothing to do: it moves on with its new holder"),
+    ("waits for its turn", "nothing to do: its turn comes after the record that is being tried now"),
+    ("Consumer.pause()", "call Consumer.resume() in its program"),
+)
+"""Advice by a text in the worker's reason."""
+
+
+def _why_still(shard: FleetShard, owner: FleetMember | None) -> tuple[list[str], str]:
+    reason = " ".join((shard.reason or "").split())
+    sentences = [f"Its worker says: {reason}."]
+    if (remedy := next((remedy for words, remedy in _REMEDIES if words in reason), None)) is not None:
+        return sentences, remedy
+    if owner is not None and not owner.reads_healthy:
+        return sentences, "fix what the error names; reads are retried"
+    return sentences, "it is retried; if it persists, fix what the error names"
+
+
+def _why_slow(shard: FleetShard) -> list[str]:
+    if shard.takes_without_progress > 1:
+        return [f"{shard.takes_without_progress} holders in a row have made no progress on it."]
+    return []
+
+
+def _children(shard: FleetShard) -> str:
+    if not shard.children:
+        return "It has no children: nothing follows it."
+    return f"Its records go on in {' and '.join(shard.children)}."
+
+
+def _agree(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
 
 _EXAMPLES: Final = """\
 examples:
@@ -24,8 +296,8 @@ examples:
   anabranch explain billing 3
   anabranch explain billing shardId-000000000003 --json
 
-Without SHARD: the application, and every shard that does not move. It looks
-for some seconds, until it has seen the workers' hearts beat.
+Without SHARD: the application, and every shard that does not move. It watches
+for a few seconds to see the workers' heartbeats.
 """
 _COLUMNS_MAX: Final = 100
 _INDENT: Final = "  "
@@ -60,7 +332,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain_unleased(arguments: argparse.Namespace, status: "FleetStatus") -> list[Explanation]:
-    """A shard gets its lease when its parents have been read to the end: until then only the stream knows it."""
+    """A shard gets its lease when its parents have been read to the end; until then only the stream lists it."""
     missing = f"application {status.app!r} has no lease for {arguments.shard}"
     reads = f"It reads: {', '.join(shard.shard_id for shard in status.unfinished_shards) or 'none'}"
     streams: dict[str, dict[str, Shard]] = {}

@@ -1,18 +1,27 @@
-"""`anabranch run module:consumer`: a consumer of the user's, in this process or as a fleet of several."""
+"""`anabranch run module:consumer`: runs your consumer, in this process or as several worker processes.
+
+The working directory is on the path, as for `python -m`. An error inside the module is shown with its traceback.
+Worker processes share the application's leases. A worker that fails is named and not restarted; the others take over
+its shards, and the exit code is that of the first failure. The parent forwards signals: the first stops the workers
+gracefully, the second shortens their deadline, the third kills them. If the parent dies, its pipe to the workers closes
+and they stop gracefully.
+"""
 
 import argparse
 import asyncio
+import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.options import positive_integer
-from anabranch._cli.output import DONE, FAILED, counted, say
-from anabranch._cli.targets import find_consumer
-from anabranch._cli.worker_processes import run_workers
+from anabranch._cli.output import DONE, FAILED, CommandFailed, counted, say
 from anabranch._engine.lifeline import tie_to
 from anabranch.errors import ConfigurationError, ConsumerFailedError, ShardStoppedError
 
@@ -20,7 +29,155 @@ if TYPE_CHECKING:
     from anabranch.consumer import Consumer
     from anabranch.reports import StopReport
 
-__all__ = ["add_arguments", "run"]
+
+def find_consumer(target: str) -> "Consumer[Any]":
+    from anabranch.consumer import Consumer
+
+    module_name, colon, path = target.partition(":")
+    if not (colon and module_name and path):
+        raise ConfigurationError(f"{target!r} is not MODULE:NAME; write for example app:consumer")
+    if module_name.endswith(".py") or os.sep in module_name:
+        name = module_name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise ConfigurationError(f"{module_name!r} is a file: name it as a module, {name}:{path}")
+    module = _import(module_name)
+    found: Any = module
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise ConfigurationError(f"module {module_name!r} has no {path!r}{_consumers_in(module, Consumer)}")
+        found = getattr(found, attribute)
+    if not isinstance(found, Consumer):
+        kind = "class" if isinstance(found, type) else "function" if callable(found) else type(found).__name__
+        raise ConfigurationError(f"{target} is a {kind}, and no Consumer{_consumers_in(module, Consumer)}")
+    if not found.has_handler:
+        raise ConfigurationError(
+            f"{target} has no handler: decorate a function with @{path}.handler or @{path}.batch_handler()"
+        )
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    here = os.getcwd()  # noqa: PTH109 -- a path for sys.path
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            _show_traceback(error)
+            raise CommandFailed(f"module {name!r} cannot be imported: {error}") from error
+        raise ConfigurationError(f"there is no module {error.name!r}: looked in {here} and on Python's path") from None
+    except ConfigurationError as error:
+        _show_traceback(error)
+        raise
+    except Exception as error:
+        _show_traceback(error)
+        raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _show_traceback(error: Exception) -> None:
+    """The traceback from the user's own module on, without the import machinery."""
+    trace = error.__traceback__
+    while trace is not None and (
+        "importlib" in trace.tb_frame.f_code.co_filename or trace.tb_frame.f_code is _import.__code__
+    ):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _consumers_in(module: ModuleType, consumer_type: type) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, consumer_type))
+    return f"; consumers there: {', '.join(names)}" if names else "; there is no consumer in that module"
+
+
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDED_BEFORE_IT_BEGAN: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
+_KILL_AT: Final = 3
+
+
+async def run_workers(command: Sequence[str], count: int) -> int:
+    """The exit code."""
+    lifeline, held_here = os.pipe()
+    workers = _Workers(lifeline)
+    loop = asyncio.get_running_loop()
+    for number in _STOPPING:
+        loop.add_signal_handler(number, workers.on_signal)
+    try:
+        for _ in range(count):
+            await workers.start(command)
+        say(f"{counted(count, 'worker')}: processes {', '.join(str(pid) for pid in workers.process_ids)}")
+        await workers.wait()
+    finally:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+        await workers.kill()
+        os.close(lifeline)
+        os.close(held_here)
+    return workers.code
+
+
+def _the_others(count: int) -> str:
+    return "the other one" if count == 1 else f"the other {count}"
+
+
+class _Workers:
+    def __init__(self, lifeline: int) -> None:
+        self.code = 0
+        self._lifeline = lifeline
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._signal_count = 0
+        self._stopping = False
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    async def start(self, command: Sequence[str]) -> None:
+        if self._stopping:
+            return
+        self._processes.append(
+            await asyncio.create_subprocess_exec(
+                *command,
+                "--lifeline",
+                str(self._lifeline),
+                pass_fds=(self._lifeline,),
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # only the parent gets Ctrl-C, and forwards it
+            )
+        )
+
+    async def wait(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for process in self._processes:
+                group.create_task(self._watch(process))
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if not code or (self._stopping and code in _ENDED_BEFORE_IT_BEGAN):
+            return
+        exit_code = code if code > 0 else 128 - code  # the shell's exit code for a signal
+        self.code = self.code or exit_code
+        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        left = sum(other.returncode is None for other in self._processes)
+        rest = f": its shards go to {_the_others(left)}" if left and not self._stopping else ""
+        say(f"worker process {process.pid} ended with {how}{rest}")
+
+    def on_signal(self) -> None:
+        self._signal_count += 1
+        self._stop(signal.SIGKILL if self._signal_count >= _KILL_AT else signal.SIGTERM)
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._stopping = True
+        for process in self._processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    async def kill(self) -> None:
+        """Kills workers that still run when nobody waits for them any more."""
+        self._stop(signal.SIGKILL)
+        for process in self._processes:
+            await process.wait()
+
 
 _EXAMPLES: Final = """\
 examples:
@@ -28,27 +185,28 @@ examples:
   anabranch run billing.orders:consumer --workers 4
   anabranch serve --create orders:4 -- anabranch run app:consumer
 
-The consumer needs a handler, by @consumer.handler or @consumer.batch_handler().
-Ctrl-C and SIGTERM stop it in order: what runs may end, checkpoints are written,
-leases are freed; a second one does not wait for handlers. The exit code is 0
-then, and 1 if something was left, or if a shard is stopped at a record that
-could not be handled. A worker that fails is not started again: the
-others take over its shards, and its exit code is the run's in the end. Workers
-stop in order, too, when the program that started them is gone.
+The consumer needs a handler: @consumer.handler or @consumer.batch_handler().
+Ctrl-C and SIGTERM stop it gracefully: running calls may finish, checkpoints are
+written, leases are released; a second signal does not wait for handlers. The
+exit code is 1 if work was left or a shard is stopped at a failing record, else
+0. A failed worker is not restarted: the others take over its shards, and its
+exit code becomes that of the run. Workers also stop when their parent is gone.
 """
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
-    parser.add_argument("target", metavar="MODULE:NAME", help="a Consumer in a module, found from the current folder")
+    parser.add_argument(
+        "target", metavar="MODULE:NAME", help="a Consumer in a module, relative to the current directory"
+    )
     parser.add_argument(
         "--workers", type=positive_integer, default=1, metavar="N", help="processes that share the work (default: 1)"
     )
-    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)  # for the workers themselves
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)  # set by the parent for its workers
     parser.add_argument(
         "--log", choices=("debug", "info", "warning", "error"), default="info",
-        help="what is logged to standard error, unless your module sets up logging (default: info)",
+        help="log level on standard error, unless your module configures logging (default: info)",
     )  # fmt: skip
 
 
@@ -92,7 +250,10 @@ def _outcome(report: "StopReport") -> int:
         running = counted(len(report.leftovers), "handler")
         say(f"{running} still ran at the deadline: those records will be handled again")
     if not report.committed:
-        say("the lease store took no last checkpoint; what was finished since the one before will be handled again")
+        say(
+            "the lease store did not accept the last checkpoint; "
+            "records finished since the previous one will be handled again"
+        )
     if not report.released:
-        say("the lease store did not answer the goodbye; the leases are free after their expiry")
+        say("the lease store did not confirm the release; the leases expire by themselves")
     return FAILED

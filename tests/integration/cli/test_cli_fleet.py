@@ -108,7 +108,7 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
     ]
     one = cli("explain", "billing", "1")
     assert one.out.splitlines()[0] == "shardId-000000000001 of orders moves."
-    assert re.search(r"worker one holds it, whose heart beat \d+\.\d s ago\.", one.out)
+    assert re.search(r"worker one holds it, whose last heartbeat was \d+\.\d s ago\.", one.out)
 
 
 def test_an_application_is_deleted_when_its_workers_have_stopped(worker, cli):
@@ -121,7 +121,7 @@ def test_an_application_is_deleted_when_its_workers_have_stopped(worker, cli):
     assert alive.code == 1
     assert "application 'billing' has live workers (worker one): stop them first" in alive.err
     worker.stop()
-    assert "start a worker, for example by `anabranch run module:consumer`" in cli("explain", "billing").out
+    assert "start a worker, for example with `anabranch run module:consumer`" in cli("explain", "billing").out
     gone = cli("apps", "delete", "billing", "--yes")
     assert (gone.code, gone.out, gone.err) == (0, "billing: deleted\n", "")
     assert cli("apps", "ls", "--json").json == []
@@ -135,7 +135,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     assert (explanation["shard_id"], explanation["state"]) == ("shardId-000000000000", "stopped")
     assert "of key 'user-1': its handler failed 1 times" in " ".join(explanation["situation"])
     assert "ValueError: no such customer" in " ".join(explanation["situation"])
-    assert explanation["remedy"].startswith("let the handler take that record, and restart a worker")
+    assert explanation["remedy"].startswith("fix the handler for that record, and restart a worker")
     frame = cli("top", "billing", "--once").out.splitlines()
     assert frame[1].startswith("1 worker live, 2 shards: 1 moves, 1 stands still")
     first = next(number for number, line in enumerate(frame) if line.startswith("shardId-"))
@@ -223,8 +223,8 @@ def test_a_fleet_whose_processes_are_gone_is_told_from_one_that_lives(cli, tmp_p
     asyncio.run(main())
     leases = ("--leases", f"sqlite://{path}")
     out = cli("explain", "billing", *leases).out
-    assert "The process of a is gone; it did not say goodbye." in out
-    assert "shardId-000000000000 of orders is held by a worker that shows no life." in out
+    assert "The process of a is gone; it did not shut down cleanly." in out
+    assert "shardId-000000000000 of orders is held by a worker without heartbeats." in out
     assert "shardId-000000000001 of orders waits for its parents." in out
     assert "see why shardId-000000000000 does not move" in out
     assert re.search(r"^a +dead ", cli("apps", "show", "billing", *leases).out, re.MULTILINE)

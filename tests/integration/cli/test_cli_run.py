@@ -188,13 +188,13 @@ def test_a_failure_is_one_line_of_advice(server, folder, program):
 @pytest.mark.parametrize(
     "words, code, advice",
     [
-        (("app",), 2, "'app' names no consumer: write MODULE:NAME, such as app:consumer"),
+        (("app",), 2, "'app' is not MODULE:NAME; write for example app:consumer"),
         (("app.py:consumer",), 2, "'app.py' is a file: name it as a module, app:consumer"),
-        (("nowhere:consumer",), 2, "there is no module 'nowhere': it is looked for in "),
+        (("nowhere:consumer",), 2, "there is no module 'nowhere': looked in "),
         (("app:nothing",), 2, "module 'app' has no 'nothing'; consumers there: alone, batches, consumer,"),
         (("app:handle",), 2, "app:handle is a function, and no Consumer; consumers there: alone"),
         (("app:SETTINGS",), 2, "app:SETTINGS is a ConsumerSettings, and no Consumer"),
-        (("app:without",), 2, "app:without has no handler: mark a function by @without.handler"),
+        (("app:without",), 2, "app:without has no handler: decorate a function with @without.handler"),
         (("needy:consumer",), 1, "module 'needy' cannot be imported: No module named 'not_installed_here'"),
         (("failing:consumer",), 1, "module 'failing' cannot be imported: KeyError: 'settings'"),
         (("broken:consumer",), 2, "or ders"),

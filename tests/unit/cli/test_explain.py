@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 import anabranch
-from anabranch._cli.explanation import _REMEDIES, explain_fleet, explain_shard, explain_unleased
+from anabranch._cli.explain import _REMEDIES, explain_fleet, explain_shard, explain_unleased
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.shards import Shard
 from anabranch.reports import FleetStatus, StoppedRecord
@@ -32,14 +32,14 @@ def explain(shard, *others, members=(MEMBER,)):
 def test_a_shard_that_moves_needs_nothing():
     assert explain(SHARD) == (
         (
-            "shardId-000000000001 of orders moves. a holds it, whose heart beat 0.4 s ago. "
-            "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records a second."
+            "shardId-000000000001 of orders moves. a holds it, whose last heartbeat was 0.4 s ago. "
+            "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records per second."
         ),
         None,
     )
     fresh = replace(SHARD, checkpoint=None, millis_behind_latest=0, records_per_second=None, takes_without_progress=3)
     situation, remedy = explain(fresh)
-    assert "Nothing of it is committed yet: it begins at TRIM_HORIZON; it is at the tip, at 0 records" in situation
+    assert "It has no checkpoint yet: it starts at TRIM_HORIZON; it is at the tip, at 0 records" in situation
     assert "3 holders in a row have made no progress on it." in situation
     assert remedy is None
 
@@ -78,14 +78,14 @@ def test_a_stopped_shard_names_its_record_and_how_it_is_tried_again():
         "It stopped at 1970-01-01T00:00:01.500Z at record 50 of key 'user-1': its handler failed 3 times." in situation
     )
     assert "nothing is skipped" in situation
-    assert remedy.startswith("let the handler take that record, and restart a worker: each worker that is started")
+    assert remedy.startswith("fix the handler for that record, and restart a worker: each worker that is started")
     assert "and start a worker" in explain(stopped, members=())[1]
     without = replace(
         stopped, stopped=replace(STOPPED, position=None, reason="6 owners in a row made no progress here")
     )
     situation, remedy = explain(without)
     assert "6 owners in a row made no progress here." in situation
-    assert remedy.startswith("find out what ends its workers there")
+    assert remedy.startswith("find out what kills its workers at that record")
 
 
 def test_a_child_that_waits_names_its_parents_and_what_they_do():
@@ -94,18 +94,18 @@ def test_a_child_that_waits_names_its_parents_and_what_they_do():
     child = replace(SHARD, state="waiting", owner=None, waits_for=(slow.shard_id, stuck.shard_id))
     situation, remedy = explain(child, slow, stuck)
     assert "shardId-000000000002 moves (1.5 min behind), shardId-000000000003 has stopped." in situation
-    assert remedy == "it begins by itself when they are finished; see why shardId-000000000003 does not move"
+    assert remedy == "nothing to do: it starts when they are finished; see why shardId-000000000003 does not move"
     only = replace(child, waits_for=(slow.shard_id,))
-    assert explain(only, slow)[1] == "it begins by itself when it is finished"
+    assert explain(only, slow)[1] == "nothing to do: it starts when it is finished"
 
 
 @pytest.mark.parametrize(
     "member, others, sentence, remedy",
     [
-        ({"state": "dead"}, (), "The process of a is gone; it did not say goodbye.", "start a worker"),
+        ({"state": "dead"}, (), "The process of a is gone; it did not shut down cleanly.", "start a worker"),
         ({"state": "dead"}, (replace(MEMBER, member_id="b"),), "is gone", "nothing to do: one of 1 live worker"),
-        ({"state": "silent", "heartbeat_age": 12.0}, (), "a has shown no life for 12 s", "start a worker"),
-        ({"state": "silent"}, (), "It starts nothing more by itself until the lease store answers", "start a worker"),
+        ({"state": "silent", "heartbeat_age": 12.0}, (), "a has sent no heartbeat for 12 s", "start a worker"),
+        ({"state": "silent"}, (), "It starts no handler calls until the lease store answers", "start a worker"),
     ],
 )
 def test_a_shard_whose_worker_shows_no_life(member, others, sentence, remedy):
@@ -117,8 +117,12 @@ def test_a_shard_whose_worker_shows_no_life(member, others, sentence, remedy):
 @pytest.mark.parametrize(
     "reason, members, remedy",
     [
-        ("no worker of the application is alive", (), "start a worker, for example by `anabranch run"),
-        ("every worker of the application is stopping", (replace(MEMBER, draining=True),), "start a worker: those"),
+        ("no worker of the application is alive", (), "start a worker, for example with `anabranch run"),
+        (
+            "every worker of the application is stopping",
+            (replace(MEMBER, draining=True),),
+            "start a worker: the present ones",
+        ),
         ("every worker holds as many shards as it may (max_shards)", (MEMBER,), "start another worker, or raise"),
         ("it is free and will be taken soon", (MEMBER,), "nothing to do: one of 1 live worker takes it"),
     ],
@@ -134,8 +138,8 @@ def test_a_shard_that_nobody_holds(reason, members, remedy):
     "owner, said",
     [
         ("gone#1", "Its last holder, gone#1, is no longer known."),
-        ("left", "Its last holder, a, has stopped in order."),
-        ("sealed", "Its last holder, a, was given up by the others."),
+        ("left", "Its last holder, a, has stopped gracefully."),
+        ("sealed", "Its last holder, a, was declared dead by the others."),
     ],
 )
 def test_the_last_holder_is_named(owner, said):
@@ -147,14 +151,14 @@ def test_the_last_holder_is_named(owner, said):
 @pytest.mark.parametrize(
     "reason, member, remedy",
     [
-        ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "look at that record's handler"),
+        ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "check that record's handler"),
         ("it is being handed over to b", MEMBER, "nothing to do"),
         ("the byte budget has had no room for a read for 12 s", MEMBER, "nothing is lost"),
-        ("132 keys have unfinished records, as many as may be open at once", MEMBER, "look at the handlers"),
-        ("the handler of record 5 ignores its time-out of 3 s at app.py:7", MEMBER, "let the handler end"),
-        ("its worker was told to pause, by Consumer.pause()", MEMBER, "its program goes on by Consumer.resume()"),
-        ("AccessDenied", replace(MEMBER, reads_healthy=False), "put right what the error names"),
-        ("throttled", MEMBER, "it is tried again by itself"),
+        ("132 keys have unfinished records, as many as may be open at once", MEMBER, "check the handlers"),
+        ("the handler of record 5 ignores its time-out of 3 s at app.py:7", MEMBER, "make the handler return"),
+        ("its worker was told to pause, by Consumer.pause()", MEMBER, "call Consumer.resume() in its program"),
+        ("AccessDenied", replace(MEMBER, reads_healthy=False), "fix what the error names"),
+        ("throttled", MEMBER, "it is retried"),
     ],
 )
 def test_a_shard_that_stands_still_says_why(reason, member, remedy):
@@ -173,7 +177,7 @@ def test_what_is_advised_on_is_what_workers_say():
 def test_paused_and_finished_shards():
     situation, remedy = explain(replace(SHARD, state="paused", owner=None))
     assert "Nobody holds it." in situation
-    assert remedy == "it goes on when it is resumed"
+    assert remedy == "resume it"
     ended = replace(SHARD, state="finished", children=("shardId-000000000004", "shardId-000000000005"))
     assert explain(ended) == (
         (
@@ -196,8 +200,8 @@ def test_the_application_as_a_whole():
     dead = replace(MEMBER, state="dead")
     lines = explain_fleet(fleet(still, still, members=(dead,)))
     assert lines[1:] == [
-        "No worker of it is alive: nothing is read until one is started.",
-        "The process of a is gone; it did not say goodbye.",
+        "No worker is running: nothing is read until you start one.",
+        "The process of a is gone; it did not shut down cleanly.",
         "2 of its 2 shards do not move.",
     ]
     empty = FleetStatus(app="x", created_seconds=0.0, streams=(), members=(), shards=(), unreported_count=0)

@@ -194,10 +194,6 @@ class ConsumerSettings:
     """Bytes that may be read and unfinished at once; a `Budget` is shared with other consumers of the same loop."""
     start_timeout: float = 120.0
     """How long the start waits for a stream that is being created, and while the service throttles or fails."""
-    on_recreated: Literal["stop", "restart"] = "stop"
-    """What a running worker does when its stream was deleted and created anew: `stop` ends with `StreamRecreatedError`;
-    `restart` lets go of everything it had of the old stream and begins the new one by `start=`. A worker that starts
-    later does that in any case. A stream that is deleted, and not there again, always ends it."""
     at_shard_end: Literal["wait", "finish"] = "wait"
     """When all of a closed shard is finished but records that have failed and wait to be tried again, so that only they
     keep its children waiting: `wait` tries them as `on_failure` says, `finish` takes its last step (`then`) at once."""
@@ -209,8 +205,6 @@ class ConsumerSettings:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
         if self.start_timeout < 0:
             violations.append(f"start_timeout is {self.start_timeout} s; it must not be negative")
-        if self.on_recreated not in {"stop", "restart"}:
-            violations.append(f"on_recreated is {self.on_recreated!r}; it must be 'stop' or 'restart'")
         if self.at_shard_end not in {"wait", "finish"}:
             violations.append(f"at_shard_end is {self.at_shard_end!r}; it must be 'wait' or 'finish'")
         _refuse(violations)

@@ -1,7 +1,6 @@
 """A stream that is deleted, or deleted and created anew, while it is read: nothing of it is finished by that."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -9,9 +8,7 @@ from anabranch import events
 from anabranch.errors import StreamDeletedError, StreamRecreatedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, check_order, now_ms, run, stream_world, until
-
-RESTART = replace(QUICK, on_recreated="restart")
+from stream_world import now_ms, run, stream_world, until
 
 
 async def create_anew(world, shards):
@@ -43,7 +40,7 @@ def test_a_stream_that_is_deleted_ends_its_workers_and_finishes_nothing():
     run(main)
 
 
-def test_a_stream_that_is_created_anew_ends_its_workers_unless_they_were_told_otherwise():
+def test_a_stream_that_is_created_again_ends_its_workers():
     async def main():
         async with stream_world(2) as world:
             world.put("abcdef")
@@ -51,37 +48,9 @@ def test_a_stream_that_is_created_anew_ends_its_workers_unless_they_were_told_ot
             _, running = start(world, seen, leases=store)
             await until(lambda: len(seen) == 6, "all records")
             await create_anew(world, 1)
-            with pytest.raises(StreamRecreatedError, match="on_recreated='restart'"):
+            with pytest.raises(StreamRecreatedError, match="restart the worker to read the new stream"):
                 await running
             assert not [row for row in await store.read_leases(with_finished=True) if row.is_finished]
-
-    run(main)
-
-
-def test_workers_that_were_told_so_go_on_with_the_new_stream():
-    async def main():
-        async with stream_world(4) as world:
-            store, seen, happened = MemoryLeaseStore(), [], []
-            options = {"leases": store, "settings": RESTART, "on_event": happened.append}
-            fleet = [start(world, seen, **options) for _ in range(2)]
-            joined = [lambda w=w: w._consuming and len(w.status().shards) == 2 for w, _ in fleet]
-            await until(lambda: all(has_share() for has_share in joined), "a share for each")
-            world.put("abcdefgh")
-            await until(lambda: len(seen) == 8, "all records of the old stream")
-            await create_anew(world, 6)
-            world.put("abcdefgh" * 2)
-            await until(lambda: len(seen) == 24, "all records of the new stream")
-            check_order(seen)
-            await until(lambda: sum(len(w.status().shards) for w, _ in fleet) == 6, "the old leases to be released")
-            old, new = await store.read_streams()
-            rows = await store.read_leases(with_finished=True)
-            assert not [row for row in rows if row.is_finished]
-            assert not [row for row in rows if row.key.stream_key == old.stream_key and row.owner is not None]
-            assert len([row for row in rows if row.key.stream_key == new.stream_key]) == 6
-            assert sum(isinstance(event, events.StreamChanged) for event in happened) == 2
-            for consumer, running in fleet:
-                await consumer.stop()
-                assert (await running).clean
 
     run(main)
 

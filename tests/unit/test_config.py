@@ -58,7 +58,6 @@ def test_the_defaults_are_valid(settings):
         (CheckpointSettings, {"records": 0}, "records is 0; it must be at least 1"),
         (CheckpointSettings, {"replay_bytes_max": 1000}, "replay_bytes_max is 1000; it must be at least 1 MiB"),
         (ConsumerSettings, {"start_timeout": -1.0}, "start_timeout is -1.0 s; it must not be negative"),
-        (ConsumerSettings, {"on_recreated": "go on"}, "on_recreated is 'go on'; it must be 'stop' or 'restart'"),
         (ConsumerSettings, {"at_shard_end": "skip"}, "at_shard_end is 'skip'; it must be 'wait' or 'finish'"),
         (ConsumerSettings, {"budget": 1 << 20}, "budget is 1048576 bytes; one read may need 25165824"),
     ],

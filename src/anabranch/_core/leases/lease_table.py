@@ -82,17 +82,6 @@ class LeaseTable:
         self.rolled_back = False
         self.changed = self._read_again = True
 
-    def read_streams(self, stream_keys: Collection[str]) -> None:
-        """Read only these streams from now on. Held leases of other streams are released later."""
-        self.streams = stream_keys
-        for key in [key for key in self.leases if key.stream_key not in stream_keys and key not in self.held]:
-            self._leave(key)
-        self.changed = self._read_again = True
-
-    def _leave(self, key: LeaseKey) -> None:
-        for known in (self.leases, self.moved, self.asked, self.not_wanted_until):
-            known.pop(key, None)
-
     def forget(self) -> None:
         """The storage was replaced: versions seen before mean nothing. Epochs still count, because handlers have seen
         them as fence tokens.
@@ -133,7 +122,8 @@ class LeaseTable:
         for key in gone:
             # Finished by another member, or deleted. Known finished rows stay: a late answer must not revive them.
             if key not in self.held:
-                self._leave(key)
+                for known in (self.leases, self.moved, self.asked, self.not_wanted_until):
+                    known.pop(key, None)
                 self.changed = True
 
     def observe_lease(self, row: LeaseRow, now_ms: int) -> None:
@@ -176,8 +166,6 @@ class LeaseTable:
         holding = self.held.pop(key)
         if holding.request is not None:
             self.answered[holding.request] = None
-        if self.streams is not None and key.stream_key not in self.streams:
-            self._leave(key)
         self.lease_version += 1
         self.changed = True
 

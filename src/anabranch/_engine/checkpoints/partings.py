@@ -72,15 +72,6 @@ class Partings:
             )
         )
 
-    async def leave(self, session: Session) -> None:
-        """The shard's stream is not read any more: what runs may end, and its lease is released as it is."""
-        clock, table = self._outside.clock, self._leases.table
-        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
-        async with session.commit_lock:
-            if table.held.get(session.key) is session.holding and session.holding.pending_transfer is None:
-                table.keep(session.key, clock.now_ms())  # whoever asked for it gets the same answer
-                await self._leases.write(Write(table.transfer(session.key), session.row.version))
-
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Another member asked for the lease; False if it stays here."""
         clock = self._outside.clock

@@ -172,8 +172,8 @@ class Worker:
             is_healthy=lambda: self._poller.healthy,
             status=lambda: self._reports.report(self.sessions.values(), *self._standing()),
         )
-        self.leases.table.read_streams(self._lineage.stream_keys)
-        self._lineage.attach(self.leases, on_left=self._on_stream_left)
+        self.leases.table.streams = self._lineage.stream_keys
+        self._lineage.attach(self.leases)
         self._checkpointer = Checkpointer(
             outside, self.leases, plan.settings.checkpoints, before_commit=self._sink.before_commit
         )
@@ -322,15 +322,6 @@ class Worker:
         if not await self._partings.give(session, request):
             self._sink.shelf.offer(session)
             self._poller.poke(session)
-
-    def _on_stream_left(self, stream_key: str) -> None:
-        """A stream under the same name has taken its place, with leases of its own."""
-        self.leases.table.read_streams(self._lineage.stream_keys)
-        for session in self.sessions.values():
-            if session.key.stream_key == stream_key:
-                session.drains = True
-                self._spawn(self._partings.leave(session), f"leave {session.shard_id}")
-        self.leases.wake()
 
     def _on_status(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""

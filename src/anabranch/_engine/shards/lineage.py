@@ -4,8 +4,6 @@ The core plans (`_core.shards`); this performs, in the order that survives a cra
 the finish of their parent, everything put-if-absent, nobody reads before a stream is bootstrapped.
 """
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -81,21 +79,16 @@ class Lineage:
         """Keys of streams whose records the service places itself."""
         self._looks: dict[str, SharedLook] = {}
         self._losses = Losses(outside)
-        self._left: dict[str, None] = {}
-        """Keys of streams that were read until another took their place."""
-        self._restarting = asyncio.Lock()
         self._listings = Alarm(outside.clock)
         self._beginning: Beginning
         self._leases: LeaseLoop
-        self._on_left: Callable[[str], None]
 
-    def attach(self, leases: LeaseLoop, *, on_left: Callable[[str], None]) -> None:
+    def attach(self, leases: LeaseLoop) -> None:
         self._leases = leases
-        self._on_left = on_left
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
-        return tuple(key for key in self._rows if key not in self._left)
+        return tuple(self._rows)
 
     def stream_of(self, key: LeaseKey) -> StreamName | None:
         """None for a stream that this worker does not read."""
@@ -180,8 +173,7 @@ class Lineage:
         end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
             listing = await list_all_shards(self._outside, session.stream, None)
-            if await self._same_stream(row.stream_key, None) is None:
-                return None
+            await self._same_stream(row.stream_key, None)
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if session.trimmed:
@@ -226,8 +218,8 @@ class Lineage:
         """The service does not know the shard, or a place in it: that is proved before anything is concluded from it
         (rule S3).
         """
-        summary = await self._same_stream(session.key.stream_key, error)
-        if summary is None or not await self._is_gone(session.stream, session.shard_id):
+        await self._same_stream(session.key.stream_key, error)
+        if not await self._is_gone(session.stream, session.shard_id):
             return
         await self._look_before(session)
         if session.phase == "reading":
@@ -241,9 +233,9 @@ class Lineage:
 
     async def on_trimmed(self, session: Session) -> None:
         """Records may have left its shard unread, by what was last known of the stream."""
-        if await self._same_stream(session.key.stream_key, None) is not None:
-            await self._look_before(session)
-            self._losses.tell(session)
+        await self._same_stream(session.key.stream_key, None)
+        await self._look_before(session)
+        self._losses.tell(session)
 
     async def _look_before(self, session: Session) -> None:
         """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
@@ -271,13 +263,9 @@ class Lineage:
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
                 session.read_through_seconds = horizon_seconds + EDGE_SECONDS
 
-    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary | None:
-        """The stream's summary, if it is still the stream that this application reads. If it is another one of the same
-        name, that one is read from now on, if so wished (None); otherwise all ends here.
-        """
+    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
+        """The stream's summary. Raises if the stream was deleted, or if another one has its name now (rule S3)."""
         outside, row = self._outside, self._rows[stream_key]
-        if stream_key in self._left:
-            return None
         summary = await find_summary(outside, self._names[stream_key])
         verdict = classify_missing_shard(row, summary)
         if summary is None or verdict == "stream_deleted":
@@ -285,37 +273,14 @@ class Lineage:
             raise StreamDeletedError(
                 f"stream {row.name} was deleted while this application was reading it; nothing was marked as finished"
             ) from error
-        if verdict == "stream_recreated" and self._settings.on_recreated == "restart":
-            await self._restart(row)
-            return None
         if verdict == "stream_recreated":
-            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created anew"))
+            outside.emit(StreamChanged(stream=row.name, change="the stream was deleted and created again"))
             raise StreamRecreatedError(
-                f"stream {row.name} was deleted and created anew while this application was reading it; "
-                "start again to read the new one, or set ConsumerSettings(on_recreated='restart')"
+                f"stream {row.name} was deleted and created again while this application was reading it; "
+                "restart the worker to read the new stream"
             ) from error
         self._losses.look(stream_key, summary)
         return summary
-
-    async def _restart(self, row: StreamRow) -> None:
-        """Reads the stream that is there now in the place of the one that was. The readers of all its shards find out,
-        and one of them does it.
-        """
-        async with self._restarting:
-            if row.stream_key in self._left:
-                return
-            stream = self._names[row.stream_key]
-            summary = await await_stream(self._outside, stream, self._start_timeout_ms)
-            await self._begin(stream, summary)
-            self._left[row.stream_key] = None
-            self._outside.emit(
-                StreamChanged(
-                    stream=row.name,
-                    change="the stream was deleted and created anew: the new one starts by start=, and nothing more of "
-                    "the old one is handled (on_recreated='restart')",
-                )
-            )
-            self._on_left(row.stream_key)
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service itself says that it does not know the shard; any other answer proves nothing."""
@@ -352,10 +317,10 @@ class Lineage:
             listing = await list_all_shards(self._outside, self._names[row.stream_key], listing_filter(row.origin))
         except StreamNotFoundError as error:
             unknown = error
-        if await self._same_stream(row.stream_key, unknown) is not None:
-            if unknown is not None:
-                raise unknown
-            await self._find_missing(row, listing, cleans_up=cleans_up)
+        await self._same_stream(row.stream_key, unknown)
+        if unknown is not None:
+            raise unknown
+        await self._find_missing(row, listing, cleans_up=cleans_up)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         life = self._leases.table.member_id

@@ -76,7 +76,6 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Then, only what came in the last few seconds: some of it was not read by anybody."""
     deleted: bool = False
     """The stream is deleted once, and created anew some seconds later."""
-    on_recreated: Literal["stop", "restart"] = "stop"
     listing_page: int = 0
     """Shards on one page of a listing, so that its pages are of different moments; 0: as many as the service gives."""
     expiries_differ: bool = False
@@ -222,13 +221,12 @@ def _drawn(seed: int) -> FleetOptions:
         reshards_before=random.choice([0, 0, 0, 3, 8]),
         rescales_each=sometimes(0.15, 10, 40),
         deleted=deleted,
-        on_recreated=random.choice(["stop", "restart"]),
+        hand_off=random.choice(["keep", "force"]),
         listing_page=random.choice([0, 0, 0, 1, 3]) * (10 if large else 1),
         expiries_differ=random.random() < 0.2,
         store_outage_seconds=sometimes(0.1, 3, 30),
         roll_back_seconds=sometimes(0.05, 1, 10),
         store_is_emptied=random.random() < 0.05,
         same_worker_id=random.random() < 0.1,
-        hand_off=random.choice(["keep", "force"]),
         drain_seconds=random.choice([30.0, 30.0, 0.1]),
     )

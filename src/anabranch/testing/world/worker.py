@@ -83,7 +83,6 @@ class SimulatedWorker:
             timing=timing,
             pace=PaceLimits(),
             settings=ConsumerSettings(
-                on_recreated=options.on_recreated,
                 checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
             ),

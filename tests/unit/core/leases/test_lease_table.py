@@ -186,17 +186,6 @@ def test_leases_of_streams_that_this_member_does_not_read_are_none_of_its_busine
     assert not known.held
 
 
-def test_of_a_stream_that_is_left_nothing_is_known_but_what_is_still_to_be_released():
-    known = table(MINE, LeaseRow(key=Q))
-    known.read_streams(("another stream",))
-    assert list(known.leases) == [P]
-    assert known.changed
-    assert known.wants_leases(1)
-    known.acknowledge(replace(MINE, owner=None, version=4))
-    assert not known.leases
-    assert not known.held
-
-
 def test_a_stopped_shard_is_tried_again_by_who_found_it_so_when_it_came():
     stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="b#1", at_wall_ms=9_999_999)
     found, moving = replace(MINE, stopped=stopped), replace(MINE, key=Q)

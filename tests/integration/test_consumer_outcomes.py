@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from anabranch._engine.consuming import end_watch
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world, until
+from stream_world import QUICK, run, stream_world, until
 
 EVERY_WAY = pytest.mark.parametrize("way", ["records", "by hand", "batches", "run", "run_batches", "key", "none"])
 
@@ -414,6 +415,34 @@ def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_els
             assert len(raised.value.report.stopped) == 2
 
     run(main, 25)
+
+
+def test_a_call_that_outlasts_the_stop_of_its_shard_is_committed_when_it_has_finished():
+    async def main():
+        async with stream_world(1) as world:
+            put(world, b"takes long", b"fails")
+            store, happened, seen, go_on = MemoryLeaseStore(), [], [], asyncio.Event()
+
+            async def handle(record):
+                if record.data == b"fails":
+                    failing(record)
+                await go_on.wait()
+
+            consumer = world.consumer(
+                app="billing", leases=store, order="key", on_event=happened.append, on_failure=Retry(attempts=1),
+                settings=replace(QUICK, leases=replace(QUICK.leases, drain_deadline=0.1)),
+            )  # fmt: skip
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: kinds(happened, events.ShardStopped), "the stop of the shard")
+            go_on.set()
+            assert len((await consumer.stop()).stopped) == 1
+            await running
+            (row,) = await store.read_leases()
+            assert row.stopped is not None
+            await world.consumer(app="billing", leases=store, order="key", until="tip").run(seen.append)
+            assert [record.data for record in seen] == [b"fails"]
+
+    run(main, 15)
 
 
 def test_a_shard_that_another_worker_stopped_is_not_taken_for_success_either():

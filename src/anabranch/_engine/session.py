@@ -16,7 +16,7 @@ from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._core.reading.window import Window
-from anabranch._model.leases import LeaseKey, LeaseRow
+from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.start_positions import StartingPosition, after_sequence_number, at_sequence_number
 from anabranch._model.streams import StreamName
@@ -74,6 +74,8 @@ class Session:
         """Why it does not move, for people; None while it does."""
         self.stopped: StoppedShard | None = None
         """Where and why it stops, from the moment that this is decided (rule D4)."""
+        self.stop_row: Stopped | None = None
+        """What its row says of that, from the first write on."""
         self.trimmed = False
         """It left the stream before it was read to its end."""
         self.ending = False

@@ -37,6 +37,7 @@ ROLLED_BACK = replace(
     BUSY, worker_count=5, shard_count=8, record_count=600, key_count=40, faulty_seconds=80.0, handler_seconds_max=0.3,
     cuts_each=9.0, stops_each=6.0, roll_back_seconds=8.0, roll_backs_each=10.0,
 )  # fmt: skip
+JOBS = replace(BUSY, ends_at_tip=True, undecodable=0.02)
 TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
 
 
@@ -287,6 +288,9 @@ MISTAKES = {
         [(Consuming, "leave", _leave_without_a_look)],
         "nothing ends unseen",
         replace(BUSY, form="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
+    ),
+    "a run that ends at the tip says nothing of a stopped shard": Mistake(
+        [(Consuming, "_bad_outcome", Consuming._failure)], "no false success", JOBS
     ),
     "an application does not name its storage": Mistake(
         [

@@ -15,6 +15,7 @@ from anabranch.testing.checkers import (
     Commit,
     Duplicates,
     Journal,
+    NoFalseSuccess,
     NoLoss,
     NoStandstill,
     OneBirth,
@@ -374,3 +375,21 @@ def test_writes_out_of_order_are_found_where_order_is_kept():
     assert "is in the stream before b'a'" in outcomes(put_result(b"a", 2), put_result(b"b", 1), **swapped)[0]
     assert outcomes(put_result(b"a", 2), put_result(b"b", 1), keeps_order=False, **swapped) == []
     assert outcomes(put_result(b"a", 2), put_result(b"b", 1, hash_key="7"), **swapped) == []
+
+
+def test_success_is_false_while_a_shard_that_the_process_holds_is_stopped():
+    def outcome(*, stopped, owner="a"):
+        stop = Stopped(reason="no such customer", position=Position(4), partition_key="k", member_id="m", at_wall_ms=0)
+        checker = NoFalseSuccess()
+        journal = Journal([checker])
+        row = replace(commit(3).row, stopped=stop)
+        journal.owned(owner, Commit(0, row))
+        journal.committed(Commit(0, row))
+        if not stopped:
+            journal.committed(commit(4))
+        journal.succeeded(7, "a")
+        return [violation.what for violation in journal.violations]
+
+    assert outcome(stopped=False) == []
+    assert outcome(stopped=True, owner="b") == []
+    assert outcome(stopped=True) == ["a ended by itself and reported success, but P is stopped at 4: no such customer"]

@@ -15,7 +15,7 @@ from anabranch._engine.alarm import Alarm
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.outside import Outside
 from anabranch._engine.session import Session
-from anabranch._model.leases import Finish, LeaseRow, Stopped
+from anabranch._model.leases import Finish, LeaseRow
 from anabranch.config import CheckpointSettings
 from anabranch.events import CheckpointFailed
 
@@ -88,7 +88,7 @@ class Checkpointer:
             self._dirty[session] = None
         return outcome != "unknown"
 
-    async def write(self, session: Session, *, finish: Finish | None = None, stopped: Stopped | None = None) -> Written:
+    async def write(self, session: Session, *, finish: Finish | None = None) -> Written:
         async with session.commit_lock:
             for _ in range(ADOPTIONS_MAX):
                 pending_transfer = session.holding.pending_transfer
@@ -97,7 +97,7 @@ class Checkpointer:
                     pending_transfer is not None and not self._leases.draining
                 ):
                     return "lost"
-                row, count = self.next_row(session, finish=finish, stopped=stopped)
+                row, count = self.next_row(session, finish=finish)
                 row = row if pending_transfer is None else pending_transfer
                 if row == session.row:
                     session.committed_count = count  # also by a write whose answer was lost, and whose row was adopted
@@ -120,7 +120,6 @@ class Checkpointer:
         session: Session,
         *,
         finish: Finish | None = None,
-        stopped: Stopped | None = None,
         transferring: bool = False,
     ) -> tuple[LeaseRow, int]:
         """The lease row to write now, and how many finished records it covers. `transferring`: it is about to be
@@ -129,6 +128,7 @@ class Checkpointer:
         row, count = session.row, session.lane.finished_count
         if session.phase == "stopped":
             return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
+        stopped = session.stop_row
         before, known = row.checkpoint, row.checkpoint.seen_through_seconds
         seen = session.seen_through_seconds or known
         checkpoint = session.lane.checkpoint(seen)
@@ -144,7 +144,7 @@ class Checkpointer:
             takes += not session.is_counted  # by a gift the next owner counts in the place of this one
         elif self._leases.draining:
             takes = max(0, takes - session.is_counted)  # it ends in order; the next one counts itself by its take
-        unchanged = checkpoint == row.checkpoint and finish is None and stopped is None
+        unchanged = checkpoint == row.checkpoint and finish is None and stopped in (None, row.stopped)
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count
         return replace(

@@ -46,26 +46,36 @@ class Partings:
         """Drain, commit, free the buffers, keep the lease (rule D4)."""
         clock = self._outside.clock
         await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
-        self._sink.before_commit()
-        stopped = Stopped(
+        session.stop_row = Stopped(
             reason=reason,
             position=None if record is None else record.position,
             partition_key=None if record is None else record.partition_key,
             member_id=self._leases.table.member_id,
             at_wall_ms=clock.wall_ms(),
         )
-        while session.is_live and await self._checkpointer.write(session, stopped=stopped) != "written":
+        committed_count: int | None = None
+        while session.is_live:
+            self._sink.before_commit()
+            finished_count = session.lane.finished_count
+            if finished_count == committed_count and not self._drain.still_running([session]):
+                session.move("stop")
+                session.empty()
+                return
+            if finished_count != committed_count and await self._checkpointer.write(session) == "written":
+                if committed_count is None and session.is_live:
+                    session.reason = reason
+                    self._tell_stopped(session, session.stop_row, error)
+                committed_count = finished_count
+                continue
+            # The store is away, or a call outlasts the deadline: when it has finished, that is to be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
-        if not session.is_live:
-            return
-        session.move("stop")
-        session.reason = reason
-        session.empty()
+
+    def _tell_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
         self._outside.emit(
             ShardStopped(
                 stream=session.stream.name,
                 shard_id=session.shard_id,
-                reason=reason,
+                reason=stopped.reason,
                 position=None if stopped.position is None else str(stopped.position),
                 partition_key=stopped.partition_key,
                 exception=error,

@@ -8,6 +8,7 @@ from anabranch.testing.checkers.checkpoint_advances import CheckpointAdvances
 from anabranch.testing.checkers.children_first import ChildrenFirst
 from anabranch.testing.checkers.duplicates import Duplicates
 from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written, place
+from anabranch.testing.checkers.no_false_success import NoFalseSuccess
 from anabranch.testing.checkers.no_loss import NoLoss
 from anabranch.testing.checkers.no_standstill import NoStandstill
 from anabranch.testing.checkers.one_birth import OneBirth
@@ -25,6 +26,7 @@ __all__ = [
     "Commit",
     "Duplicates",
     "Journal",
+    "NoFalseSuccess",
     "NoLoss",
     "NoStandstill",
     "OneBirth",
@@ -53,6 +55,7 @@ def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[Ch
         OneBirth(),
         WithinBudget(),
         NoStandstill(),
+        NoFalseSuccess(),
         ParentsFirst(),
         ChildrenFirst(),
         CheckpointAdvances(),

@@ -125,6 +125,9 @@ class Checker:
     def stopped(self, at_ms: int, process: str, used_bytes: int) -> None:
         """A process has ended in order, and left nothing behind; its budget should be whole again."""
 
+    def succeeded(self, at_ms: int, process: str) -> None:
+        """A process has ended by itself, at the tip, and has reported success."""
+
     def store_went_back(self) -> None:
         """The store has forgotten commits that it had taken: from now on less can be promised."""
 
@@ -243,6 +246,11 @@ class Journal:
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None:
         for checker in self.checkers:
             checker.measured(at_ms, process, used_bytes, limit_bytes)
+
+    def succeeded(self, at_ms: int, process: str) -> None:
+        if not self.is_closed:
+            for checker in self.checkers:
+                checker.succeeded(at_ms, process)
 
     def store_went_back(self) -> None:
         for checker in self.checkers:

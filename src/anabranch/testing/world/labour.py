@@ -87,6 +87,11 @@ class Labour:
             self._process.pause(self._random.uniform(1, 25))
             await asyncio.sleep(0)
 
+    def decode(self, data: bytes) -> bytes:
+        if not self._network.is_calm and crc32(data) % 1000 / 1000 < self._options.undecodable:
+            raise PretendedError("for the simulation")
+        return data
+
     # the journal
 
     def _start(self, records: Sequence[Record[Any]], fence_token: int) -> list[Call]:

@@ -35,6 +35,12 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     handler_seconds_max: float = 0.5
     failing: float = 0.0
     """The share of records whose first attempt, or first two, fail."""
+    ends_at_tip: bool = False
+    """Processes end when they have handled all that there is, as jobs do, and are started again."""
+    undecodable: float = 0.0
+    """The share of records that do not decode while the faults last, so that their shards stop: a process that is
+    started after that tries them again.
+    """
     overrunning: float = 0.0
     """The share of records whose first attempt takes far too long, and does not end at once when it is cancelled."""
     timeout_seconds: float = 0.0
@@ -109,8 +115,12 @@ def fleet_options_for(seed: int) -> FleetOptions:
     the midst of them. The ways to take records come in turn, and so do the intervals of commits.
 
     A third one in ten has a store that is rolled back while its workers are in every kind of trouble.
+
+    In a fourth one in ten the processes are jobs that end at the tip, and some records do not decode at first.
     """
     options = _drawn(seed)
+    if seed % 10 == 5:
+        return msgspec.structs.replace(options, form=get_args(Form)[seed // 10 % 5], ends_at_tip=True, undecodable=0.03)
     if seed % 10 == 3:
         return msgspec.structs.replace(
             options,

@@ -3,6 +3,7 @@
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consuming.consuming import Consuming, Handling
+from anabranch._engine.consuming.end_watch import Ends
 from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
@@ -82,6 +83,7 @@ class SimulatedWorker:
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
             timing=timing,
             pace=PaceLimits(),
+            ends=Ends(at_tip=options.ends_at_tip),
             settings=ConsumerSettings(
                 checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
@@ -91,7 +93,8 @@ class SimulatedWorker:
     def _handling(self) -> Handling:
         options, given = self._options, self._around.handling
         policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
-        return Handling(order=options.order, concurrency=options.concurrency, decode=given.decode, policy=policy)
+        decode = self._labour.decode if given.decode is None and options.undecodable else given.decode
+        return Handling(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
 
     def _hear(self, event: Event) -> None:
         stream, shard_id = self._around.stream, event.shard_id
@@ -110,6 +113,8 @@ class SimulatedWorker:
     async def _live(self) -> None:
         try:
             await FORMS[self._options.form](self._consuming, self._labour)
+            if not self.is_stopping:
+                self._journal.succeeded(self.process.world_ms(), self.process.name)
         except PretendedError as error:
             # The loop was left by it; whoever runs the fleet starts the process again.
             if isinstance(error.__context__, AnabranchError):

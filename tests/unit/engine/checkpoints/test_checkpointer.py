@@ -113,7 +113,9 @@ def test_a_stopped_shard_writes_nothing_more():
 def test_a_stop_ends_the_count_of_owners_without_progress():
     stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)
     checkpointer, _ = make_checkpointer("written")
-    row, _ = checkpointer.next_row(make_session(takes_without_progress=6), stopped=stopped)
+    session = make_session(takes_without_progress=6)
+    session.stop_row = stopped
+    row, _ = checkpointer.next_row(session)
     assert row.takes_without_progress == 0
     assert row.stopped == stopped
 

@@ -134,7 +134,7 @@ def _commit_late(original):
 def _give_uncommitted(original):
     def next_row(self, session, **options):
         row, count = original(self, session, **options)
-        return (session.row if options.get("parting") else row), count
+        return (session.row if options.get("transferring") else row), count
 
     return next_row
 

@@ -712,6 +712,50 @@ def test_a_stop_waits_for_the_loops_body_and_no_longer(way):
     run(main, 10)
 
 
+@pytest.mark.parametrize("way", ["records", "manual", "batches"])
+def test_a_loop_that_still_works_on_a_record_when_its_lease_is_freed_is_named(way):
+    happened = []
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+            acknowledge = "manual" if way == "manual" else "auto"
+            consumer = world.consumer(
+                app="billing", leases="memory://", acknowledge=acknowledge, on_event=happened.append
+            )
+            async with consumer:
+                async for _ in consumer.batches(max_wait=0.1) if way == "batches" else consumer:
+                    report = await asyncio.create_task(consumer.stop(deadline=0.1))
+                    assert len(report.leftovers) == 1
+
+    run(main, 10)
+    (zombie,) = [event for event in happened if isinstance(event, events.ZombieCall)]
+    assert zombie.shard_id == "shardId-000000000000"
+
+
+@pytest.mark.parametrize("acknowledge", ["auto", "manual"])
+def test_a_loop_that_still_works_on_a_record_when_its_lease_is_lost_is_named_once(acknowledge):
+    happened = []
+
+    async def main():
+        store = MemoryLeaseStore()
+        async with stream_world(1) as world:
+            world.put(["a"])
+            consumer = world.consumer(
+                app="billing", leases=store, acknowledge=acknowledge, on_event=happened.append, settings=QUICK
+            )
+            async with consumer:
+                async for _ in consumer:
+                    (member,) = await store.read_members()
+                    while (await store.seal_member(member.member_id, member.counter)).state == "live":
+                        (member,) = await store.read_members()
+                    await until(lambda: any(isinstance(event, events.LeaseLost) for event in happened), "the loss")
+                    break
+
+    run(main, 20)
+    assert len([event for event in happened if isinstance(event, events.ZombieCall)]) == 1
+
+
 def test_a_handler_may_ask_for_the_stop_that_waits_for_it():
     async def main():
         async with stream_world(1) as world:

@@ -12,7 +12,9 @@ from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
 from anabranch._engine.checkpoints.checkpointer import Checkpointer
+from anabranch._engine.checkpoints.drain import Drain
 from anabranch._engine.consuming.consuming import Consuming
+from anabranch._engine.consuming.fence_watch import FenceWatch
 from anabranch._engine.consuming.worker import Worker
 from anabranch._engine.handling.calls import HandlerCall
 from anabranch._engine.leases.lease_loop import LeaseLoop
@@ -179,6 +181,12 @@ async def _begin_anew(self):
     return True
 
 
+async def _do_not_drain(self, sessions, deadline_ms):
+    for session in sessions:
+        session.drains = True
+    return []
+
+
 async def _leave_without_a_look(self, error, deadline):
     if self.is_running:
         await self.stop(deadline)
@@ -283,6 +291,12 @@ MISTAKES = {
         [(Beginning, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
+    ),
+    "a fence does not end what runs": Mistake(
+        [(FenceWatch, "_on_fence", lambda self: None)], "no overlap", replace(BUSY, cuts_each=10.0, overrunning=0.1)
+    ),
+    "a lease is given away while a call of it runs": Mistake(
+        [(Drain, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stops_each=10.0)
     ),
     "an error of the loop's body hides that of the consumer": Mistake(
         [(Consuming, "leave", _leave_without_a_look)],

@@ -17,11 +17,13 @@ from anabranch.testing.checkers import (
     Journal,
     NoFalseSuccess,
     NoLoss,
+    NoOverlap,
     NoStandstill,
     OneBirth,
     OneOwner,
     OrderPerKey,
     ParentsFirst,
+    QuietTransfers,
     ShardOpened,
     WithinBudget,
     WriteOutcomes,
@@ -234,6 +236,42 @@ def test_a_call_that_was_paused_before_its_start_is_a_zombie_and_no_second_owner
         journal.started(event)
     assert journal.violations == []
     assert journal.zombies == 1
+
+
+def overlap(checker, *between, at_ms=20_000, batch=0):
+    """A call of process a runs while b takes the shard, and then starts the same record."""
+    journal = Journal([checker])
+    journal.owned("a", Commit(0, LeaseRow(key=KEY, owner="a#1", epoch=1)))
+    journal.started(call(1, batch=batch))
+    for name, *details in between:
+        getattr(journal, name)(*details)
+    journal.owned("b", Commit(at_ms, LeaseRow(key=KEY, owner="b#1", epoch=2)))
+    journal.started(replace(call(1, process="b", token=2), at_ms=at_ms))
+    return [violation.what for violation in journal.violations]
+
+
+@pytest.mark.parametrize("checker", [NoOverlap, QuietTransfers])
+def test_a_call_that_runs_while_another_owner_takes_its_shard_is_found(checker):
+    assert "runs since" in overlap(checker())[0]
+    assert overlap(checker(), ("finished", call(1))) == []
+    assert overlap(checker(), ("abandoned", call(1))) == []
+    assert overlap(checker(), ("died", 5, "a")) == []
+
+
+@pytest.mark.parametrize("checker", [NoOverlap, QuietTransfers])
+def test_a_call_that_was_reported_as_a_zombie_or_could_not_be_is_excused(checker):
+    assert overlap(checker(), ("zombie", "a", "P", Position(1))) == []
+    assert len(overlap(checker(), ("zombie", "a", "P", Position(2)))) == 1
+    companion = call(2, batch=7)
+    assert overlap(checker(), ("started", companion), ("zombie", "a", "P", Position(2)), batch=7) == []
+    assert overlap(checker(), ("halted", "a", 15_000)) == []
+    assert len(overlap(checker(), ("halted", "a", 10_000))) == 1
+    assert overlap(checker(), ("store_emptied", ["a"])) == []
+
+
+def test_a_call_that_runs_when_its_member_gives_up_its_leases_is_found():
+    assert "a#1 gives up its leases" in overlap(QuietTransfers(), ("left", 5, "a#1"), ("finished", call(1)))[0]
+    assert overlap(QuietTransfers(), ("left", 5, "c#1"), ("finished", call(1))) == []
 
 
 def test_tokens_that_go_back_or_are_shared_are_found():

@@ -133,6 +133,8 @@ class Consuming:
         return make
 
     def walk(self, limits: BatchLimits) -> SinkMaker:
+        self.worker.on_leaving = self._tell_in_hand
+
         def make(worker: Worker) -> WalkSink:
             feed = BatchFeed(self._outside, worker.member, worker.scheduler, on_finished=worker.on_finished)
             self._walk = Walk(feed, self._handling, on_undecodable=worker.on_undecodable)
@@ -141,6 +143,8 @@ class Consuming:
         return make
 
     def walk_by_hand(self) -> SinkMaker:
+        self.worker.on_leaving = self._tell_in_hand
+
         def make(worker: Worker) -> ManualWalk:
             self._manual = ManualWalk(
                 self._outside,
@@ -310,6 +314,10 @@ class Consuming:
         if not self._call.is_cancellable:
             self.worker.fence_watch.tell()
         self._call.give_up()
+
+    def _tell_in_hand(self) -> None:
+        """What the caller's loop still works on is not waited for any more, and cannot be cancelled (rule L11)."""
+        self.worker.fence_watch.tell()
 
     def close(self) -> None:
         if self._call is not None:

@@ -299,6 +299,8 @@ class Worker:
 
     def _on_dropped(self, key: LeaseKey, reason: str) -> None:
         session = self.sessions.pop(key)
+        if reason not in {"finished", "given", "released"}:
+            self.fence_watch.on_lost(session)
         self._quarantine.discharge(session)
         if session.phase not in {"finished", "lost"}:
             session.move("finish" if reason == "finished" and session.phase == "ended" else "lose")

@@ -10,6 +10,7 @@ from anabranch.testing.checkers.duplicates import Duplicates
 from anabranch.testing.checkers.journal import Call, Checker, Commit, Journal, ShardOpened, Violation, Written, place
 from anabranch.testing.checkers.no_false_success import NoFalseSuccess
 from anabranch.testing.checkers.no_loss import NoLoss
+from anabranch.testing.checkers.no_overlap import NoOverlap, QuietTransfers
 from anabranch.testing.checkers.no_standstill import NoStandstill
 from anabranch.testing.checkers.one_birth import OneBirth
 from anabranch.testing.checkers.one_owner import OneOwner
@@ -28,11 +29,13 @@ __all__ = [
     "Journal",
     "NoFalseSuccess",
     "NoLoss",
+    "NoOverlap",
     "NoStandstill",
     "OneBirth",
     "OneOwner",
     "OrderPerKey",
     "ParentsFirst",
+    "QuietTransfers",
     "ShardOpened",
     "Violation",
     "WithinBudget",
@@ -52,6 +55,8 @@ def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[Ch
         NoLoss(),
         Duplicates(commit_ms),
         OneOwner(),
+        NoOverlap(),
+        QuietTransfers(),
         OneBirth(),
         WithinBudget(),
         NoStandstill(),

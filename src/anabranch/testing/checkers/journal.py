@@ -118,6 +118,12 @@ class Checker:
     def hindered(self, process: str, from_ms: int, until_ms: int) -> None:
         """A process could not commit in this time: it did not run, or did not get a write to the store."""
 
+    def halted(self, process: str, until_ms: int) -> None:
+        """A process does not run until then."""
+
+    def zombie(self, process: str, shard_id: str, position: Position) -> None:
+        """A process has said that its call of this record runs although its lease may be another's."""
+
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None: ...
     def lost(self, process: str, shard_id: str) -> None:
         """A process has said that a shard is not its own any more, against its will."""
@@ -242,6 +248,14 @@ class Journal:
     def hindered(self, process: str, from_ms: int, until_ms: int) -> None:
         for checker in self.checkers:
             checker.hindered(process, from_ms, until_ms)
+
+    def halted(self, process: str, until_ms: int) -> None:
+        for checker in self.checkers:
+            checker.halted(process, until_ms)
+
+    def zombie(self, process: str, shard_id: str, position: Position) -> None:
+        for checker in self.checkers:
+            checker.zombie(process, shard_id, position)
 
     def measured(self, at_ms: int, process: str, used_bytes: int, limit_bytes: int) -> None:
         for checker in self.checkers:

@@ -31,6 +31,7 @@ class SimulatedProcess:
         rate_ppm: int = 0,
         clock_stops: bool = False,
         on_hindered: Callable[[str, int, int], None] = lambda *_: None,
+        on_halted: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
         self.name = name
         self.is_alive = True
@@ -45,6 +46,8 @@ class SimulatedProcess:
         self._clock_stops = clock_stops
         self._on_hindered = on_hindered
         """Told when it cannot commit: its name, from when and until when."""
+        self._on_halted = on_halted
+        """Told when it does not run: its name, and until when."""
 
     def hinder(self, seconds: float, *, since: float | None = None) -> None:
         """It cannot commit for so long, from now on or since then."""
@@ -64,11 +67,13 @@ class SimulatedProcess:
         if self._clock_stops:
             self.clock.stand_still(until - max(self.paused_until, now))
         self.paused_until = until
+        self._on_halted(self.name, int(until * 1000) + 1)
         self.hinder(until - now)
 
     def stall(self, seconds: float) -> None:
         self.hinder(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
+        self._on_halted(self.name, int(self.stalled_until * 1000) + 1)
 
     def is_well_since(self, at: float) -> bool:
         """Whether it has been running, and has reached everybody, since then; or runs no more."""

@@ -8,6 +8,7 @@ from anabranch._engine.consuming.worker_plan import WorkerPlan
 from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.outside import Outside
 from anabranch._model.leases import AppRow
+from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
 from anabranch._ports.kinesis import Kinesis
 from anabranch._ports.lease_store import LeaseStore
@@ -20,7 +21,7 @@ from anabranch.errors import (
     StreamError,
     StreamNotFoundError,
 )
-from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged
+from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged, ZombieCall
 from anabranch.policies import Retry
 from anabranch.testing.checkers import place
 from anabranch.testing.world.forms import FORMS
@@ -107,6 +108,9 @@ class SimulatedWorker:
         elif isinstance(event, LeaseLost):
             for incarnation in range(stream.incarnation + 1):
                 self._journal.lost(self.process.name, place(shard_id, incarnation))
+        elif isinstance(event, ZombieCall):
+            position = Position.parse(event.position)
+            self._journal.zombie(self.process.name, stream.place(shard_id, position.sequence_number), position)
         elif isinstance(event, DataLost):
             stream.excuse(shard_id, event.read_through_seconds)
 

@@ -141,6 +141,7 @@ class Fleet:
             rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
             clock_stops=options.clocks_stop,
             on_hindered=self.journal.hindered,
+            on_halted=self.journal.halted,
         )
         timing = lease_timing(random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT)
         return SimulatedWorker(

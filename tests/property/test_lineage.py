@@ -14,7 +14,7 @@ from reshard_history import History
 
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import IncompleteListing, missing_leases, pin, plan_bootstrap, roots
-from anabranch._core.shards.gate import ShardEnd, adoptable, blocked_by, plan_end, plan_trimmed, removable
+from anabranch._core.shards.gate import ShardEnd, adoptable, open_parents, plan_end, plan_trimmed, removable
 from anabranch._core.shards.graph import ShardGraph, gaps, has_overlap, overlaps
 from anabranch._model.leases import Checkpoint, StreamRow
 from anabranch._model.sequence_numbers import Position
@@ -79,8 +79,8 @@ class Fleet:
         for row in plan_bootstrap(self.stream, self.history.listing(self.since), list(self.rows.values())):
             self.rows.setdefault(row.key.shard_id, row)
 
-    def unfinished(self):
-        return {row.key for row in self.rows.values() if not row.is_finished}
+    def leases(self):
+        return {row.key: row for row in self.rows.values()}
 
     def list(self):
         self.graph = self.graph.united(shards=self.history.listing())
@@ -96,7 +96,7 @@ class Fleet:
         return [
             shard_id
             for shard_id, row in self.rows.items()
-            if shard_id not in self.started and not row.is_finished and not blocked_by(row, self.unfinished())
+            if shard_id not in self.started and not row.is_finished and not open_parents(row, self.leases())
         ]
 
     def start(self, shard_id):
@@ -147,7 +147,7 @@ class Fleet:
 
     def trim(self, shard_id):
         row = self.rows[shard_id]
-        if shard_id not in self.started and blocked_by(row, self.unfinished()):
+        if shard_id not in self.started and open_parents(row, self.leases()):
             return
         self.started.setdefault(shard_id)
         self.list()
@@ -164,7 +164,7 @@ class Fleet:
         self.rows[shard_id] = replace(row, finish=end.finish, checkpoint=Checkpoint(Position(1)))
         self.ended[shard_id] = None
         children = [self.rows[child] for child in end.finish.children]
-        for child in adoptable(children, self.unfinished()):
+        for child in adoptable(children, self.leases()):
             if child.key.shard_id not in self.started and self.random.random() < 0.5:
                 self.start(child.key.shard_id)
 
@@ -229,7 +229,7 @@ def run(random, *, reshard_count, trims):
 def check_end(fleet):
     history = fleet.history
     for row in fleet.rows.values():
-        assert not blocked_by(row, fleet.unfinished()) or row.is_finished, f"the gate of {row.key.shard_id} stays shut"
+        assert not open_parents(row, fleet.leases()) or row.is_finished, f"the gate of {row.key.shard_id} stays shut"
     for shard_id in history.in_scope(fleet.since):
         assert shard_id in fleet.started or history.is_gone(shard_id), f"{shard_id} is never read"
     for shard_id in history.open_shards():
@@ -277,7 +277,7 @@ def only_the_children(graph, scope, children, with_rows):
     return []
 
 
-def no_gate(row, unfinished):
+def no_gate(row, leases):
     return ()
 
 
@@ -289,7 +289,7 @@ def any_children_are_all(ranges, within):
     "place, name, broken",
     [
         (gate, "_unmade_ancestors", only_the_children),
-        (sys.modules[__name__], "blocked_by", no_gate),
+        (sys.modules[__name__], "open_parents", no_gate),
         (gate, "gaps", any_children_are_all),
     ],
     ids=lambda value: getattr(value, "__name__", value),

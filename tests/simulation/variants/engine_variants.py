@@ -6,7 +6,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.checkpoints.tracker import Tracker
-from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import Write
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
@@ -209,27 +208,26 @@ async def _open_without_storage(self, app):
 
 def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
-    listed, find_missing, waits = {}, Lineage._find_missing, LeaseTable.waits
+    listed, find_missing, open_parents = {}, Lineage._find_missing, gate.open_parents
 
     async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
         await find_missing(self, row, listing, **options)
 
-    def waits_if_listed(self, row):
+    def open_if_listed(row, leases):
         there = listed.get(row.key.stream_key, set(row.waits_for))
-        return waits(self, row) and any(parent in there for parent in row.waits_for)
+        return open_parents(row, leases) if any(parent in there for parent in row.waits_for) else ()
 
     return [
         (Lineage, "_find_missing", note_listing),
-        (LeaseTable, "waits", waits_if_listed),
-        (LeaseLoop, "_floor", _no_floor),
+        (gate, "open_parents", open_if_listed),
     ]
 
 
 MISTAKES = {
     "the fence is not looked at": Mistake([(Member, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
-        [(LeaseTable, "waits", lambda self, row: False), (LeaseLoop, "_floor", _no_floor)],
+        [(gate, "open_parents", lambda *_: ())],
         "parents first",
         replace(BUSY, reshards_each=5.0, worker_count=4),
     ),

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from anabranch._core.shards import gate
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StreamRow
 from anabranch._model.start_positions import StartingPosition
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
@@ -154,7 +155,7 @@ class _View(msgspec.Struct, frozen=True):
             millis_behind_latest=None if heard is None else heard.millis_behind_latest,
             records_per_second=None if heard is None else heard.records_per_second,
             records_handled=row.records_handled,
-            waits_for=() if row.is_finished else self._open_parents(row),
+            waits_for=() if row.is_finished else gate.open_parents(row, self.leases),
             children=() if row.finish is None else row.finish.children,
             stopped=None
             if stopped is None
@@ -194,7 +195,7 @@ class _View(msgspec.Struct, frozen=True):
         return owner.joined_wall_ms > stopped_wall_ms
 
     def _unowned_state(self, row: LeaseRow) -> tuple[State, str]:
-        if parents := self._open_parents(row):
+        if parents := gate.open_parents(row, self.leases):
             return "waiting", f"it waits for {' and '.join(parents)} to finish"
         live = [member for member in self.members.values() if member.is_live]
         if not live:
@@ -205,12 +206,6 @@ class _View(msgspec.Struct, frozen=True):
         if all(member.shards_max is not None and member.shard_count >= member.shards_max for member in takers):
             return "unowned", "every worker holds as many shards as it may (max_shards)"
         return "unowned", "it is free and will be taken soon"
-
-    def _open_parents(self, row: LeaseRow) -> tuple[str, ...]:
-        """A parent without a row was finished long ago."""
-        key = row.key
-        parents = [self.leases.get(LeaseKey(key.stream_key, key.generation, name)) for name in row.waits_for]
-        return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
 def _start(start: StartingPosition) -> str:

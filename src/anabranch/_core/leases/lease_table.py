@@ -226,14 +226,6 @@ class LeaseTable:
         """
         return row.stopped is None or self._stopped_before.get(row.key) == row.stopped
 
-    def waits(self, row: LeaseRow) -> bool:
-        """Whether a parent of this shard is unfinished. A parent without a row is finished (rule S1)."""
-        for parent in row.waits_for:
-            known = self.leases.get(LeaseKey(row.key.stream_key, row.key.generation, parent))
-            if known is not None and not known.is_finished:
-                return True
-        return False
-
     @property
     def load(self) -> int:
         return sum(weight(holding.row) for holding in self.held.values())

@@ -19,6 +19,7 @@ import msgspec
 from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
+from anabranch._core.shards import gate
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 
@@ -119,7 +120,7 @@ def _desired(table: LeaseTable, detector: FailureDetector, now_ms: int) -> dict[
     claims = [
         _claim(table, row, alive, detector.membership_changed_ms, now_ms)
         for row in table.leases.values()
-        if not row.is_finished and (row.owner in alive or not table.waits(row))
+        if not row.is_finished and (row.owner in alive or not gate.open_parents(row, table.leases))
     ]
     return balance(_seats(live), claims)
 
@@ -130,7 +131,10 @@ def _unplaced(table: LeaseTable, detector: FailureDetector, desired: dict[LeaseK
     return [
         key
         for key, row in table.leases.items()
-        if not row.is_finished and row.owner not in alive and key not in desired and not table.waits(row)
+        if not row.is_finished
+        and row.owner not in alive
+        and key not in desired
+        and not gate.open_parents(row, table.leases)
     ]
 
 
@@ -154,7 +158,9 @@ def _claim(table: LeaseTable, row: LeaseRow, alive: dict[str, MemberRow], change
     )
     holding = table.held.get(row.key)
     kept = holding is not None and now_ms < holding.kept_until_ms
-    return LeaseDemand(row.key, owner, 0 if table.waits(row) else weight(row), not (cooling or kept))
+    return LeaseDemand(
+        row.key, owner, 0 if gate.open_parents(row, table.leases) else weight(row), not (cooling or kept)
+    )
 
 
 def _forget_answers(table: LeaseTable, wanted: tuple[HandOffRequest, ...]) -> None:

@@ -38,17 +38,18 @@ class ShardEnd(msgspec.Struct, frozen=True):
     finish: Finish
 
 
-def blocked_by(row: LeaseRow, unfinished: Collection[LeaseKey]) -> tuple[str, ...]:
-    """The parents that this shard still waits for. `unfinished` are the keys of all unfinished leases."""
+def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:
+    """The parents that this shard still waits for; it may start when there are none (rule S1). `leases` are all
+    unfinished leases, and any finished ones: a parent without a row is finished.
+    """
     stream_key, generation = row.key.stream_key, row.key.generation
-    return tuple(parent for parent in row.waits_for if LeaseKey(stream_key, generation, parent) in unfinished)
+    parents = [leases.get(LeaseKey(stream_key, generation, name)) for name in row.waits_for]
+    return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
-def adoptable(children: Iterable[LeaseRow], unfinished: Collection[LeaseKey]) -> tuple[LeaseRow, ...]:
+def adoptable(children: Iterable[LeaseRow], leases: Mapping[LeaseKey, LeaseRow]) -> tuple[LeaseRow, ...]:
     """The children of a finished shard that its last owner takes at once."""
-    return tuple(
-        row for row in children if row.owner is None and not row.is_finished and not blocked_by(row, unfinished)
-    )
+    return tuple(row for row in children if row.owner is None and not row.is_finished and not open_parents(row, leases))
 
 
 def plan_end(

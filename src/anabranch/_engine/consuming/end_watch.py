@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from anabranch._core.shards import gate
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.scheduler import Scheduler
 from anabranch._engine.session import Session
@@ -120,7 +121,7 @@ class EndWatch:
 
     def _is_minded(self, row: LeaseRow, now_ms: int) -> bool:
         """Whether this shard is read here, or is not for this worker to read as things stand."""
-        if row.key in self._sessions or self._leases.table.waits(row):
+        if row.key in self._sessions or gate.open_parents(row, self._leases.table.leases):
             return True
         if row.owner is not None and self._leases.detector.is_heartbeating(row.owner, now_ms):
             return True

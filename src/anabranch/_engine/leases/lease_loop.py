@@ -30,6 +30,7 @@ from anabranch._core.leases.plan import (
     give_unreadable,
     plan_round,
 )
+from anabranch._core.shards import gate
 from anabranch._engine.alarm import Alarm
 from anabranch._engine.leases.admission import mismatch
 from anabranch._engine.leases.member import Member
@@ -331,7 +332,7 @@ class LeaseLoop:
             return step.epoch_floor
         keys = tuple(LeaseKey(step.key.stream_key, step.key.generation, name) for name in row.waits_for)
         parents = await self.call(self._read_all(keys))
-        if parents is None or not all(parent.is_finished for parent in parents):
+        if parents is None or gate.open_parents(row, {parent.key: parent for parent in parents}):
             return None
         return max([step.epoch_floor, *(parent.epoch for parent in parents)])
 

@@ -206,7 +206,7 @@ class Lineage:
             return
         names = set(end.finish.children)
         children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
-        for row in adoptable(children, {row.key for row in rows}):
+        for row in adoptable(children, {row.key: row for row in rows}):
             if self._leases.may_take() and self._leases.has_room():
                 self._leases.observe_lease(row)
                 await self._leases.take(Take(row.key, row.owner, row.version))

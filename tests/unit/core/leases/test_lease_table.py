@@ -171,13 +171,6 @@ def test_a_pause_is_a_change_for_the_plan():
     assert known.changed
 
 
-def test_a_child_waits_for_each_unfinished_parent_that_has_a_row():
-    child = LeaseRow(key=LeaseKey("1:orders:1", 0, "child"), waits_for=(P.shard_id, Q.shard_id))
-    assert table(MINE, LeaseRow(key=Q)).waits(child)
-    assert table(LeaseRow(key=P, finish=Finish("end")), LeaseRow(key=Q)).waits(child)
-    assert not table(LeaseRow(key=P, finish=Finish("end"))).waits(child)
-
-
 def test_leases_of_streams_that_this_member_does_not_read_are_none_of_its_business():
     known = table()
     known.streams = ("another stream",)

@@ -5,8 +5,8 @@ from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.gate import (
     ShardEnd,
     adoptable,
-    blocked_by,
     classify_missing_shard,
+    open_parents,
     plan_end,
     plan_trimmed,
 )
@@ -46,22 +46,27 @@ def child(name, start, end, *parents):
 
 
 # the gate
+def by_key(*rows):
+    return {row.key: row for row in rows}
+
+
 def test_a_child_shard_waits_for_both_parents_of_a_merge():
     row = lease("c", waits_for=("a", "b"))
-    assert blocked_by(row, {key("a"), key("b")}) == ("a", "b")
-    assert blocked_by(row, {key("b")}) == ("b",)
-    assert blocked_by(row, {key("c"), key("d")}) == ()
+    assert open_parents(row, by_key(lease("a"), lease("b"))) == ("a", "b")
+    assert open_parents(row, by_key(lease("a", finish=Finish("end")), lease("b"))) == ("b",)
+    assert open_parents(row, by_key(lease("c"), lease("d"))) == ()
 
 
 def test_a_parent_of_another_generation_opens_and_shuts_no_gate():
-    assert blocked_by(lease("c", waits_for=("a",)), {LeaseKey("s", 1, "a"), LeaseKey("t", 0, "a")}) == ()
+    others = [LeaseRow(key=LeaseKey("s", 1, "a")), LeaseRow(key=LeaseKey("t", 0, "a"))]
+    assert open_parents(lease("c", waits_for=("a",)), by_key(*others)) == ()
 
 
 def test_the_last_finisher_adopts_what_can_run_and_nobody_has():
     free, owned, over = lease("a"), lease("b", owner="m"), lease("c", finish=Finish("end"))
     waiting = lease("d", waits_for=("p",))
-    assert adoptable([free, owned, over, waiting], {key("p")}) == (free,)
-    assert adoptable([waiting], ()) == (waiting,)
+    assert adoptable([free, owned, over, waiting], by_key(lease("p"))) == (free,)
+    assert adoptable([waiting], {}) == (waiting,)
 
 
 # the end of a shard

@@ -224,9 +224,14 @@ class ProducerSettings:
     """The partition key of aggregates, as readers see that do not open them; None: that of their first record. The
     KPL's is "a". It never decides the shard."""
 
+    exit_timeout: float = 10.0
+    """When a program ends without closing its `SyncProducer`: the seconds that delivering the rest may take."""
+
     def __post_init__(self) -> None:
         _refuse(wrong_fields(self))
         violations = []
+        if self.exit_timeout < 0:
+            violations.append(f"exit_timeout is {self.exit_timeout} s; it must not be negative")
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
         if not 1 <= self.requests_in_flight <= 64:

@@ -112,6 +112,11 @@ class Producer(Generic[T]):
         """What the records on their way weigh, out of `buffer_bytes`."""
         return 0 if self._writer is None else self._writer.intake.used_bytes
 
+    def start(self) -> Self:
+        """Starts the producer on the running event loop. The first use does this by itself."""
+        self._running()
+        return self
+
     # putting
 
     async def put(

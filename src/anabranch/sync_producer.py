@@ -5,8 +5,6 @@ child has no such thread: it starts its own, unless records were on their way at
 nobody could tell which of the two processes writes them.
 """
 
-import atexit
-import logging
 import os
 import threading
 import weakref
@@ -19,7 +17,7 @@ from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, W
 from anabranch._model.kinds import check_seconds
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws, ProducerSettings
-from anabranch.errors import AnabranchError, DeliveryFailed, UsageError
+from anabranch.errors import ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
 from anabranch.producer import Producer, delivered
@@ -39,13 +37,11 @@ else:
     T = TypeVar("T")
 
 
-_log = logging.getLogger("anabranch")
-
-
 class SyncProducer(Generic[T]):
     """As `Producer`, for code without an event loop: blocking, thread-safe, started by its first use in a process.
 
-    `on_undelivered` and `on_event` are called in the producer's own thread.
+    `on_undelivered` and `on_event` are called in the producer's own thread. A program that ends without `close` still
+    delivers, within `ProducerSettings(exit_timeout=...)`, and logs what it could not deliver.
     """
 
     def __init__(
@@ -83,6 +79,7 @@ class SyncProducer(Generic[T]):
         self._encode = encode_with(encode)
         self._buffer_bytes = buffer_bytes
         self._delivery_timeout = delivery_timeout
+        self._exit_timeout = (settings or ProducerSettings()).exit_timeout
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._thread: WriteThread | None = None
@@ -155,7 +152,7 @@ class SyncProducer(Generic[T]):
     ) -> None:
         try:
             self.close()
-        except DeliveryFailed as failed:
+        except ProducerError as failed:
             if error is None:
                 raise
             error.add_note(f"besides, the producer was left with undelivered records: {failed}")
@@ -167,8 +164,13 @@ class SyncProducer(Generic[T]):
             if self._is_closed:
                 raise UsageError("this producer is closed")
             if self._thread is None:
-                self._thread = WriteThread(self._make, buffer_bytes=self._buffer_bytes)
-                atexit.register(_close_at_exit, weakref.ref(self))
+                self._thread = WriteThread(
+                    lambda make=self._make: make().start(),  # type: ignore[misc]
+                    buffer_bytes=self._buffer_bytes,
+                    delivery_timeout=self._delivery_timeout,
+                    exit_timeout=self._exit_timeout,
+                )
+                weakref.finalize(self, self._thread.retire).atexit = False
             return self._thread
 
     def _after_fork(self) -> None:
@@ -181,13 +183,3 @@ class SyncProducer(Generic[T]):
         self._lock = threading.Lock()
         self._thread = None
         self._process_id = os.getpid()
-
-
-def _close_at_exit(reference: "weakref.ref[SyncProducer[Any]]") -> None:
-    """A program that ends without close() still delivers what it put, or says what it could not."""
-    producer = reference()
-    if producer is not None:
-        try:
-            producer.close()
-        except AnabranchError as error:
-            _log.error("at exit: %s", error)

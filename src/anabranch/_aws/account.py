@@ -11,7 +11,6 @@ throw it away: that interface is stable across versions.
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from anabranch._aws.credentials import CredentialSource, frozen_credentials
 from anabranch._http.client.dialer import system_has_certificates
 from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint, proxy_for
 from anabranch._model.streams import StreamName
+from anabranch._ports.daemon_threads import DaemonThreads
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError, UsageError
 
@@ -121,7 +121,7 @@ class AwsAccount:
     def __init__(self, aws: Aws | None = None) -> None:
         self.aws = aws or Aws()
         self.credentials = CredentialSource(self._find_credentials)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-aws")
+        self._thread = DaemonThreads(1, "anabranch-aws")
         self._kept_session: Any = None
 
     async def address(self, service: str, *, region: str | None = None) -> ServiceAddress:
@@ -151,6 +151,11 @@ class AwsAccount:
     async def client(self, service: str, *, region: str | None = None) -> Any:
         """A botocore client for rare calls. It blocks: call it in threads."""
         return await self._in_thread(lambda: self._client(service, region))
+
+    def start_threads(self) -> None:
+        """Ahead of the first call, for programs that may be about to end: then no thread can be started."""
+        self.credentials.start_threads()
+        self._thread.start()
 
     def close(self) -> None:
         self.credentials.close()

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final
 
+from anabranch._ports.daemon_threads import DaemonThreads
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.errors import CredentialsError, UsageError
 
@@ -36,7 +37,7 @@ class CredentialSource:
         """`find(fresh)` blocks and returns botocore's credentials or None. `fresh` means: read all sources again."""
         self._find = find
         self._monotonic = monotonic
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-credentials")
+        self._thread = DaemonThreads(1, "anabranch-credentials")
         self._lock = threading.Lock()
         self._reading: Future[SigningCredentials] | None = None
         self._found: Any = None
@@ -63,6 +64,9 @@ class CredentialSource:
         if self._current is not None and self._current != refused:
             return self._current
         return await asyncio.wrap_future(self._start_read(fresh=True))
+
+    def start_threads(self) -> None:
+        self._thread.start()
 
     def close(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ __all__ = [
     "HookFailed",
     "KeyBlocked",
     "OrderUnconfirmed",
+    "RecordsAbandoned",
     "ShardMapFailed",
     "WriteFailed",
     "WriteThrottled",
@@ -71,6 +72,20 @@ class OrderUnconfirmed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return f"sequence number {self.sequence_number} is below that of the record written before it"
+
+
+class RecordsAbandoned(Event, frozen=True, kw_only=True):
+    """A producer was not closed before its event loop or the interpreter ended: records are lost, or may be."""
+
+    level = logging.ERROR
+    record_count: int
+    """Records that were not delivered, and failures that nobody had seen."""
+
+    def sentence(self) -> str:
+        return (
+            f"the producer was not closed: {self.record_count} records were not delivered, or nobody saw that they "
+            "failed. Use `async with`, or await close()"
+        )
 
 
 class ShardMapFailed(Event, frozen=True, kw_only=True):

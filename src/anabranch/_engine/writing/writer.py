@@ -20,12 +20,13 @@ from anabranch._engine.alarm import Alarm
 from anabranch._engine.host import Host, single_cause
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.intake import Intake, WrittenStream, failure_of
+from anabranch._engine.writing.process_exit import tell_at_exit, tell_no_more
 from anabranch._engine.writing.sender import list_stream, send
 from anabranch._model.entropy import Entropy
 from anabranch._ports.clock import Clock
 from anabranch._ports.kinesis_writing import KinesisWriting
 from anabranch.errors import AnabranchError, ProducerError, UsageError
-from anabranch.events import Event, HookFailed, WriterFailed
+from anabranch.events import Event, HookFailed, RecordsAbandoned, WriterFailed
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 
@@ -63,23 +64,32 @@ class Writer:
         self._waits: list[_Wait] = []
         self._calls: dict[int, Call] = {}
         self._failure: ProducerError | None = None
+        self._is_closing = False
+        """Whoever closes is told of the failures that nobody has seen."""
         self._alarm = Alarm(clock)
         self._armed_ms: int | None = None
         self._host = Host()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     # life
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._host.start(self._run(), "anabranch-producer")
 
     async def close(self, deadline_ms: int | None) -> FlushReport:
         """Delivers everything, or fails what could not be delivered in time. Raises the failures nobody has seen."""
         self.intake.stop(UsageError("this producer is closed"))
+        self._is_closing = True
         try:
             await self._flush(deadline_ms)
+        except BaseException:
+            self._is_closing = False  # cut off: the log is told instead
+            raise
         finally:
             await self._host.cancel()
+            tell_no_more(self)
         self._raise_unseen()
         if self._failure is not None:
             raise self._failure
@@ -93,9 +103,19 @@ class Writer:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
         except Exception as error:  # noqa: BLE001 -- supervisor: whatever broke, every record gets its outcome
-            self._fail(error)
+            if self._loop is None or not self._loop.is_closed():  # else the task is what a loop left behind
+                self._fail(error)
         finally:
             self._abandon()
+            if not self._is_closing and self._failure is None:
+                self.tell_unfinished()
+
+    def tell_unfinished(self) -> None:
+        """Nobody will be told by a flush or a close."""
+        tell_no_more(self)
+        for stream in self.intake.streams.values():
+            if record_count := stream.pipeline.count_unfinished():
+                self._emit(RecordsAbandoned(stream=str(stream.name), record_count=record_count))
 
     def _fail(self, error: Exception) -> None:
         cause = single_cause(error)
@@ -166,6 +186,8 @@ class Writer:
     # steps
 
     def _wake(self) -> None:
+        if self._host.is_running:
+            tell_at_exit(self)
         self.intake.is_awake = True
         self._alarm.ring()
 
@@ -191,6 +213,8 @@ class Writer:
                 self._settle(stream)
                 intake.admit()
         intake.is_awake = False
+        if intake.is_empty:
+            tell_no_more(self)
         return self._look_at_waits(now_ms)
 
     def _step_after_answer(self) -> None:

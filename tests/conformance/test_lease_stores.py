@@ -25,19 +25,16 @@ class UpsertingStore(MemoryLeaseStore):
         return await super().heartbeat(beat)
 
 
-class TakingFromTheLivingStore(MemoryLeaseStore):
+class TakingFromAnybodyStore(MemoryLeaseStore):
     async def take_lease(self, key, member_id, *, expected_owner, expected_version, epoch_floor=0):
-        members, self._members = self._members, {}
-        try:
-            return await super().take_lease(
-                key,
-                member_id,
-                expected_owner=expected_owner,
-                expected_version=expected_version,
-                epoch_floor=epoch_floor,
-            )
-        finally:
-            self._members = members
+        stored = self._leases.get(key)
+        return await super().take_lease(
+            key,
+            member_id,
+            expected_owner=stored and stored.owner,
+            expected_version=expected_version,
+            epoch_floor=epoch_floor,
+        )
 
 
 class LastWriteWinsStore(MemoryLeaseStore):
@@ -70,7 +67,7 @@ class ForgetfulStore(MemoryLeaseStore):
     "store, rule",
     [
         (UpsertingStore, "a heartbeat raises the counter of a live row and makes none"),
-        (TakingFromTheLivingStore, "a lease is taken from nobody or from the dead"),
+        (TakingFromAnybodyStore, "a lease is taken from the expected owner at the expected version"),
         (LastWriteWinsStore, "one of many writes of a version holds"),
         (RacyStore, "many who create agree on one row"),
         (CarelessStore, "nothing begins in another application of the name"),

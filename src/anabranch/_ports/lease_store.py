@@ -82,7 +82,7 @@ class LeaseStore(Protocol):
         """Adds to a live donor's `wanted`, once; returns the donor's row as it is then."""
 
     async def delete_member(self, member_id: str) -> bool:
-        """Removes a sealed or left member that no lease names."""
+        """Removes a sealed or left member. The caller has seen that no lease names it."""
 
     # streams
     async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
@@ -110,7 +110,8 @@ class LeaseStore(Protocol):
         """Owner becomes `member_id`; version and `takes_without_progress` grow by one, epoch to one more than the
         larger of its own and the floor (rule U3: the highest epoch of the parents).
 
-        Holds only while the row has the expected owner and version, and that owner is absent, sealed or left (rule L7).
+        Holds only while the row has the expected owner and version. The caller has seen that owner sealed or left, or
+        missing for its whole expiry (rule L7); the store does not look at its row.
         """
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:

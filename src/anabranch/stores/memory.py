@@ -100,8 +100,7 @@ class MemoryLeaseStore(LeaseStore):
 
     async def delete_member(self, member_id: str) -> bool:
         with self._lock:
-            named = any(lease.owner == member_id for lease in self._leases.values())
-            if not rows.may_delete_member(self._members.get(member_id), is_named_by_a_lease=named):
+            if not rows.may_delete_member(self._members.get(member_id)):
                 return False
             del self._members[member_id]
             return True
@@ -146,12 +145,9 @@ class MemoryLeaseStore(LeaseStore):
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
         with self._lock:
-            row = self._leases.get(key)
-            owner = self._members.get(row.owner) if row is not None and row.owner is not None else None
             return self._put_lease(
                 rows.take_lease(
-                    row,
-                    owner,
+                    self._leases.get(key),
                     member_id,
                     expected_owner=expected_owner,
                     expected_version=expected_version,

@@ -3,9 +3,6 @@
 The conditions are those of `_core.leases.rows`: a write reads the row under the file's write lock, computes the new
 row and stores it. Lease commits reach the disk before they are acknowledged (synchronous=FULL). Heartbeats are in a
 file of their own with synchronous=NORMAL: after a power loss no member is left that could rely on them (rule L16).
-
-A take reads the owner's row before the lease's, without a transaction over both files: `sealed` and `left` are final,
-so the first answer stays true.
 """
 
 import fcntl
@@ -257,17 +254,9 @@ class SqliteLeaseStore(LeaseStore):
         return await self._change_member(donor, lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
-        def is_named(connection: sqlite3.Connection) -> bool:
-            found = connection.execute(
-                "SELECT 1 FROM anabranch_leases WHERE application = ? AND owner = ? LIMIT 1", (self.app, member_id)
-            )
-            return found.fetchone() is not None
-
-        named = await self._main.read(is_named)
-
         def work(connection: sqlite3.Connection) -> bool:
             key = (self.app, member_id)
-            if not rows.may_delete_member(_MEMBERS.get(connection, key), is_named_by_a_lease=named):
+            if not rows.may_delete_member(_MEMBERS.get(connection, key)):
                 return False
             _MEMBERS.delete(connection, key)
             return True
@@ -334,14 +323,9 @@ class SqliteLeaseStore(LeaseStore):
     async def take_lease(
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
-        owner = None
-        if expected_owner is not None:
-            owner = await self._workers.read(lambda connection: _MEMBERS.get(connection, (self.app, expected_owner)))
-
         def work(connection: sqlite3.Connection) -> LeaseRow | Conflict:
             outcome = rows.take_lease(
                 _LEASES.get(connection, self._lease(key)),
-                owner,
                 member_id,
                 expected_owner=expected_owner,
                 expected_version=expected_version,

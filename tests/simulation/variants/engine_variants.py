@@ -6,7 +6,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from anabranch._core.checkpoints.tracker import Tracker
-from anabranch._core.leases.plan import Write
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.plan import Write, plan_round
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
@@ -16,6 +17,7 @@ from anabranch._engine.consuming.consuming import Consuming
 from anabranch._engine.consuming.fence_watch import FenceWatch
 from anabranch._engine.consuming.worker import Worker
 from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.leases import lease_loop
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
@@ -172,6 +174,30 @@ def _do_not_wait(original):
     return call
 
 
+def _take_without_seal():
+    """A member that missed its heartbeats is not sealed, and its leases count as free."""
+
+    def is_over(self, member_id, now_ms):
+        watch = self._watches.get(member_id)
+        return watch is not None and (self._is_due(watch, now_ms) or (watch.row and watch.row.state != "live"))
+
+    def live(self):
+        now_ms = self._read_at_ms or 0
+        return [row for row in all_live(self) if not is_over(self, row.member_id, now_ms)]
+
+    def plan(table, *arguments, **options):
+        table.changed = True
+        return plan_round(table, *arguments, **options)
+
+    all_live = FailureDetector.live
+    return [
+        (FailureDetector, "sealable", lambda self, now_ms, known_dead=(): []),
+        (FailureDetector, "is_over", is_over),
+        (FailureDetector, "live", live),
+        (lease_loop, "plan_round", plan),
+    ]
+
+
 async def _begin_anew(self):
     """A running worker makes its application where it misses it."""
     app = await self.call(self._outside.store.read_app())
@@ -225,6 +251,9 @@ def _gate_by_listing():
 
 
 MISTAKES = {
+    "a lease is taken from an owner that was not sealed": Mistake(
+        _take_without_seal(), "one owner", replace(BUSY, cuts_each=10.0)
+    ),
     "the fence is not looked at": Mistake([(Member, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
         [(gate, "open_parents", lambda *_: ())],

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from anabranch._core.leases import rows
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import Take, apply_members
-from anabranch._model.leases import Conflict
 from anabranch.testing.tick import TickStore, TickWorker, WorldOptions
 from anabranch.testing.tick.network import NO_ANSWER, Reconnected
 from anabranch.testing.tick.reader import Reader
@@ -58,20 +56,10 @@ class Variant(NamedTuple):
     complaint: str = "stale dispatch"
 
 
-class StoreThatTakesFromTheLiving(TickStore):
-    """Take is a compare-and-set on the lease row alone."""
-
-    def take_lease(self, key, member_id, expected_owner, expected_version, epoch_floor):
-        row = self.leases[key]
-        answer = rows.take_lease(row, None, member_id, expected_owner=expected_owner, expected_version=expected_version)
-        if not isinstance(answer, Conflict):
-            self.leases[key] = answer
-            self.takes += 1
-        return answer
-
-
 class ExpiryIsDeath(FailureDetector):
-    """A member that looks dead is not sealed: its leases are taken as they are."""
+    """A member that looks dead is not sealed: its leases are taken as they are. The store takes them: it compares owner
+    and version only, and relies on the plan.
+    """
 
     def sealable(self, now_ms, known_dead=()):
         return []
@@ -344,17 +332,15 @@ class BootstrapAfterReset(TickWorker):
 
 
 VARIANTS = {
-    "take without seal": Variant(TakeWithoutSeal, StoreThatTakesFromTheLiving),
+    "take without seal": Variant(TakeWithoutSeal),
     "take without seal, fence never lifts, reads lag": Variant(
-        TakeWithoutSealNeverLift, StoreThatTakesFromTheLiving, replace(ROUGH, lag_ms_max=16_000)
+        TakeWithoutSealNeverLift, options=replace(ROUGH, lag_ms_max=16_000)
     ),
     "own, shorter expiry": Variant(OwnExpiry, options=replace(ROUGH, expiry_ms=(10_000, 5_000))),
     "stopwatch from the request, no deadline": Variant(StopwatchFromTheRequest, options=SLOW),
     "validity from the acknowledgement, no deadline": Variant(ValidityFromTheAcknowledgement, options=SLOW),
     "hand-off by force": Variant(
-        HandOffByForce,
-        StoreThatTakesFromTheLiving,
-        replace(ROUGH, lease_count=4, stops_each_ms=40_000, overruns=0.1),
+        HandOffByForce, options=replace(ROUGH, lease_count=4, stops_each_ms=40_000, overruns=0.1)
     ),
     "clock that stops, believed": Variant(FenceOfOneClock, options=replace(ROUGH, clocks_stop=True)),
     "fence by signal": Variant(FenceBySignal),

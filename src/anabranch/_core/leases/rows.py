@@ -4,8 +4,9 @@ A function gets the stored row (None if there is none) and returns the row after
 returns the stored row itself, or a `Conflict` with it. A store writes a row only if it `is not` the row it passed in. A
 caller whose answer was lost learns from the next answer what is stored.
 
-This is where INV-1 is kept: while a member is live, only that member writes the leases that name it. `sealed` and
-`left` are final, so a store may check the owner's row before the lease's row, without one transaction over both.
+No condition reads a second row, so a store needs no transaction. INV-1 (while a member is live, only that member writes
+the leases that name it) rests on two things: the owner and version compared here, and the taker's plan, which has seen
+the owner sealed or left. Both states are final.
 """
 
 from collections.abc import Iterable
@@ -61,25 +62,21 @@ def request_hand_off(row: MemberRow | None, request: HandOffRequest) -> MemberRo
     return replace(row, wanted=(*row.wanted, request))
 
 
-def may_delete_member(row: MemberRow | None, *, is_named_by_a_lease: bool) -> bool:
-    return row is not None and row.state != "live" and not is_named_by_a_lease
+def may_delete_member(row: MemberRow | None) -> bool:
+    """The caller has seen that no lease names it: otherwise others would watch the missing owner for its expiry."""
+    return row is not None and row.state != "live"
 
 
 def take_lease(
     row: LeaseRow | None,
-    owner: MemberRow | None,
     member_id: str,
     *,
     expected_owner: str | None,
     expected_version: int,
     epoch_floor: int = 0,
 ) -> LeaseRow | Conflict:
-    """Rule L7. `owner` is the member row of the stored owner. An owner without a row counts as dead here; the taker
-    decides how long it must have been missing (rule L5).
-    """
+    """Rule L7. The caller has seen that the expected owner was sealed or left, or was missing for its whole expiry."""
     if row is None or row.is_finished or row.owner != expected_owner or row.version != expected_version:
-        return Conflict(row)
-    if row.owner is not None and owner is not None and owner.state == "live":
         return Conflict(row)
     return replace(
         row,

@@ -79,8 +79,7 @@ class TickStore:
         return self._put_member(donor, rows.request_hand_off(self.members.get(donor), request))
 
     def delete_member(self, member_id: str) -> bool:
-        named = any(row.owner == member_id for row in self.leases.values())
-        if not rows.may_delete_member(self.members.get(member_id), is_named_by_a_lease=named):
+        if not rows.may_delete_member(self.members.get(member_id)):
             return False
         self.remove_member(member_id)
         return True
@@ -88,11 +87,8 @@ class TickStore:
     def take_lease(
         self, key: LeaseKey, member_id: str, expected_owner: str | None, expected_version: int, epoch_floor: int
     ) -> LeaseRow | Conflict:
-        row = self.leases.get(key)
-        owner = None if row is None or row.owner is None else self.members.get(row.owner)
         answer = rows.take_lease(
-            row,
-            owner,
+            self.leases.get(key),
             member_id,
             expected_owner=expected_owner,
             expected_version=expected_version,

@@ -25,9 +25,9 @@ REQUEST = HandOffRequest(KEY, "b#1")
 LEASE = LeaseRow(key=KEY, owner="a#1", version=7, epoch=2, takes_without_progress=1)
 
 
-def take(row, owner, **overrides):
+def take(row, **overrides):
     expected = {"expected_owner": "a#1", "expected_version": 7} | overrides
-    return rows.take_lease(row, owner, "b#1", **expected)
+    return rows.take_lease(row, "b#1", **expected)
 
 
 def test_a_heartbeat_raises_the_counter_and_reports():
@@ -75,31 +75,25 @@ def test_a_request_is_written_once_and_to_live_donors_only():
     assert rows.request_hand_off(None, REQUEST) is None
 
 
-def test_a_lease_of_a_sealed_left_or_missing_member_can_be_taken():
+def test_a_take_writes_the_new_owner():
     taken = replace(LEASE, owner="b#1", version=8, epoch=3, takes_without_progress=2)
-    for owner in (SEALED, LEFT, None):
-        assert take(LEASE, owner) == taken
-    free = replace(LEASE, owner=None)
-    assert take(free, None, expected_owner=None) == taken
-
-
-def test_a_lease_of_a_live_member_cannot_be_taken():
-    assert take(LEASE, MEMBER) == Conflict(LEASE)
+    assert take(LEASE) == taken
+    assert take(replace(LEASE, owner=None), expected_owner=None) == taken
 
 
 def test_a_take_needs_the_owner_and_version_that_were_seen():
-    assert take(LEASE, SEALED, expected_version=6) == Conflict(LEASE)
-    assert take(LEASE, SEALED, expected_owner=None) == Conflict(LEASE)
-    assert take(None, None) == Conflict(None)
+    assert take(LEASE, expected_version=6) == Conflict(LEASE)
+    assert take(LEASE, expected_owner=None) == Conflict(LEASE)
+    assert take(None) == Conflict(None)
 
 
 def test_a_finished_lease_cannot_be_taken():
     finished = replace(LEASE, finish=Finish("end"))
-    assert take(finished, SEALED) == Conflict(finished)
+    assert take(finished) == Conflict(finished)
 
 
 def test_a_take_raises_the_epoch_above_the_parents():
-    assert take(LEASE, SEALED, epoch_floor=40).epoch == 41
+    assert take(LEASE, epoch_floor=40).epoch == 41
 
 
 def test_only_the_owner_at_the_right_version_writes_a_lease():
@@ -115,10 +109,10 @@ def test_deletes_are_for_what_is_over():
     assert not rows.may_delete_lease(replace(LEASE, finish=Finish("end")), 6)
     assert not rows.may_delete_lease(LEASE, 7)
     assert not rows.may_delete_lease(None, 7)
-    assert rows.may_delete_member(SEALED, is_named_by_a_lease=False)
-    assert not rows.may_delete_member(SEALED, is_named_by_a_lease=True)
-    assert not rows.may_delete_member(MEMBER, is_named_by_a_lease=False)
-    assert not rows.may_delete_member(None, is_named_by_a_lease=False)
+    assert rows.may_delete_member(SEALED)
+    assert rows.may_delete_member(LEFT)
+    assert not rows.may_delete_member(MEMBER)
+    assert not rows.may_delete_member(None)
 
 
 def test_a_stream_is_replaced_at_its_version_only():

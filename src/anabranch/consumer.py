@@ -149,6 +149,10 @@ class Consumer(Generic[T]):
             store = default_store(self._app or EPHEMERAL, os.environ)
         else:
             store = open_store(self._leases, self._app or EPHEMERAL)
+        self._outside = await self._connect(store)
+        return self._outside
+
+    async def _connect(self, store: LeaseStore) -> Outside:
         self._account = AwsAccount(self._aws)
         try:
             region = await self._account.common_region(self._streams)
@@ -156,7 +160,7 @@ class Consumer(Generic[T]):
         except BaseException:
             await self._close()
             raise
-        self._outside = Outside(
+        return Outside(
             kinesis=self._client,
             store=store,
             clock=SystemClock(),
@@ -164,7 +168,6 @@ class Consumer(Generic[T]):
             emit=self._emit,
             heart_on_thread=True,
         )
-        return self._outside
 
     async def _close(self) -> None:
         outside, self._outside = self._outside, None

@@ -1,13 +1,20 @@
-"""Handlers in processes: loading a handler there takes its time, which is no call's, and may fail, which is said."""
+"""Handlers in processes: they load, fail, time out, die and log there. Processes whose calls never end still exit."""
 
+import asyncio
 import importlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
 from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
 
-from stream_world import run, stream_world
+from stream_world import run, stream_world, until
 
 
 class InModule:
@@ -89,3 +96,198 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process(tmp_path, monkeypa
     assert report.clean
     (failed,) = [event for event in happened if isinstance(event, events.HandlerFailed)]
     assert failed.error.startswith("TimeoutError")
+
+
+ZOMBIE = """
+import asyncio, dataclasses, time
+from anabranch.errors import LeaseStoreError
+from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.sqlite import SqliteLeaseStore
+from stream_world import QUICK, stream_world
+
+class AwayStore(MemoryLeaseStore):
+    async def heartbeat(self, beat):
+        raise LeaseStoreError("away")
+
+async def main():
+    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, on_zombie="exit"))
+    async with stream_world(1) as world:
+        world.put(["a"])
+        consumer = world.consumer(app="billing", leases=AwayStore(), settings=settings)
+        await consumer.run(lambda record: time.sleep(60))
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", ZOMBIE], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 70, ended.stderr
+    assert "outlived its lease" in ended.stderr
+
+
+KEYS = [f"user-{i}" for i in range(8)]
+
+
+def exit_or_return_a_lock(record):
+    if record.data == b"0":
+        sys.exit("enough")
+    return threading.Lock()
+
+
+def wait_for_file(record):
+    while not os.path.exists(record.data):  # noqa: PTH110 -- runs in a process of its own
+        time.sleep(0.01)
+
+
+def process_id_of(record):
+    with open(record.data.decode(), "a") as file:  # noqa: PTH123 -- runs in a process of its own
+        file.write(f"{os.getpid()}\n")
+
+
+def die_or_write(record):
+    path, _, number = record.data.decode().partition(" ")
+    if number == "1":
+        os._exit(1)
+    with open(path, "a") as file:  # noqa: PTH123 -- runs in a process of its own
+        file.write(number)
+
+
+def test_processes_handle_records_outside_of_this_one(tmp_path):
+    async def main():
+        async with stream_world(1) as world:
+            target = tmp_path / "ids"
+            world.call("PutRecord", PartitionKey="a", Data=str(target).encode())
+            consumer = world.consumer(app="billing", leases="memory://", until="tip")
+            assert (await consumer.run(process_id_of, processes=1)).clean
+            assert int(target.read_text()) != os.getpid()
+
+    run(main)
+
+
+def test_what_a_handler_returns_or_exits_with_does_not_leave_its_process():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a", "b"])
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", order="key", until="tip", on_event=happened.append,
+                on_failure=Retry(attempts=1),
+            )  # fmt: skip
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(exit_or_return_a_lock, processes=1)
+            (failed,) = [event for event in happened if isinstance(event, events.HandlerFailed)]
+            assert (failed.partition_key, failed.error) == ("a", "RuntimeError: the handler raised SystemExit(enough)")
+
+    run(main)
+
+
+def test_no_call_waits_for_a_process_while_its_time_runs(tmp_path):
+    async def main():
+        async with stream_world(1) as world:
+            target = tmp_path / "go"
+            for key in KEYS:
+                world.call("PutRecord", PartitionKey=key, Data=os.fsencode(target))
+            consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip")
+            running = asyncio.create_task(consumer.run(wait_for_file, processes=2, handle_signals=False))
+            await until(lambda: consumer._consuming and consumer._consuming.worker.has_joined, "the start")
+            sink = consumer._consuming.worker._sink
+            await until(lambda: len(sink.running()) == 2, "two calls")
+            await asyncio.sleep(0.2)
+            assert len(sink.running()) == 2  # of eight that may start
+            target.touch()
+            assert (await running).clean
+
+    run(main)
+
+
+def test_a_record_that_kills_its_process_stops_its_shard_and_no_other(tmp_path):
+    async def main():
+        async with stream_world(2) as world:
+            target = tmp_path / "numbers"
+            for number, hash_key in enumerate(["0", "0", "0", str((1 << 128) - 1), str((1 << 128) - 1)]):
+                data = f"{target} {number}".encode()
+                world.call("PutRecord", PartitionKey="a", ExplicitHashKey=hash_key, Data=data)
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", until="tip", on_event=happened.append,
+                on_failure=Retry(attempts=2, backoff=0.01),
+            )  # fmt: skip
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(die_or_write, processes=1)
+            assert sorted(target.read_text()) == ["0", "3", "4"]
+            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
+            assert stop.shard_id == "shardId-000000000000"
+
+    run(main, 30)
+
+
+PROGRAM = """
+import asyncio, dataclasses, os, signal, sys, time
+from stream_world import QUICK, stream_world
+
+def tell():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+async def in_the_loop(record):
+    tell()
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+def in_a_thread(record):
+    tell()
+    time.sleep(3600)
+
+async def main():
+    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, drain_deadline=0.2))
+    async with stream_world(1) as world:
+        world.put(["a"])
+        consumer = world.consumer(app="billing", leases="memory://", settings=settings)
+        report = await consumer.run(globals()[sys.argv[1]])
+        print("left", len(report.leftovers))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
+def test_a_signal_ends_a_process_whose_call_never_ends(kind):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind], env=environment, capture_output=True, text=True, timeout=10, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "left 1\n"), ended.stderr
+    assert "outlived its lease" in ended.stderr.splitlines()[0]
+    assert not any(word in ended.stderr for word in ("Traceback", "ignored", "destroyed"))
+
+
+def put(world, *payloads):
+    """One record a payload, each with a key of its own; their sequence numbers."""
+    return [
+        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
+        for number, data in enumerate(payloads)
+    ]
+
+
+def failing(record):
+    raise LookupError(f"no customer {record.partition_key}")
+
+
+def test_a_process_logs_the_traceback_of_its_handler(caplog):
+    async def main():
+        async with stream_world(1) as world:
+            put(world, b"1")
+            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
+            with pytest.raises(ShardStoppedError):
+                await consumer.run(failing, processes=1)
+
+    caplog.set_level(logging.INFO, "anabranch")
+    run(main, 30)
+    assert "in failing" in caplog.text
+    assert "no customer key-0" in caplog.text

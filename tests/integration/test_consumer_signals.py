@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from anabranch import Retry, events
 from anabranch.errors import ConfigurationError, UsageError
 
 from stream_world import run, stream_world, until
@@ -317,3 +318,26 @@ def test_another_value_is_refused(way):
                 await getattr(world.consumer(), way)(lambda record: None, handle_signals="SIGTERM")
 
     run(main, 10)
+
+
+@pytest.mark.usefixtures("dispositions")
+def test_a_run_that_a_signal_stops_returns_a_report_of_its_stopped_shard():
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            happened = []
+            consumer = world.consumer(
+                app="billing", leases="memory://", on_event=happened.append, on_failure=Retry(attempts=1)
+            )
+            running = asyncio.create_task(consumer.run(_fail, handle_signals=True))
+            await until(lambda: any(isinstance(event, events.ShardStopped) for event in happened), "the stopped shard")
+            signal.raise_signal(signal.SIGTERM)
+            report = await running
+            assert not report.clean
+            assert isinstance(report.stopped[0].error, LookupError)
+
+    run(main, 10)
+
+
+async def _fail(record):
+    raise LookupError("no such customer")

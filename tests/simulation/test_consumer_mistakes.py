@@ -2,17 +2,15 @@
 
 import asyncio
 import functools
-import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 import anabranch
 from anabranch import Aws, Consumer, Retry, errors, events
-from anabranch._engine.shards import kinesis_calls
 
-from stream_world import QUICK, Credentials, run, stream_world, until
+from simulated_stream import QUICK, now, now_ms, run, stream_world, until
 
 
 def _consume(consumer):
@@ -26,7 +24,7 @@ def _consume(consumer):
 
 def test_an_unknown_stream_is_named():
     async def main():
-        async with stream_world(1) as world, Consumer("ordres", aws=world.aws) as consumer:
+        async with stream_world(1) as world, world.consumer("ordres") as consumer:
             with pytest.raises(errors.StreamNotFoundError, match="ordres"):
                 async for _ in consumer:
                     pass
@@ -46,101 +44,15 @@ def test_denied_access_is_said_at_the_start():
     run(main)
 
 
-def test_an_endpoint_that_refuses_connections_is_named_with_advice():
-    aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
-    started = time.monotonic()
-    with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
-        _consume(Consumer("orders", aws=aws))
-    assert time.monotonic() - started < 15
-
-
-def test_a_missing_region_reads_like_advice():
-    with pytest.raises(errors.CredentialsError, match="region"):
-        _consume(Consumer("orders"))
-
-
-FAR_AWAY = "arn:aws:kinesis:eu-west-1:123456789012:stream/payments"
-
-
-@pytest.mark.parametrize("streams", [["orders", FAR_AWAY], [FAR_AWAY, FAR_AWAY.replace("eu-west-1", "us-east-1")]])
-def test_streams_of_two_regions_are_refused_with_both_named(streams):
-    aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
-    with pytest.raises(errors.ConfigurationError, match=r"must be in one region, not .*eu-west-1.* in us-east-1"):
-        _consume(Consumer(streams, aws=aws))
-
-
-def test_a_region_of_the_environment_counts_for_streams_given_by_name(monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with pytest.raises(errors.ConfigurationError, match=r"payments in eu-west-1, orders in us-east-1"):
-        _consume(Consumer(["orders", FAR_AWAY], aws=Aws(endpoint_url="http://127.0.0.1:9", credentials=Credentials())))
-
-
-@pytest.mark.parametrize(
-    "streams, region",
-    [
-        ([FAR_AWAY], "us-east-1"),  # an ARN says more than the configuration
-        (["orders", FAR_AWAY], "eu-west-1"),
-        (["orders", FAR_AWAY], None),  # nothing else names a region: the stream beside the ARN is where that one is
-    ],
-)
-def test_streams_of_one_region_are_looked_for_there(streams, region, monkeypatch):
-    monkeypatch.setattr(kinesis_calls, "PATIENCE_MS", 0)
-    aws = Aws(region=region, endpoint_url="http://127.0.0.1:9", credentials=Credentials())
-    with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
-        _consume(Consumer(streams, aws=aws))
-
-
-def test_missing_credentials_read_like_advice():
-    with pytest.raises(errors.CredentialsError, match="credentials"):
-        _consume(Consumer("orders", aws=Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9")))
-
-
-def test_a_lease_file_that_is_no_database_is_named(tmp_path):
-    path = tmp_path / "leases.db"
-    path.write_text("these are no leases, but a text of some length that SQLite cannot read as a database\n" * 20)
-
-    async def main():
-        async with stream_world(1) as world:
-            async with world.consumer(app="billing", leases=f"sqlite:///{path}") as consumer:
-                with pytest.raises(errors.LeaseStoreInvalidError, match=r"leases\.db"):
-                    async for _ in consumer:
-                        pass
-            assert path.read_text().startswith("these are no leases")
-
-    run(main)
-
-
-def test_an_application_that_is_not_there_is_made_only_where_that_was_not_forbidden(tmp_path):
-    path = tmp_path / "leases.db"
-    never = replace(QUICK, leases=replace(QUICK.leases, create="never"))
-
-    async def main():
-        async with stream_world(1) as world:
-            options = {"app": "billing", "leases": f"sqlite:///{path}", "until": "tip"}
-            advice = rf"no application 'billing' in sqlite://{path}, and LeaseSettings\(create='never'\) makes none"
-            with pytest.raises(errors.LeaseStoreInvalidError, match=advice):
-                await world.consumer(**options, settings=never).run(lambda record: None, handle_signals=False)
-            assert not path.exists()
-            world.put("abc")
-            handled = []
-            await world.consumer(**options).run(handled.append, handle_signals=False)
-            await world.consumer(**options, settings=never).run(handled.append, handle_signals=False)
-            assert len(handled) == 3
-
-    run(main)
-
-
 def test_a_worker_whose_streams_differ_from_its_live_fleets_is_refused():
     async def main():
         async with stream_world(1) as world:
-            world.kinesis.state.call(
-                "CreateStream", {"StreamName": "payments", "ShardCount": 1}, now_ms=int(time.time() * 1000)
-            )
+            world.kinesis.state.call("CreateStream", {"StreamName": "payments", "ShardCount": 1}, now_ms=now_ms())
             store = anabranch.stores.memory.MemoryLeaseStore()
             first = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(first.run(lambda record: None, handle_signals=False))
             await until(lambda: first._consuming is not None and first._consuming.worker.has_joined, "the first worker")
-            other = Consumer("payments", app="billing", leases=store, aws=world.aws)
+            other = world.consumer("payments", app="billing", leases=store)
             with pytest.raises(errors.FleetMismatchError, match="payments"):
                 await other.run(lambda record: None, handle_signals=False)
             await first.stop()
@@ -179,7 +91,7 @@ def test_a_change_of_order_is_rolled_out_by_workers_that_may_join_any():
 def test_the_embedded_store_is_refused_inside_a_container_platform(monkeypatch, variable):
     monkeypatch.setenv(variable, "10.0.0.1")
     with pytest.raises(errors.ConfigurationError, match="leases="):
-        _consume(Consumer("orders", app="billing", aws=Aws(region="us-east-1", credentials=Credentials())))
+        _consume(Consumer("orders", app="billing", aws=Aws(region="us-east-1")))
 
 
 def test_a_handler_of_batches_is_refused_for_processes():
@@ -324,7 +236,7 @@ def test_a_wrong_limit_of_batches_is_named(limits):
 
 def test_a_start_in_the_future_is_refused_by_the_services_clock():
     async def main():
-        async with stream_world(1) as world, world.consumer(start=datetime.now(UTC) + timedelta(hours=1)) as consumer:
+        async with stream_world(1) as world, world.consumer(start=now() + timedelta(hours=1)) as consumer:
             with pytest.raises(errors.ConfigurationError, match="future"):
                 async for _ in consumer:
                     pass

@@ -1,14 +1,13 @@
 """What is finished is committed within the interval, in the midst of a page too, however the records are taken."""
 
 import asyncio
-import time
 
 import pytest
 
 from anabranch import CheckpointSettings, ConsumerSettings
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world, until
+from simulated_stream import block, run, stream_world, until
 
 WAYS = ["async for", "manual ack", "batches", "record handler", "batch handler"]
 SECONDS = 0.1
@@ -114,7 +113,7 @@ def test_what_is_finished_is_committed_though_the_work_never_waits(way):
                 if store.committed >= 0:
                     committed_at.append(int(records[0].data))
                 else:
-                    time.sleep(0.01)  # noqa: ASYNC251 -- what this is about
+                    block(0.01)
 
             options = {"acknowledge": "manual"} if way == "manual ack" else {}
             settings = ConsumerSettings(checkpoints=CheckpointSettings(interval=0.1))

@@ -12,7 +12,7 @@ from anabranch import Consumer
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.stores import MemoryLeaseStore
 
-from stream_world import QUICK, run, stream_world, until
+from simulated_stream import QUICK, run, stream_world, until
 
 # status
 
@@ -44,7 +44,7 @@ def test_status_works_at_every_step_of_a_run():
             running = asyncio.create_task(consumer.run(lambda record: None))
             while not running.done():
                 consumer.status()
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.0001)
             assert (await running).clean
 
     run(main)
@@ -81,32 +81,6 @@ def test_status_works_before_and_after_a_loop_and_shows_shards_in_it():
 # stop
 
 
-@pytest.mark.parametrize("way", ["run", "run_batches"])
-def test_a_handler_thread_can_stop_its_consumer(way):
-    reports, handled = [], []
-
-    async def main():
-        async with stream_world(1) as world:
-            world.put("abc")
-            options = {"app": "billing", "leases": MemoryLeaseStore()}
-            consumer = world.consumer(**options)
-
-            def handle(item):
-                handled.append(item)
-                reports.append(asyncio.run(consumer.stop()))
-
-            limits = {} if way == "run" else {"max_records": 1}
-            assert (await getattr(consumer, way)(handle, **limits)).clean
-            (early,) = reports  # the stop waits for this very call
-            assert not early.clean
-            assert len(handled) == 1
-            again = []
-            await world.consumer(**options, until="tip").run(again.append)
-            assert [record.data for record in again] == [b"1", b"2"]
-
-    run(main)
-
-
 def test_a_stop_without_a_deadline_uses_the_drain_deadline():
     async def main():
         async with stream_world(1) as world:
@@ -125,137 +99,6 @@ def test_a_stop_without_a_deadline_uses_the_drain_deadline():
             await running
 
     run(main, 10)
-
-
-def _in_thread(work):
-    """What a coroutine function returns or raises on an event loop of its own, as a task of this loop."""
-    return asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(work())))
-
-
-def test_another_event_loop_can_stop_it():
-    async def main():
-        async with stream_world(1) as world:
-            world.put("a")
-            release = asyncio.Event()
-            started = asyncio.Event()
-            consumer = world.consumer(app="billing", leases="memory://")
-
-            async def handle(record):
-                started.set()
-                await release.wait()
-
-            running = asyncio.create_task(consumer.run(handle))
-            await started.wait()
-            stopping = _in_thread(consumer.stop)
-            await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
-            assert not stopping.done()
-            release.set()
-            assert (await stopping).clean
-            assert (await running).clean
-            assert (await _in_thread(consumer.stop)).clean  # nothing runs any more
-
-    run(main)
-
-
-def test_another_event_loop_gets_the_leftovers_at_its_deadline():
-    async def main():
-        async with stream_world(1) as world:
-            world.put("a")
-            started = asyncio.Event()
-            consumer = world.consumer(app="billing", leases="memory://")
-
-            async def handle(record):
-                started.set()
-                await asyncio.Event().wait()
-
-            running = asyncio.create_task(consumer.run(handle))
-            await started.wait()
-            report = await _in_thread(functools.partial(consumer.stop, deadline=0.1))
-            assert [record.data for record in report.leftovers] == [b"0"]
-            assert await running == report
-
-    run(main)
-
-
-def test_another_event_loop_that_stops_waiting_does_not_end_the_stop():
-    async def main():
-        async with stream_world(1) as world:
-            world.put("a")
-            release, started = asyncio.Event(), asyncio.Event()
-            consumer = world.consumer(app="billing", leases="memory://")
-
-            async def handle(record):
-                started.set()
-                await release.wait()
-
-            async def impatient():
-                async with asyncio.timeout(0.05):
-                    await consumer.stop()
-
-            running = asyncio.create_task(consumer.run(handle))
-            await started.wait()
-            with pytest.raises(TimeoutError):
-                await _in_thread(impatient)
-            release.set()
-            assert (await running).clean
-
-    run(main)
-
-
-def test_another_event_loop_can_stop_a_loop_over_records():
-    async def main():
-        async with stream_world(1) as world:
-            world.put("a")
-            seen, stops = [], []
-            async with world.consumer(start="trim_horizon") as consumer:
-                async for record in consumer:
-                    seen.append(record.data)
-                    stops.append(_in_thread(consumer.stop))
-                    await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
-                assert (await stops[0]).clean
-            assert seen == [b"0"]
-
-    run(main)
-
-
-def test_another_thread_can_stop_a_program_that_only_runs_a_consumer():
-    """The event loop of the run ends right after it."""
-    reports = []
-
-    async def main():
-        async with stream_world(1) as world:
-            consumer = world.consumer(app="billing", leases="memory://")
-            thread = threading.Thread(
-                target=lambda: reports.append(consumer.run_sync(lambda record: None)), name="program"
-            )
-            thread.start()
-            await until(lambda: consumer.status().member_id is not None, "the consumer")
-            reports.append(await consumer.stop())
-            await asyncio.to_thread(thread.join)
-
-    run(main)
-    assert [report.clean for report in reports] == [True, True]
-
-
-def test_a_stop_says_so_when_the_event_loop_of_the_run_stands():
-    async def open_world():
-        context = stream_world(1)
-        world = await context.__aenter__()
-        consumer = world.consumer(app="billing", leases="memory://")
-        running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-        await until(lambda: consumer.status().member_id is not None, "the consumer")
-        return context, consumer, running
-
-    async def end(context, consumer, running):
-        await consumer.stop()
-        await running
-        await context.__aexit__(None, None, None)
-
-    with asyncio.Runner() as runner:
-        context, consumer, running = runner.run(open_world())
-        with pytest.raises(UsageError, match="the event loop of this run is not running"):
-            asyncio.run(consumer.stop())
-        runner.run(end(context, consumer, running))
 
 
 # handlers

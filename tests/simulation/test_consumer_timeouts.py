@@ -1,14 +1,13 @@
 """Calls that take no notice: of their time-out, which holds up their key; of the end of their lease, which is told."""
 
 import asyncio
-import threading
 
 import pytest
 
 from anabranch import Retry, events
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world, until
+from simulated_stream import run, stream_world, until
 
 
 class Unheeding:
@@ -16,7 +15,7 @@ class Unheeding:
 
     def __init__(self):
         self.running = self.most_running = self.calls = 0
-        self.let_go = threading.Event()
+        self.let_go = asyncio.Event()
 
     def enter(self):
         self.calls += 1
@@ -37,19 +36,9 @@ class Unheeding:
         except asyncio.CancelledError:
             await asyncio.sleep(0.05)
 
-    def in_a_thread(self, item):
-        self.enter()
-        try:
-            if self.calls == 1:
-                self.let_go.wait(20)
-        finally:
-            self.running -= 1
 
-
-@pytest.mark.parametrize(
-    "run_name, way", [("run", "in_the_loop"), ("run", "in_a_thread"), ("run_batches", "in_the_loop")]
-)
-def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_again_beside_itself(run_name, way):
+@pytest.mark.parametrize("run_name", ["run", "run_batches"])
+def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_again_beside_itself(run_name):
     async def main():
         async with stream_world(1) as world:
             world.put("a")
@@ -60,14 +49,14 @@ def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_
                 on_failure=Retry(attempts=3, backoff=0.01, timeout=0.1),
                 on_event=happened.append,
             )
-            running = asyncio.create_task(getattr(consumer, run_name)(getattr(handler, way), handle_signals=False))
+            running = asyncio.create_task(getattr(consumer, run_name)(handler.in_the_loop, handle_signals=False))
 
             def reasons():
                 return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
 
             await until(reasons, "the reason")
             assert "ignores its time-out of 0.1 s at " in reasons()[0]
-            assert f"{way} (test_consumer_timeouts.py:" in reasons()[0]
+            assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0]
             assert handler.calls == 1
             handler.let_go.set()
             await until(lambda: handler.running == 0 and consumer.status().shards[0].finished_count == 1, "the end")
@@ -89,7 +78,7 @@ class DeafStore(MemoryLeaseStore):
         return await super().heartbeat(beat)
 
 
-@pytest.mark.parametrize("way", ["in_the_loop", "in_a_thread", "the callers loop"])
+@pytest.mark.parametrize("way", ["in_the_loop", "the callers loop"])
 def test_a_call_that_outlives_its_lease_is_told_with_its_stack(way):
     async def main():
         async with stream_world(1) as world:
@@ -112,7 +101,7 @@ def test_a_call_that_outlives_its_lease_is_told_with_its_stack(way):
                 return [event for event in happened if isinstance(event, events.ZombieCall)]
 
             await until(zombies, "the zombie")
-            assert "in_the_loop" in zombies()[0].stack or "in_a_thread" in zombies()[0].stack
+            assert "in_the_loop" in zombies()[0].stack
             assert "stands at:" in str(zombies()[0])
             assert "_engine" not in zombies()[0].stack.partition("in_")[0]
             store.is_deaf = False

@@ -11,7 +11,7 @@ from anabranch._model.leases import Checkpoint
 from anabranch.errors import TransportError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, now_ms, numbers, run, stream_world, until
+from simulated_stream import QUICK, now_ms, numbers, run, stream_world, until
 
 HOUR = 3600.0
 

@@ -1,12 +1,8 @@
 """How a consumer, a shard or a single call ends when things do not go as planned: nothing stands still in silence."""
 
 import asyncio
-import os
-import subprocess
-import sys
-import threading
 from dataclasses import replace as replace_settings
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
@@ -19,14 +15,12 @@ from anabranch.errors import (
     AccessDeniedError,
     ConsumerFailedError,
     FleetMismatchError,
-    LeaseStoreError,
     ShardStoppedError,
     StreamNotFoundError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore
 
-from stream_world import QUICK, now_ms, numbers, run, stream_world, until
+from simulated_stream import QUICK, now, now_ms, numbers, run, stream_world, until
 
 
 def test_a_handler_that_ends_in_a_cancellation_of_its_own_fails_its_record():
@@ -497,42 +491,6 @@ def test_a_checkpoint_that_is_still_there_is_no_loss():
 TOP = str((1 << 128) - 1)
 
 
-class AwayStore(MemoryLeaseStore):
-    """A store that can be away for heartbeats."""
-
-    away = False
-
-    async def heartbeat(self, beat):
-        if self.away:
-            raise LeaseStoreError("away")
-        return await super().heartbeat(beat)
-
-
-@pytest.mark.parametrize("run_name", ["run", "run_batches"])
-def test_a_call_in_a_thread_that_outlives_a_fence_counts_if_the_fence_lifts(run_name):
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["a"])
-            store, started, go_on = AwayStore(), [], threading.Event()
-
-            def handle(item):
-                started.append(item)
-                store.away = True
-                go_on.wait(20)
-
-            consumer = world.consumer(app="billing", leases=store, until="tip")
-            running = asyncio.create_task(getattr(consumer, run_name)(handle, handle_signals=False))
-            await until(lambda: bool(started) and consumer.status().fenced, "the fence")
-            await asyncio.sleep(0.2)  # what is interrupted at the fence has been by now
-            store.away = False
-            await until(lambda: not consumer.status().fenced, "the end of the fence")
-            go_on.set()
-            assert (await running).clean
-            assert len(started) == 1
-
-    run(main, 20)
-
-
 def test_a_plain_function_that_returns_a_coroutine_is_a_failure_not_a_success():
     async def main():
         async with stream_world(1) as world:
@@ -614,14 +572,14 @@ def test_a_time_that_is_yet_to_come_is_waited_for():
         async with stream_world(1) as world:
             world.put(["a"])
             seen = []
-            at = datetime.now(UTC) + timedelta(seconds=2)
+            at = now() + timedelta(seconds=2)
             consumer = world.consumer(app="billing", leases="memory://", until=at)
             running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
             await until(lambda: len(seen) == 1, "the first record")
             world.put(["a"])
             assert (await running).clean
             assert numbers(seen) == [0, 1]
-            assert datetime.now(UTC) >= at
+            assert now() >= at
 
     run(main, 20)
 
@@ -648,37 +606,6 @@ def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
             await running
 
     run(main, 10)
-
-
-ZOMBIE = """
-import asyncio, dataclasses, time
-from anabranch.errors import LeaseStoreError
-from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore
-from stream_world import QUICK, stream_world
-
-class AwayStore(MemoryLeaseStore):
-    async def heartbeat(self, beat):
-        raise LeaseStoreError("away")
-
-async def main():
-    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, on_zombie="exit"))
-    async with stream_world(1) as world:
-        world.put(["a"])
-        consumer = world.consumer(app="billing", leases=AwayStore(), settings=settings)
-        await consumer.run(lambda record: time.sleep(60))
-
-asyncio.run(main())
-"""
-
-
-def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit():
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", ZOMBIE], env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert ended.returncode == 70, ended.stderr
-    assert "outlived its lease" in ended.stderr
 
 
 def test_a_worker_joins_no_fleet_of_a_newer_protocol():
@@ -802,17 +729,18 @@ def test_a_shard_that_a_slow_loop_walks_through_is_handed_over_between_two_recor
     run(main, 20)
 
 
-def test_a_store_that_was_given_as_an_object_is_left_open(tmp_path):
+def test_a_store_that_was_given_as_an_object_is_left_open():
+    class Store(MemoryLeaseStore):
+        async def close(self):
+            raise AssertionError("its owner closes it")
+
     async def main():
         async with stream_world(1) as world:
-            store, seen = SqliteLeaseStore(tmp_path / "leases.db", "billing"), []
-            try:
-                for _ in range(2):
-                    world.put(["a"])
-                    consumer = world.consumer(app="billing", leases=store, until="tip")
-                    assert (await consumer.run(seen.append, handle_signals=False)).clean
-            finally:
-                await store.close()
+            store, seen = Store(), []
+            for _ in range(2):
+                world.put(["a"])
+                consumer = world.consumer(app="billing", leases=store, until="tip")
+                assert (await consumer.run(seen.append, handle_signals=False)).clean
             assert numbers(seen) == [0, 1]
 
     run(main, 20)
@@ -848,29 +776,5 @@ def test_a_run_that_is_cancelled_repeats_only_the_calls_that_were_cancelled_with
             async with asyncio.timeout(2):  # no lease has to expire
                 await next_one.run(again.append, handle_signals=False)
             assert numbers(again) == [3, 4]
-
-    run(main, 15)
-
-
-def test_a_run_that_is_cancelled_twice_ends_at_once():
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["a"])
-            started, loop, may_end = [], asyncio.get_running_loop(), asyncio.Event()
-
-            def handle(record):
-                started.append(record)
-                asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(20)
-
-            consumer = world.consumer(app="billing", leases="memory://")
-            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
-            await until(lambda: bool(started), "the call")
-            running.cancel()
-            await asyncio.sleep(0.1)
-            running.cancel()
-            async with asyncio.timeout(1):
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            may_end.set()
 
     run(main, 15)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from anabranch._engine.consuming import end_watch
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, run, stream_world, until
+from simulated_stream import QUICK, run, stream_world, until
 
 EVERY_WAY = pytest.mark.parametrize("way", ["records", "by hand", "batches", "run", "run_batches", "key", "none"])
 
@@ -147,7 +146,7 @@ def failing(record):
     raise LookupError(f"no customer {record.partition_key}")
 
 
-@pytest.mark.parametrize("way", ["run", "run_batches", "threads"])
+@pytest.mark.parametrize("way", ["run", "run_batches"])
 def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(way, caplog):
     async def main():
         async with stream_world(1) as world:
@@ -162,7 +161,7 @@ def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(w
                 on_failure=Retry(attempts=4, backoff=0),
             )  # fmt: skip
             batches = way == "run_batches"
-            running = consumer.run_batches(handle) if batches else consumer.run(failing if way == "threads" else handle)
+            running = consumer.run_batches(handle) if batches else consumer.run(handle)
             with pytest.raises(ShardStoppedError):
                 await running
             failures = kinds(happened, events.HandlerFailed)
@@ -206,20 +205,6 @@ def test_tracebacks_are_left_out_while_many_calls_fail_and_the_last_attempts_hav
     assert last[0].exc_info is not None
 
 
-def test_a_process_logs_the_traceback_of_its_handler(caplog):
-    async def main():
-        async with stream_world(1) as world:
-            put(world, b"1")
-            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
-            with pytest.raises(ShardStoppedError):
-                await consumer.run(failing, processes=1)
-
-    caplog.set_level(logging.INFO, "anabranch")
-    run(main, 30)
-    assert "in failing" in caplog.text
-    assert "no customer key-0" in caplog.text
-
-
 # how the run ends
 
 
@@ -246,23 +231,6 @@ def test_a_run_that_ends_by_itself_with_a_stopped_shard_raises_and_names_record_
     run(main, 20)
 
 
-def test_run_sync_raises_where_run_does(tmp_path):
-    async def make():
-        async with stream_world(1) as world:
-            put(world, b"1")
-
-            def work():
-                consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
-                with pytest.raises(ShardStoppedError) as raised:
-                    consumer.run_sync(failing)
-                return raised.value
-
-            error = await asyncio.to_thread(work)
-            assert isinstance(error.report.stopped[0].error, LookupError)
-
-    run(make, 15)
-
-
 def test_other_shards_are_handled_to_the_end_before_a_stopped_one_is_raised():
     async def main():
         async with stream_world(2) as world:
@@ -285,8 +253,7 @@ def test_other_shards_are_handled_to_the_end_before_a_stopped_one_is_raised():
     run(main, 15)
 
 
-@pytest.mark.parametrize("by", ["stop", "signal"])
-def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean(by):
+def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean():
     async def main():
         async with stream_world(1) as world:
             put(world, b"1")
@@ -294,12 +261,9 @@ def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean(by):
             consumer = world.consumer(
                 app="billing", leases="memory://", on_event=happened.append, on_failure=Retry(attempts=1)
             )
-            running = asyncio.create_task(consumer.run(failing, handle_signals=True))
+            running = asyncio.create_task(consumer.run(failing))
             await until(lambda: kinds(happened, events.ShardStopped), "the stop of the shard")
-            if by == "signal":
-                signal.raise_signal(signal.SIGTERM)
-            else:
-                assert len((await consumer.stop()).stopped) == 1
+            assert len((await consumer.stop()).stopped) == 1
             report = await running
             assert not report.clean
             assert isinstance(report.stopped[0].error, LookupError)

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.errors import ConsumerFailedError
 
-from stream_world import run, stream_world, until
+from simulated_stream import run, stream_world, until
 
 WAYS = pytest.mark.parametrize("way", ["run", "run_batches"])
 

@@ -9,7 +9,7 @@ from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, numbers, run, stream_world, until
+from simulated_stream import QUICK, numbers, run, stream_world, until
 
 
 class Failing:

@@ -9,7 +9,7 @@ from anabranch import CheckpointSettings, events
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, numbers, run, stream_world, until
+from simulated_stream import QUICK, numbers, run, stream_world, until
 
 SELDOM = replace(QUICK, checkpoints=CheckpointSettings(interval=60))
 

@@ -1,10 +1,6 @@
 """Calls that do not end when they are told to: they are named, and neither a stop nor the process waits for them."""
 
 import asyncio
-import os
-import subprocess
-import sys
-import threading
 from functools import partial
 
 import pytest
@@ -13,9 +9,9 @@ from anabranch import events
 from anabranch._engine.consuming import consuming
 from anabranch.errors import ConsumerFailedError
 
-from stream_world import run, stream_world, until
+from simulated_stream import run, stream_world, until
 
-WAYS = pytest.mark.parametrize("way", ["run", pytest.param("run_batches", marks=pytest.mark.long)])
+WAYS = pytest.mark.parametrize("way", ["run", "run_batches"])
 
 
 class Deaf:
@@ -23,7 +19,7 @@ class Deaf:
 
     def __init__(self):
         self.started = self.ended = 0
-        self.let_go = threading.Event()
+        self.let_go = asyncio.Event()
 
     async def in_the_loop(self, item):
         self.started += 1
@@ -34,25 +30,19 @@ class Deaf:
                 continue
         self.ended += 1
 
-    def in_a_thread(self, item):
-        self.started += 1
-        self.let_go.wait(20)
-        self.ended += 1
-
 
 def _run(consumer, way):
     return consumer.run if way == "run" else partial(consumer.run_batches, max_records=1)
 
 
 @WAYS
-@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
-def test_a_stop_waits_no_longer_for_a_call_that_does_not_end_and_names_it(way, kind):
+def test_a_stop_waits_no_longer_for_a_call_that_does_not_end_and_names_it(way):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"])
             handler, happened = Deaf(), []
             consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
-            running = asyncio.create_task(_run(consumer, way)(getattr(handler, kind), handle_signals=False))
+            running = asyncio.create_task(_run(consumer, way)(handler.in_the_loop, handle_signals=False))
             await until(lambda: handler.started == 1, "the call")
             try:
                 async with asyncio.timeout(2.5):
@@ -63,7 +53,7 @@ def test_a_stop_waits_no_longer_for_a_call_that_does_not_end_and_names_it(way, k
                 assert report.committed
                 assert report.released
                 (told,) = [event for event in happened if isinstance(event, events.ZombieCall)]
-                assert kind in told.stack
+                assert "in_the_loop" in told.stack
                 assert not any("runner" in task.get_name() for task in asyncio.all_tasks())
             finally:
                 handler.let_go.set()
@@ -74,14 +64,13 @@ def test_a_stop_waits_no_longer_for_a_call_that_does_not_end_and_names_it(way, k
 
 
 @WAYS
-@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
-def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way, kind):
+def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"])
             handler, happened = Deaf(), []
             consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
-            running = asyncio.create_task(_run(consumer, way)(getattr(handler, kind), handle_signals=False))
+            running = asyncio.create_task(_run(consumer, way)(handler.in_the_loop, handle_signals=False))
             await until(lambda: handler.started == 1, "the call")
             consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
             try:
@@ -137,45 +126,3 @@ def test_leaving_the_block_of_a_consumer_waits_no_longer_for_a_call_that_does_no
                 handler.let_go.set()
 
     run(main, 10)
-
-
-PROGRAM = """
-import asyncio, dataclasses, os, signal, sys, time
-from stream_world import QUICK, stream_world
-
-def tell():
-    os.kill(os.getpid(), signal.SIGTERM)
-
-async def in_the_loop(record):
-    tell()
-    while True:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            pass
-
-def in_a_thread(record):
-    tell()
-    time.sleep(3600)
-
-async def main():
-    settings = dataclasses.replace(QUICK, leases=dataclasses.replace(QUICK.leases, drain_deadline=0.2))
-    async with stream_world(1) as world:
-        world.put(["a"])
-        consumer = world.consumer(app="billing", leases="memory://", settings=settings)
-        report = await consumer.run(globals()[sys.argv[1]])
-        print("left", len(report.leftovers))
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("kind", ["in_the_loop", "in_a_thread"])
-def test_a_signal_ends_a_process_whose_call_never_ends(kind):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind], env=environment, capture_output=True, text=True, timeout=10, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (0, "left 1\n"), ended.stderr
-    assert "outlived its lease" in ended.stderr.splitlines()[0]
-    assert not any(word in ended.stderr for word in ("Traceback", "ignored", "destroyed"))

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch import Budget, Consumer, Retry, events
+from anabranch import Budget, Retry, events
 from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.limits import MIB
 
-from stream_world import QUICK, now_ms, run, stream_world, until
+from simulated_stream import QUICK, now_ms, run, stream_world, until
 
 HALF_MIB = b"x" * (MIB // 2)
 
@@ -67,7 +67,7 @@ def test_a_consumer_of_many_shards_does_not_keep_another_that_shares_its_budget_
                     await asyncio.sleep(0.1)
 
             many = world.consumer(app="many", leases="memory://", settings=settings)
-            one = Consumer("refunds", app="one", leases="memory://", aws=world.aws, settings=settings)
+            one = world.consumer("refunds", app="one", leases="memory://", settings=settings)
             async with asyncio.TaskGroup() as group:
                 filling = group.create_task(fill())
                 group.create_task(many.run(handle, handle_signals=False))

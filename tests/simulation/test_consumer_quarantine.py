@@ -8,7 +8,7 @@ from anabranch import Retry, events
 from anabranch._model.leases import MemberRow
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import run, stream_world, until
+from simulated_stream import run, stream_world, until
 
 RECORDS = 12
 

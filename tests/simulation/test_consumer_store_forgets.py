@@ -11,7 +11,7 @@ from anabranch.config import ConsumerSettings, PollingSettings
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import numbers, run, stream_world, until
+from simulated_stream import numbers, run, stream_world, until
 
 
 class ForgetfulStore(MemoryLeaseStore):

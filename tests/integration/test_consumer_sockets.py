@@ -1,15 +1,79 @@
-"""A shard that another worker asks for while its handler does not end: kept, or given away once nothing of it runs."""
+"""A consumer over real sockets and a SQLite file: one test for each way in which these differ from a simulation."""
 
 import asyncio
+import logging
 import threading
 from dataclasses import replace
 
 import pytest
 
-from anabranch import events
+import anabranch
+from anabranch import Retry, events
+from anabranch.errors import ShardStoppedError
+from anabranch.records import Record
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, numbers, run, stream_world, until
+from stream_world import QUICK, check_order, numbers, run, stream_world, until
+
+KEYS = [f"user-{i}" for i in range(12)]
+
+
+def test_a_stateful_consumer_was_offline_during_a_reshard(tmp_path):
+    async def main():
+        async with stream_world(2) as world:
+            options = {"app": "billing", "leases": f"sqlite:///{tmp_path}/leases.db", "until": "tip"}
+            world.put(KEYS * 2)
+            seen: list[Record[bytes]] = []
+            for round_number in range(3):
+                async with world.consumer(**options) as consumer:
+                    seen.extend([record async for record in consumer])
+                world.put(KEYS)
+                if round_number == 0:
+                    world.split()
+                world.put(KEYS)
+            async with world.consumer(app="billing", leases=options["leases"], idle_timeout=0.8) as consumer:
+                seen.extend([record async for record in consumer])
+            check_order(seen)
+            assert sorted(numbers(seen)) == list(range(world.put_count))
+
+    run(main, 60)
+
+
+def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_worker(tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL, "anabranch")  # pytest-xdist cannot send such a log
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["a"])
+
+            async def handle(_):
+                raise OSError("no such file: caf\udce9.csv")  # as os.fsdecode gives names that are not UTF-8
+
+            consumer = world.consumer(
+                app="billing", leases=f"sqlite:{tmp_path}/leases.db", until="tip", on_failure=Retry(attempts=1)
+            )
+            with pytest.raises(ShardStoppedError, match="udce9"):
+                await consumer.run(handle, handle_signals=False)
+            async with anabranch.Application("billing", leases=f"sqlite:{tmp_path}/leases.db") as application:
+                (shard,) = (await application.status()).shards
+            assert shard.state == "stopped"
+            assert "OSError: no such file: caf\\udce9.csv" in shard.stopped.reason
+
+    run(main)
+
+
+def test_an_idle_timeout_does_not_end_a_consumer_that_could_not_read_yet():
+    async def main():
+        async with stream_world(2) as world:
+            world.put(str(number) for number in range(10))
+            world.kinesis.faults.on("GetRecords").throttle().at_most(6)  # of two shards
+            seen = []
+            consumer = world.consumer(app="billing", leases="memory://", idle_timeout=0.5)
+            assert (await consumer.run(seen.append)).clean
+            assert len(seen) == 10
+
+    run(main)
+
 
 TOP = str((1 << 128) - 1)
 
@@ -51,57 +115,6 @@ class TwoWorkers:
         await asyncio.gather(*self._tasks)
 
 
-def test_a_shard_whose_handler_does_not_end_is_kept_and_nothing_is_repeated():
-    async def main():
-        async with stream_world(2) as world:
-            go_on, seen = asyncio.Event(), []
-
-            async def handle(record):
-                await go_on.wait()
-                seen.append(record)
-
-            async with TwoWorkers(world, "keep", handle) as workers:
-                await workers.join()
-                await until(lambda: bool(workers.said(events.HandOffKept)), "the word that it stays")
-                go_on.set()
-                await until(lambda: len(seen) == 3, "all records")
-                assert workers.said(events.HandOffKept)[0].running_count == 1
-                assert not workers.said(events.HandOffForced)
-            assert numbers(seen) == [0, 1, 2]
-            assert not workers.others
-
-    run(main, 20)
-
-
-@pytest.mark.parametrize("by_batch", [False, True])
-def test_a_forced_hand_off_cancels_what_runs_and_repeats_it_elsewhere(by_batch):
-    async def main():
-        async with stream_world(2) as world:
-            running, cancelled = [], []
-
-            async def handle(_):
-                running.append(None)
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    cancelled.append(None)
-                    raise
-
-            async with TwoWorkers(world, "force", handle, by_batch=by_batch) as workers:
-                await until(lambda: bool(running), "the first call")
-                await workers.join()
-                await until(lambda: len(workers.others) == 3, "the records, in the other worker's hands")
-                forced = workers.said(events.HandOffForced)
-                assert [(event.running_count, event.to_member) for event in forced] == [
-                    (1, workers.second.status().member_id)
-                ]
-                assert len(workers.said(events.LeaseGiven)) == 1
-            assert len(cancelled) == 1
-            assert numbers(workers.others) == [0, 1, 2]
-
-    run(main, 20)
-
-
 def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
     async def main():
         async with stream_world(2) as world:
@@ -125,27 +138,6 @@ def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
                 go_on.set()
                 await until(lambda: len(effects) == 3, "the rest, by the other worker")
             assert effects == [("first", 0), ("second", 1), ("second", 2)]
-
-    run(main, 20)
-
-
-def test_a_forced_hand_off_for_a_worker_that_left_is_called_off():
-    async def main():
-        async with stream_world(2) as world:
-            go_on, seen = threading.Event(), []
-
-            def handle(record):
-                go_on.wait(20)
-                seen.append(record)
-
-            async with TwoWorkers(world, "force", handle) as workers:
-                await workers.join()
-                await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
-                await workers.second.stop()
-                await until(lambda: bool(workers.said(events.HandOffKept)), "the word that it stays")
-                assert _reason(workers.first) is None
-                go_on.set()
-                await until(lambda: len(seen) == 3, "all records, here")
 
     run(main, 20)
 

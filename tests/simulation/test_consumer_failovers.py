@@ -8,7 +8,7 @@ from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import numbers, run, stream_world, until
+from simulated_stream import numbers, run, stream_world, until
 
 
 @pytest.mark.parametrize("way", ["shard", "key", "none", "batches"])

@@ -1,10 +1,6 @@
 """Records on their way to handlers: acknowledgement, failures, batches, threads, processes, stopping."""
 
 import asyncio
-import os
-import sys
-import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,37 +11,13 @@ from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, check_order, now_ms, numbers, run, stream_world, until
+from simulated_stream import QUICK, check_order, now_ms, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(8)]
 
 
-def exit_or_return_a_lock(record):
-    if record.data == b"0":
-        sys.exit("enough")
-    return threading.Lock()
-
-
-def wait_for_file(record):
-    while not os.path.exists(record.data):  # noqa: PTH110 -- runs in a process of its own
-        time.sleep(0.01)
-
-
 async def _rows(store):
     return list(await store.read_leases(with_finished=True))
-
-
-def process_id_of(record):
-    with open(record.data.decode(), "a") as file:  # noqa: PTH123 -- runs in a process of its own
-        file.write(f"{os.getpid()}\n")
-
-
-def die_or_write(record):
-    path, _, number = record.data.decode().partition(" ")
-    if number == "1":
-        os._exit(1)
-    with open(path, "a") as file:  # noqa: PTH123 -- runs in a process of its own
-        file.write(number)
 
 
 def test_a_record_is_acknowledged_when_the_next_is_asked_for():
@@ -178,28 +150,6 @@ def test_a_failing_key_does_not_hold_up_other_keys():
     run(main)
 
 
-@pytest.mark.parametrize("way", ["run", "run_batches"])
-def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_worker(way, tmp_path):
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["a"])
-
-            async def handle(_):
-                raise OSError("no such file: caf\udce9.csv")  # as os.fsdecode gives names that are not UTF-8
-
-            consumer = world.consumer(
-                app="billing", leases=f"sqlite:{tmp_path}/leases.db", until="tip", on_failure=Retry(attempts=1)
-            )
-            with pytest.raises(ShardStoppedError, match="udce9"):
-                await getattr(consumer, way)(handle, handle_signals=False)
-            async with anabranch.Application("billing", leases=f"sqlite:{tmp_path}/leases.db") as application:
-                (shard,) = (await application.status()).shards
-            assert shard.state == "stopped"
-            assert "OSError: no such file: caf\\udce9.csv" in shard.stopped.reason
-
-    run(main)
-
-
 def test_a_time_out_cancels_the_call_and_counts_as_a_failed_attempt():
     async def main():
         async with stream_world(1) as world:
@@ -218,92 +168,6 @@ def test_a_time_out_cancels_the_call_and_counts_as_a_failed_attempt():
             assert attempts == [(1, 0.1), (2, 0.1)]
 
     run(main)
-
-
-def test_plain_functions_run_in_threads_and_do_not_block_the_loop():
-    async def main():
-        async with stream_world(4) as world:
-            world.put(KEYS)
-            together, main_thread = threading.Barrier(2, timeout=5), threading.get_ident()
-
-            def handle(record):
-                assert threading.get_ident() != main_thread
-                if record.partition_key in KEYS[:2]:
-                    together.wait()  # two calls must run at once to get past
-
-            consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip", concurrency=4)
-            assert (await consumer.run(handle)).clean
-
-    run(main)
-
-
-def test_processes_handle_records_outside_of_this_one(tmp_path):
-    async def main():
-        async with stream_world(1) as world:
-            target = tmp_path / "ids"
-            world.call("PutRecord", PartitionKey="a", Data=str(target).encode())
-            consumer = world.consumer(app="billing", leases="memory://", until="tip")
-            assert (await consumer.run(process_id_of, processes=1)).clean
-            assert int(target.read_text()) != os.getpid()
-
-    run(main)
-
-
-def test_what_a_handler_returns_or_exits_with_does_not_leave_its_process():
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["a", "b"])
-            happened = []
-            consumer = world.consumer(
-                app="billing", leases="memory://", order="key", until="tip", on_event=happened.append,
-                on_failure=Retry(attempts=1),
-            )  # fmt: skip
-            with pytest.raises(ShardStoppedError):
-                await consumer.run(exit_or_return_a_lock, processes=1)
-            (failed,) = [event for event in happened if isinstance(event, events.HandlerFailed)]
-            assert (failed.partition_key, failed.error) == ("a", "RuntimeError: the handler raised SystemExit(enough)")
-
-    run(main)
-
-
-def test_no_call_waits_for_a_process_while_its_time_runs(tmp_path):
-    async def main():
-        async with stream_world(1) as world:
-            target = tmp_path / "go"
-            for key in KEYS:
-                world.call("PutRecord", PartitionKey=key, Data=os.fsencode(target))
-            consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip")
-            running = asyncio.create_task(consumer.run(wait_for_file, processes=2, handle_signals=False))
-            await until(lambda: consumer._consuming and consumer._consuming.worker.has_joined, "the start")
-            sink = consumer._consuming.worker._sink
-            await until(lambda: len(sink.running()) == 2, "two calls")
-            await asyncio.sleep(0.2)
-            assert len(sink.running()) == 2  # of eight that may start
-            target.touch()
-            assert (await running).clean
-
-    run(main)
-
-
-def test_a_record_that_kills_its_process_stops_its_shard_and_no_other(tmp_path):
-    async def main():
-        async with stream_world(2) as world:
-            target = tmp_path / "numbers"
-            for number, hash_key in enumerate(["0", "0", "0", str((1 << 128) - 1), str((1 << 128) - 1)]):
-                data = f"{target} {number}".encode()
-                world.call("PutRecord", PartitionKey="a", ExplicitHashKey=hash_key, Data=data)
-            happened = []
-            consumer = world.consumer(
-                app="billing", leases="memory://", until="tip", on_event=happened.append,
-                on_failure=Retry(attempts=2, backoff=0.01),
-            )  # fmt: skip
-            with pytest.raises(ShardStoppedError):
-                await consumer.run(die_or_write, processes=1)
-            assert sorted(target.read_text()) == ["0", "3", "4"]
-            (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
-            assert stop.shard_id == "shardId-000000000000"
-
-    run(main, 30)
 
 
 def test_stop_reports_what_still_ran_at_the_deadline_and_repeats_it_later():
@@ -394,7 +258,7 @@ def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_g
     async def main():
         async with stream_world(1) as world:
             world.kinesis.state.call("CreateStream", {"StreamName": "refunds", "ShardCount": 1}, now_ms=now_ms())
-            consumer = anabranch.Consumer(["orders", "refunds"], aws=world.aws, settings=QUICK)
+            consumer = world.consumer(["orders", "refunds"])
             async with consumer:
                 outside = await consumer._open()
                 client = outside.kinesis

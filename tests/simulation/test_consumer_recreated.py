@@ -8,7 +8,7 @@ from anabranch import events
 from anabranch.errors import StreamDeletedError, StreamRecreatedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import now_ms, run, stream_world, until
+from simulated_stream import now_ms, run, stream_world, until
 
 
 async def create_anew(world, shards):

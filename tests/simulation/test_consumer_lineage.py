@@ -10,8 +10,9 @@ import pytest
 from anabranch import events
 from anabranch._wire.aggregate import PRODUCER_TAG, AggregateBuilder
 from anabranch.records import Record
+from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import check_order, numbers, run, stream_world, until
+from simulated_stream import check_order, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(12)]
 
@@ -54,10 +55,10 @@ def test_two_shards_merge_while_the_consumer_is_online(options):
 
 
 @pytest.mark.parametrize("change", ["split", "merge"])
-def test_a_stateful_consumer_was_offline_during_a_reshard(change, tmp_path):
+def test_a_stateful_consumer_was_offline_during_a_reshard(change):
     async def main():
         async with stream_world(2) as world:
-            options = {"app": "billing", "leases": f"sqlite:///{tmp_path}/leases.db", "until": "tip"}
+            options = {"app": "billing", "leases": MemoryLeaseStore(), "until": "tip"}
             world.put(KEYS * 2)
             seen: list[Record[bytes]] = []
             for round_number in range(3):

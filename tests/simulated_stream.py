@@ -1,0 +1,207 @@
+"""One stream in virtual time: the public `Consumer` on the simulated loop, over the local server without its sockets.
+
+The same names as in `stream_world`, so a test moves from sockets to virtual time by its import. Requests and answers
+pass through the client's and the server's own codecs, and faults of the local server work. There are no threads here:
+plain handlers are called on the loop, and heartbeats run there too.
+"""
+
+import asyncio
+import functools
+import inspect
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.utils import formatdate
+from types import SimpleNamespace
+from typing import Any
+
+from anabranch import Consumer
+from anabranch._aws.account import ServiceAddress
+from anabranch._aws.kinesis_client import KINESIS, KinesisClient
+from anabranch._aws.service import AwsService
+from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.outside import Outside
+from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.server.exchange import Abandon, Request, Response
+from anabranch._ports.lease_store import LeaseStore
+from anabranch._wire.sigv4 import SigningCredentials
+from anabranch.errors import TransportError
+from anabranch.local.faults import Faults
+from anabranch.local.http import EventStreams, KinesisHttpApp
+from anabranch.local.service import LocalState
+from anabranch.local.settings import LocalSettings
+from anabranch.testing import loop as simulation
+
+from stream_world import HALF, QUICK, StreamWorld, check_order, numbers
+
+__all__ = [
+    "HALF", "QUICK", "block", "check_order", "now", "now_ms", "numbers", "run", "stream_world", "until",
+]  # fmt: skip
+
+_EPOCH_MS = 1_800_000_000_000
+_LATENCY_SECONDS = 0.001
+_ANSWER_TIMEOUT_SECONDS = 15.0
+
+
+def now_ms() -> int:
+    """The virtual wall clock, which also the server goes by."""
+    return _EPOCH_MS + _CLOCK.now_ms()
+
+
+def now() -> datetime:
+    return datetime.fromtimestamp(now_ms() / 1000, UTC)
+
+
+def block(seconds: float) -> None:
+    """Blocks the loop: time passes, and no other task runs."""
+    asyncio.get_running_loop()._now += seconds  # type: ignore[attr-defined]
+
+
+class _LoopClock:
+    def now_ms(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1000)
+
+    def wall_ms(self) -> int:
+        return now_ms()
+
+    async def sleep_until_ms(self, at_ms: int) -> None:
+        await asyncio.sleep(max(0, at_ms - self.now_ms()) / 1000)
+
+    def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(max(0, at_ms - self.now_ms()) / 1000, callback)
+
+
+_CLOCK = _LoopClock()
+
+
+class SimulatedKinesis:
+    """The parts of `LocalKinesis` that need no sockets."""
+
+    def __init__(self, create: dict[str, int], **options: Any) -> None:
+        options["state_delay_ms"] = round(options.pop("state_delay", 0) * 1000)
+        streams = EventStreams(now_ms)
+        self.entropy = random.Random(0)
+        self.settings = LocalSettings(**options)
+        self.state = LocalState(self.settings, entropy=self.entropy, on_change=streams.wake)
+        self.faults = Faults(self.entropy)
+        self.handle = KinesisHttpApp(
+            self.state, self.faults, streams, clock_ms=now_ms, journal=None, after_call=lambda: None
+        )
+        for name, count in create.items():
+            self.state.call("CreateStream", {"StreamName": name, "ShardCount": count}, now_ms=now_ms())
+
+    def connect(self) -> KinesisClient:
+        address = ServiceAddress(self.settings.region, parse_endpoint("http://simulated"))
+        service = AwsService(KINESIS, address, _Credentials(), _Http(self), wall_ms=now_ms)  # type: ignore[arg-type]
+        return KinesisClient(service, SimpleNamespace(close=_nothing))  # type: ignore[arg-type]
+
+
+class _Credentials:
+    _given = SigningCredentials("local", "local")
+
+    def current(self) -> SigningCredentials:
+        return self._given
+
+
+class _Http:
+    """Replaces the client's connections."""
+
+    def __init__(self, kinesis: SimulatedKinesis) -> None:
+        self._kinesis = kinesis
+
+    async def post(
+        self,
+        purpose: str,
+        headers: bytes,
+        pieces: Sequence[bytes],
+        read: Callable[[ClientResponse], Any],
+        *,
+        repeatable: bool,
+    ) -> Any:
+        lines = (line.partition(": ") for line in headers.decode("latin-1").split("\r\n") if line)
+        request = Request("POST", "/", {name.lower(): value for name, _, value in lines}, b"".join(pieces), "1.1")
+        await asyncio.sleep(_LATENCY_SECONDS)
+        answer = self._kinesis.handle(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is Abandon.SILENCE:
+            await asyncio.sleep(_ANSWER_TIMEOUT_SECONDS)
+        if isinstance(answer, Abandon):
+            raise TransportError(f"no answer: {answer.value}")
+        await asyncio.sleep(_LATENCY_SECONDS)
+        assert isinstance(answer, Response)
+        found = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in answer.headers}
+        found[b"date"] = formatdate(now_ms() / 1000, usegmt=True).encode("ascii")
+        return read(ClientResponse(answer.status, found, memoryview(answer.body)))
+
+    async def close(self) -> None:
+        """There is no connection to close."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+class SimulatedConsumer(Consumer[Any]):
+    """The public consumer, connected to a simulated Kinesis and clock."""
+
+    def __init__(self, kinesis: SimulatedKinesis, stream: str | Sequence[str], **options: Any) -> None:
+        super().__init__(stream, **options)
+        self._kinesis = kinesis
+
+    async def _connect(self, store: LeaseStore) -> Outside:
+        await asyncio.sleep(_LATENCY_SECONDS)
+        kinesis = self._kinesis
+        return Outside(kinesis=kinesis.connect(), store=store, clock=_CLOCK, entropy=kinesis.entropy, emit=self._emit)
+
+    async def run(self, handler: Any = None, **options: Any) -> Any:
+        return await super().run(_on_the_loop(handler), **options)
+
+    async def run_batches(self, handler: Any = None, **options: Any) -> Any:
+        return await super().run_batches(_on_the_loop(handler), **options)
+
+
+def _on_the_loop(handler: Any) -> Any:
+    """A plain handler would run in a thread; here it is an async one."""
+    if handler is None or HandlerCall(handler, threads=1).is_async:
+        return handler
+
+    @functools.wraps(handler, updated=())
+    async def call(*arguments: Any) -> Any:
+        return handler(*arguments)
+
+    return call
+
+
+class SimulatedWorld(StreamWorld):
+    kinesis: SimulatedKinesis  # type: ignore[assignment]
+
+    def call(self, operation: str, **request: Any) -> dict[str, Any]:
+        return self.kinesis.state.call(operation, {"StreamName": self.stream, **request}, now_ms=now_ms())
+
+    def consumer(self, stream: str | Sequence[str] | None = None, **options: Any) -> SimulatedConsumer:
+        return SimulatedConsumer(self.kinesis, stream or self.stream, **{"settings": QUICK, **options})
+
+
+@asynccontextmanager
+async def stream_world(shards: int = 1, **options: Any) -> AsyncIterator[SimulatedWorld]:
+    yield SimulatedWorld(SimulatedKinesis({"orders": shards}, **options), "orders")  # type: ignore[arg-type]
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]], seconds: float = 600) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(seconds):
+            await main()
+
+    simulation.run(limited)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Awaits a condition of another task; names it if it does not come."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise TimeoutError(f"waited {seconds:.0f} virtual seconds for: {what}")
+        await asyncio.sleep(0.005)

@@ -1,0 +1,169 @@
+"""A shard that another worker asks for while its handler does not end: kept, or given away once nothing of it runs."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from anabranch import events
+from anabranch.stores.memory import MemoryLeaseStore
+
+from simulated_stream import QUICK, numbers, run, stream_world, until
+
+TOP = str((1 << 128) - 1)
+
+
+def settings(hand_off):
+    return replace(QUICK, leases=replace(QUICK.leases, drain_deadline=0.3, hand_off=hand_off))
+
+
+class TwoWorkers:
+    """One that holds both shards and is busy with a record of the upper one, and one that joins and wants a shard."""
+
+    def __init__(self, world, hand_off, handle, *, by_batch=False):
+        store = MemoryLeaseStore()
+        self.happened, self.others, self._joined = [], [], []
+        self.first = world.consumer(
+            app="billing", leases=store, settings=settings(hand_off), on_event=self.happened.append
+        )
+        self.second = world.consumer(app="billing", leases=store, on_event=self._joined.append)
+        self._run = self.first.run_batches if by_batch else self.first.run
+        self._handle = handle
+        for number in range(3):
+            world.call("PutRecord", PartitionKey="a", ExplicitHashKey=TOP, Data=str(number).encode())
+
+    async def __aenter__(self):
+        self._tasks = [asyncio.create_task(self._run(self._handle, handle_signals=False))]
+        await until(lambda: len(self.said(events.ShardStarted)) == 2, "both shards")
+        return self
+
+    async def join(self):
+        self._tasks.append(asyncio.create_task(self.second.run(self.others.append, handle_signals=False)))
+        await until(lambda: bool(self._joined), "the second worker")
+
+    def said(self, kind):
+        return [event for event in self.happened if isinstance(event, kind)]
+
+    async def __aexit__(self, *_):
+        await self.second.stop(deadline=1)
+        await self.first.stop(deadline=1)
+        await asyncio.gather(*self._tasks)
+
+
+def test_a_shard_whose_handler_does_not_end_is_kept_and_nothing_is_repeated():
+    async def main():
+        async with stream_world(2) as world:
+            go_on, seen = asyncio.Event(), []
+
+            async def handle(record):
+                await go_on.wait()
+                seen.append(record)
+
+            async with TwoWorkers(world, "keep", handle) as workers:
+                await workers.join()
+                await until(lambda: bool(workers.said(events.HandOffKept)), "the word that it stays")
+                go_on.set()
+                await until(lambda: len(seen) == 3, "all records")
+                assert workers.said(events.HandOffKept)[0].running_count == 1
+                assert not workers.said(events.HandOffForced)
+            assert numbers(seen) == [0, 1, 2]
+            assert not workers.others
+
+    run(main, 20)
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+def test_a_forced_hand_off_cancels_what_runs_and_repeats_it_elsewhere(by_batch):
+    async def main():
+        async with stream_world(2) as world:
+            running, cancelled = [], []
+
+            async def handle(_):
+                running.append(None)
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(None)
+                    raise
+
+            async with TwoWorkers(world, "force", handle, by_batch=by_batch) as workers:
+                await until(lambda: bool(running), "the first call")
+                await workers.join()
+                await until(lambda: len(workers.others) == 3, "the records, in the other worker's hands")
+                forced = workers.said(events.HandOffForced)
+                assert [(event.running_count, event.to_member) for event in forced] == [
+                    (1, workers.second.status().member_id)
+                ]
+                assert len(workers.said(events.LeaseGiven)) == 1
+            assert len(cancelled) == 1
+            assert numbers(workers.others) == [0, 1, 2]
+
+    run(main, 20)
+
+
+def test_a_forced_hand_off_waits_for_a_call_that_ignores_its_cancellation():
+    async def main():
+        async with stream_world(2) as world:
+            go_on, running, effects = asyncio.Event(), [], []
+
+            async def handle(record):
+                running.append(record)
+                await wait_and_ignore_cancellation(go_on)
+                effects.append(("first", int(record.data)))
+
+            async with TwoWorkers(world, "force", handle) as workers:
+                workers.others = _Effects(effects)
+                await until(lambda: bool(running), "the first call")
+                await workers.join()
+                await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
+                await until(lambda: _reason(workers.first) is not None, "a reason why it stands still")
+                assert "1 handler calls that were told to end still run" in _reason(workers.first)
+                for _ in range(3):
+                    await asyncio.sleep(0.1)
+                    assert not workers.said(events.LeaseGiven), "given while a call of it runs"
+                go_on.set()
+                await until(lambda: len(effects) == 3, "the rest, by the other worker")
+            assert effects == [("first", 0), ("second", 1), ("second", 2)]
+
+    run(main, 20)
+
+
+def test_a_forced_hand_off_for_a_worker_that_left_is_called_off():
+    async def main():
+        async with stream_world(2) as world:
+            go_on, seen = asyncio.Event(), []
+
+            async def handle(record):
+                await wait_and_ignore_cancellation(go_on)
+                seen.append(record)
+
+            async with TwoWorkers(world, "force", handle) as workers:
+                await workers.join()
+                await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
+                await workers.second.stop()
+                await until(lambda: bool(workers.said(events.HandOffKept)), "the word that it stays")
+                assert _reason(workers.first) is None
+                go_on.set()
+                await until(lambda: len(seen) == 3, "all records, here")
+
+    run(main, 20)
+
+
+async def wait_and_ignore_cancellation(event):
+    while not event.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await event.wait()
+
+
+class _Effects(list):
+    def __init__(self, effects):
+        super().__init__()
+        self._effects = effects
+
+    def append(self, record):
+        self._effects.append(("second", int(record.data)))
+
+
+def _reason(consumer):
+    return next((shard.reason for shard in consumer.status().shards if shard.unfinished_count), None)

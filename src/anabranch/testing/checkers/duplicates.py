@@ -5,10 +5,11 @@ A record should be committed when its process has been able to commit for `commi
 counts as unable are facts of the world, never what the engine says:
 
 - the process did not run (it was paused, or its event loop stalled);
-- a message of one of its lease writes, or of its leaving, was lost or late, or the store was away: for as long as one
-  store call may take, from the time that this one was sent;
-- it had the lease no more: the process had ended, the store had ended its member, the lease row had another owner, or
-  the store had gone back in time or was emptied;
+- the store was away, or the process was cut off from it;
+- a message of one of its lease writes was lost or late: for as long as one store call may take, from the time that this
+  one was sent;
+- it had the lease no more: the process had ended, its member had asked to leave or was sealed, the row had another
+  owner, or the store had gone back in time or was emptied;
 - the shard had been written as stopped: that is the last write (rule D4);
 - more records of the shard before this one were open than a lease row can name (rule M1).
 """

@@ -110,7 +110,7 @@ class Checker:
         """The lease row has another owner or fence token than before; `process` is that owner's, None if it is free."""
 
     def left(self, at_ms: int, member_id: str) -> None:
-        """The store has ended this member, by its own wish or another's: it takes no more writes of it."""
+        """This member is over: it has asked the store to leave, or another has sealed it."""
 
     def died(self, at_ms: int, process: str) -> None:
         """A process runs no more, however it ended."""

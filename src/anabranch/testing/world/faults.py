@@ -102,9 +102,11 @@ class Faults:
         self._fleet.workers[index].process.stall(self._duration())
 
     def _cut_off(self, index: int) -> None:
-        process, until = self._fleet.workers[index].process, self._loop().time() + self._duration()
+        process, seconds = self._fleet.workers[index].process, self._duration()
         for place in self._fleet.random.choice([("store",), ("stream",), ("store", "stream")]):
-            process.cut_until[place] = until
+            process.cut_until[place] = self._loop().time() + seconds
+            if place == "store":
+                process.hinder(seconds)
 
     def _crash(self, index: int) -> None:
         process = self._fleet.workers[index].process
@@ -128,7 +130,10 @@ class Faults:
         self._loop().call_later(self._fleet.random.uniform(0.2, 12), start)
 
     def _store_goes_away(self) -> None:
-        self._fleet.network.away_until["store"] = self._loop().time() + self._fleet.options.store_outage_seconds
+        seconds = self._fleet.options.store_outage_seconds
+        self._fleet.network.away_until["store"] = self._loop().time() + seconds
+        for worker in self._fleet.workers:
+            worker.process.hinder(seconds)
 
     def _store_goes_back(self) -> None:
         if not self._ended:

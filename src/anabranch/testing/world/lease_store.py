@@ -80,15 +80,14 @@ class ForgetfulRows(MemoryLeaseStore):
         return answer
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        return self._note_end(await super().seal_member(member_id, observed_counter))
-
-    async def leave(self, member_id: str) -> MemberRow | None:
-        return self._note_end(await super().leave(member_id))
-
-    def _note_end(self, row: MemberRow | None) -> MemberRow | None:
+        row = await super().seal_member(member_id, observed_counter)
         if row is not None and row.state != "live":
-            self._journal.left(self._now_ms(), row.member_id)
+            self._journal.left(self._now_ms(), member_id)
         return row
+
+    def note_leaving(self, member_id: str) -> None:
+        """From the moment that it asks: the request may take effect at any time, with or without an answer."""
+        self._journal.left(self._now_ms(), member_id)
 
     def _owner(self, row: LeaseRow) -> str | None:
         return None if row.owner is None else self.processes[row.owner]
@@ -179,10 +178,6 @@ class SimulatedLeaseStore(LeaseStore):
             self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer"), on_trouble
         )
 
-    def _hindrance(self) -> Callable[[], None]:
-        """For a call that is sent now: its sender waits for no answer longer than its deadline."""
-        return partial(self._process.hinder, self._call_seconds, since=self._process.world_ms() / 1000)
-
     async def open(self, app: AppRow) -> AppRow:
         return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
 
@@ -219,9 +214,8 @@ class SimulatedLeaseStore(LeaseStore):
         return await self._ask(partial(self._rows.seal_member, member_id, observed_counter))  # type: ignore[no-any-return]
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        # The last commits come before it: where they were given up, this shows for how long the store was away.
-        call = partial(self._rows.leave, member_id)
-        return await self._ask(call, on_trouble=self._hindrance())  # type: ignore[no-any-return]
+        self._rows.note_leaving(member_id)
+        return await self._ask(partial(self._rows.leave, member_id))  # type: ignore[no-any-return]
 
     async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
         return await self._ask(partial(self._rows.request_hand_off, donor, request))  # type: ignore[no-any-return]
@@ -265,7 +259,9 @@ class SimulatedLeaseStore(LeaseStore):
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         call = partial(self._rows.write_lease, row, member_id=member_id, expected_version=expected_version)
-        return await self._ask(call, on_trouble=self._hindrance())  # type: ignore[no-any-return]
+        # Its sender waits for no answer longer than its deadline.
+        on_trouble = partial(self._process.hinder, self._call_seconds, since=self._process.world_ms() / 1000)
+        return await self._ask(call, on_trouble=on_trouble)  # type: ignore[no-any-return]
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
         return await self._ask(partial(self._rows.delete_lease, key, expected_version))  # type: ignore[no-any-return]

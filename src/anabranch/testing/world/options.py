@@ -126,13 +126,17 @@ def fleet_options_for(seed: int) -> FleetOptions:
             options,
             form=get_args(Form)[seed // 10 % 5],
             checkpoint_seconds=(1.0, 0.1, 3.0)[seed // 50 % 3],
+            worker_count=2,
+            shard_count=2,
+            record_count=400,
             backlog=0.8,
+            faulty_seconds=60.0,
             handler_seconds_max=0.5,
-            crashes_each=10.0,
+            crashes_each=8.0,
             reshards_before=0,
             budget_bytes=0,
             roll_back_seconds=0.0,
-            store_is_emptied=False,
+            **dict.fromkeys(("deleted", "store_is_emptied"), False),
         )
     if seed % 10 == 1:
         return _rolled_back(seed, options)

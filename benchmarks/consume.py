@@ -35,12 +35,12 @@ from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consuming.consuming import Consuming, Handling
-from anabranch._engine.consuming.worker import WorkerPlan
-from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.clock import SystemClock
+from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.leases.member import MemberProfile
-from anabranch._engine.outside import Outside
-from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.ports import Ports
+from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import parse_stream
 from anabranch.budget import Budget
@@ -109,10 +109,10 @@ class Watched:
         return (time.process_time() - self._start) / count * 1e6
 
 
-def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[Consuming, Outside]:
+def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[ConsumerRun, Ports]:
     gc.collect()
     token = secrets.token_hex(8)
-    outside = Outside(
+    ports = Ports(
         kinesis=client,
         store=open_store(f"sqlite://{folder}/{token}.db", "bench"),
         clock=SystemClock(),
@@ -121,15 +121,15 @@ def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) 
         heart_on_thread=True,
     )
     plan = WorkerPlan(
-        app=AppRow(app="bench", app_id=token, created_wall_ms=outside.clock.wall_ms()),
+        app=AppRow(app="bench", app_id=token, created_wall_ms=ports.clock.wall_ms()),
         streams=(parse_stream(stream),),
         start="trim_horizon",
         profile=MemberProfile(worker_id="bench", fingerprint=stream),
         timing=lease_timing(10_000),
         pace=pace,
     )
-    handling = Handling(order=order, concurrency=32, decode=None, policy=Retry())
-    return Consuming(outside, plan, handling, Budget()), outside
+    handling = HandlerOptions(order=order, concurrency=32, decode=None, policy=Retry())
+    return ConsumerRun(ports, plan, handling, Budget()), ports
 
 
 def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
@@ -137,19 +137,19 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
 
     async def async_for():
         watched, left = Watched(client), count
-        run, outside = consuming(watched, folder, stream)
+        run, ports = consuming(watched, folder, stream)
         async for record in run.records():
             record.data, record.partition_key  # noqa: B018 -- what a reader does at least
             left -= 1
             if not left:
                 taken = watched.microseconds(count)
                 await run.stop(5)
-        await outside.store.close()
+        await ports.store.close()
         return taken
 
     async def batches():
         watched, left = Watched(client), count
-        run, outside = consuming(watched, folder, stream)
+        run, ports = consuming(watched, folder, stream)
         async for batch in run.batches(BatchLimits(500, 1 << 20, 10)):
             for record in batch:
                 record.data, record.partition_key  # noqa: B018
@@ -157,13 +157,13 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
             if not left:
                 taken = watched.microseconds(count)
                 await run.stop(5)
-        await outside.store.close()
+        await ports.store.close()
         return taken
 
     def run_in(order: str) -> Work:
         async def work():
             watched, left, over = Watched(client), count, asyncio.get_running_loop().create_future()
-            run, outside = consuming(watched, folder, stream, order)
+            run, ports = consuming(watched, folder, stream, order)
 
             async def handle(record):
                 nonlocal left
@@ -175,7 +175,7 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
             await run.start(run.handle_records(HandlerCall(handle, threads=1)))
             taken = await over
             await run.stop(5)
-            await outside.store.close()
+            await ports.store.close()
             return taken
 
         return work
@@ -262,7 +262,7 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        run, outside = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
+        run, ports = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
         await run.start(run.walk(BatchLimits()))
         while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)
@@ -271,7 +271,7 @@ def idle(client, folder: str) -> Work:
         await asyncio.sleep(IDLE_SECONDS)
         taken, reads = time.process_time() - start, watched.reads - reads
         await run.stop(5)
-        await outside.store.close()
+        await ports.store.close()
         return taken / reads * 1e6
 
     return work

@@ -20,8 +20,8 @@ from anabranch import Consumer
 from anabranch._aws.account import ServiceAddress
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
-from anabranch._engine.handling.calls import HandlerCall
-from anabranch._engine.outside import Outside
+from anabranch._engine.handler_calls import HandlerCall
+from anabranch._engine.ports import Ports
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.server.exchange import Abandon, Request, Response
@@ -151,10 +151,10 @@ class SimulatedConsumer(Consumer[Any]):
         super().__init__(stream, **options)
         self._kinesis = kinesis
 
-    async def _connect(self, store: LeaseStore) -> Outside:
+    async def _connect(self, store: LeaseStore) -> Ports:
         await asyncio.sleep(_LATENCY_SECONDS)
         kinesis = self._kinesis
-        return Outside(kinesis=kinesis.connect(), store=store, clock=_CLOCK, entropy=kinesis.entropy, emit=self._emit)
+        return Ports(kinesis=kinesis.connect(), store=store, clock=_CLOCK, entropy=kinesis.entropy, emit=self._emit)
 
     async def run(self, handler: Any = None, **options: Any) -> Any:
         return await super().run(_on_the_loop(handler), **options)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, view_fleet
-from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.clock import SystemClock
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.reports import FleetMember, FleetStatus

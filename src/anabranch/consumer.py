@@ -9,10 +9,10 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
@@ -20,18 +20,19 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.admission import fingerprint
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consuming.consumer_options import batch_limits, check_kinds, check_streams
-from anabranch._engine.consuming.consuming import Consuming, Handling
-from anabranch._engine.consuming.end_watch import Ends
-from anabranch._engine.consuming.signals import stop_on_signals
-from anabranch._engine.consuming.worker_plan import WorkerPlan
-from anabranch._engine.event_outlet import event_outlet
-from anabranch._engine.handling.calls import HandlerCall
-from anabranch._engine.handling.iteration import Iteration
+from anabranch._engine.clock import SystemClock
+from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.emit import event_outlet
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
+from anabranch._engine.iteration import Iteration
 from anabranch._engine.leases.member import MemberProfile
-from anabranch._engine.outside import Outside
-from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.ports import Ports
+from anabranch._engine.signals import stop_on_signals
+from anabranch._engine.stop_conditions import StopConditions
+from anabranch._engine.worker import WorkerPlan
+from anabranch._model.kinds import wrong_kinds
 from anabranch._model.leases import AppRow
+from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports.lease_store import LeaseStore
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings
@@ -54,6 +55,8 @@ else:
     from typing import TypeVar
 
     T = TypeVar("T")
+
+
 Handler = Callable[..., Any]
 Item = TypeVar("Item")
 
@@ -106,7 +109,7 @@ class Consumer(Generic[T]):
         if leases is not None:
             open_store(leases, app or EPHEMERAL)  # to refuse now what cannot work; nothing is opened yet
         self._leases = leases
-        self._handling = Handling(
+        self._handling = HandlerOptions(
             order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
         )
         self._aws = aws
@@ -115,10 +118,10 @@ class Consumer(Generic[T]):
         self._budget = budget if isinstance(budget, Budget) else Budget(budget)
         self._handler: Handler | None = None
         self._batch_handler: tuple[Handler, BatchLimits] | None = None
-        self._outside: Outside | None = None
+        self._ports: Ports | None = None
         self._account: AwsAccount | None = None
         self._client: KinesisClient | None = None
-        self._consuming: Consuming | None = None
+        self._consuming: ConsumerRun | None = None
         self._stop_count = 0
         """Stops that found nothing running: they are kept for what is about to begin."""
         self._heeded_count = 0
@@ -140,19 +143,19 @@ class Consumer(Generic[T]):
         finally:
             await self._close()
 
-    async def _open(self) -> Outside:
-        if self._outside is not None:
-            return self._outside
+    async def _open(self) -> Ports:
+        if self._ports is not None:
+            return self._ports
         if self._app is None and self._leases is None:
             store: LeaseStore = MemoryLeaseStore()
         elif self._leases is None:
             store = default_store(self._app or EPHEMERAL, os.environ)
         else:
             store = open_store(self._leases, self._app or EPHEMERAL)
-        self._outside = await self._connect(store)
-        return self._outside
+        self._ports = await self._connect(store)
+        return self._ports
 
-    async def _connect(self, store: LeaseStore) -> Outside:
+    async def _connect(self, store: LeaseStore) -> Ports:
         self._account = AwsAccount(self._aws)
         try:
             region = await self._account.common_region(self._streams)
@@ -160,7 +163,7 @@ class Consumer(Generic[T]):
         except BaseException:
             await self._close()
             raise
-        return Outside(
+        return Ports(
             kinesis=self._client,
             store=store,
             clock=SystemClock(),
@@ -170,9 +173,9 @@ class Consumer(Generic[T]):
         )
 
     async def _close(self) -> None:
-        outside, self._outside = self._outside, None
-        if outside is not None and outside.store is not self._leases:  # one given as an object is its owner's
-            await outside.store.close()
+        ports, self._ports = self._ports, None
+        if ports is not None and ports.store is not self._leases:  # one given as an object is its owner's
+            await ports.store.close()
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -180,13 +183,11 @@ class Consumer(Generic[T]):
         if account is not None:
             account.close()
 
-    def _begin(self, outside: Outside) -> Consuming:
+    def _begin(self, ports: Ports) -> ConsumerRun:
         settings = self._settings
         until = self._until
         plan = WorkerPlan(
-            app=AppRow(
-                app=self._app or EPHEMERAL, app_id=secrets.token_hex(16), created_wall_ms=outside.clock.wall_ms()
-            ),
+            app=AppRow(app=self._app or EPHEMERAL, app_id=secrets.token_hex(16), created_wall_ms=ports.clock.wall_ms()),
             streams=self._streams,
             start=self._start,
             profile=MemberProfile(
@@ -201,19 +202,19 @@ class Consumer(Generic[T]):
                 share=settings.polling.shard_share, idle_interval_ms=round(settings.polling.idle_interval * 1000)
             ),
             settings=settings,
-            store_name=str(outside.store),
-            ends=Ends(
+            store_name=str(ports.store),
+            ends=StopConditions(
                 at_tip=until is not None,
                 idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
                 shards_max=settings.leases.max_shards,
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
         )
-        consuming = Consuming(outside, plan, self._handling, self._budget)
+        consuming = ConsumerRun(ports, plan, self._handling, self._budget)
         consuming.on_start = lambda: self._take_turn(consuming)
         return consuming
 
-    def _take_turn(self, consuming: Consuming) -> None:
+    def _take_turn(self, consuming: ConsumerRun) -> None:
         """It starts now, which may be long after it was made: an iterator starts with its first step."""
         if self._consuming is not None and self._consuming.is_running:
             raise UsageError("this consumer is running already: one iterator or one run at a time")
@@ -247,16 +248,16 @@ class Consumer(Generic[T]):
         consuming = self._begin(self._opened())
         return self._stoppable(consuming, consuming.batches(limits))
 
-    def _stoppable(self, consuming: Consuming, iteration: Iteration[Item]) -> Iteration[Item]:
+    def _stoppable(self, consuming: ConsumerRun, iteration: Iteration[Item]) -> Iteration[Item]:
         """Until its first step there is nothing to stop but the iteration itself."""
         stops_before = self._stops_before()
         iteration.is_called_off = lambda: self._consuming is not consuming and self._is_stopped(stops_before)
         return iteration
 
-    def _opened(self) -> Outside:
-        if self._outside is None:
+    def _opened(self) -> Ports:
+        if self._ports is None:
             raise UsageError("open the consumer first: async with Consumer(...) as consumer")
-        return self._outside
+        return self._ports
 
     # handlers
 
@@ -331,17 +332,17 @@ class Consumer(Generic[T]):
         call = HandlerCall(handler, threads=self._handling.concurrency)
         return await self._run(lambda consuming: consuming.handle_batches(call, limits), handle_signals=handle_signals)
 
-    async def _run(self, make_sink: Callable[[Consuming], Any], *, handle_signals: bool | None) -> StopReport:
+    async def _run(self, make_sink: Callable[[ConsumerRun], Any], *, handle_signals: bool | None) -> StopReport:
         self._refuse_by_hand()
         if not (handle_signals is None or isinstance(handle_signals, bool)):
             raise ConfigurationError(f"handle_signals is {handle_signals!r}; it must be True, False or None")
-        opened_here = self._outside is None
+        opened_here = self._ports is None
         stops_before = self._stops_before()
-        outside = await self._open()
+        ports = await self._open()
         try:
             if self._is_stopped(stops_before):
                 return StopReport()
-            consuming = self._begin(outside)
+            consuming = self._begin(ports)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
             with stop_on_signals(consuming.worker, deadline_ms, handle_signals=handle_signals):
                 try:
@@ -415,7 +416,78 @@ class Consumer(Generic[T]):
             self._stop_count += 1
         return StopReport() if consuming is None else await consuming.stop(deadline)
 
-    def _running(self) -> Consuming:
+    def _running(self) -> ConsumerRun:
         if self._consuming is None or not self._consuming.is_running:
             raise UsageError("this consumer is not running")
         return self._consuming
+
+
+KINDS: Final = {
+    "app": str | None,
+    "idle_timeout": float | None,
+    "order": str,
+    "concurrency": int,
+    "acknowledge": str,
+    "on_failure": Retry | None,
+    "settings": ConsumerSettings | None,
+    "aws": Aws | None,
+}
+BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
+
+
+def check_kinds(given: Mapping[str, object]) -> None:
+    if wrong := wrong_kinds(given, KINDS):
+        raise ConfigurationError(wrong)
+
+
+def check_streams(
+    stream: object,
+    *,
+    app: str | None,
+    start: object,
+    until: object,
+    idle_timeout: float | None,
+    read: str,
+) -> tuple[StreamName, ...]:
+    violations = []
+    names = tuple(stream) if isinstance(stream, Collection) and not isinstance(stream, str) else (stream,)
+    streams: list[StreamName] = []
+    for name in names:
+        if not isinstance(name, str):
+            violations.append(f"a stream is named by text, not {name!r}")
+            continue
+        try:
+            streams.append(parse_stream(name))
+        except ValueError as error:
+            violations.append(str(error))
+    if not names:
+        violations.append("name at least one stream")
+    if len({str(parsed) for parsed in streams}) < len(streams):
+        violations.append("a stream is named twice")
+    if app is not None and not 1 <= len(app) <= 128:
+        violations.append("app must have 1 to 128 characters")
+    if read != "polling":
+        violations.append(f"read is {read!r}; this version reads by 'polling'")
+    for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                violations.append(f"{name} is a datetime without a time zone: say which, as datetime.now(UTC)")
+        elif value is not None and value not in word:
+            violations.append(f"{name} is {value!r}; it must be {' or '.join(sorted(map(repr, word)))}, or a datetime")
+    if idle_timeout is not None and idle_timeout <= 0:
+        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
+    if violations:
+        raise ConfigurationError(violations)
+    return tuple(streams)
+
+
+def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
+    given = {"max_records": max_records, "max_bytes": max_bytes, "max_wait": max_wait}
+    if wrong := wrong_kinds(given, BATCH_KINDS):
+        raise ConfigurationError(wrong)
+    if max_records < 1 or max_bytes < 1 or max_wait < 0:
+        raise ConfigurationError(
+            f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} can never be full: "
+            "the first two must be at least 1, the last not negative"
+        )
+    return BatchLimits(max_records, max_bytes, round(max_wait * 1000))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
-from anabranch._engine.event_outlet import check_hook, event_outlet
-from anabranch._engine.system_clock import SystemClock
+from anabranch._engine.clock import SystemClock
+from anabranch._engine.emit import check_hook, event_outlet
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.writer import Writer
 from anabranch._model.entropy import Entropy
@@ -42,7 +42,7 @@ else:
     T = TypeVar("T")
 
 
-class Ports(NamedTuple):
+class ProducerPorts(NamedTuple):
     """What the engine works with; a simulation gives its own."""
 
     kinesis: KinesisWriting
@@ -94,14 +94,14 @@ class Producer(Generic[T]):
             outer_partition_key=settings.aggregate_partition_key,
             after_failure=settings.after_failure,
         )
-        self._open_ports: Callable[[], Ports] = lambda: _aws_ports(aws)
-        self._ports: Ports | None = None
+        self._open_ports: Callable[[], ProducerPorts] = lambda: _aws_ports(aws)
+        self._ports: ProducerPorts | None = None
         self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
     @classmethod
-    def over(cls, open_ports: Callable[[], Ports], stream: str | None = None, **options: Any) -> Self:
+    def over(cls, open_ports: Callable[[], ProducerPorts], stream: str | None = None, **options: Any) -> Self:
         """A producer on other ports than AWS's."""
         producer = cls(stream, **options)
         producer._open_ports = open_ports
@@ -272,9 +272,9 @@ def delivered(result: PutResult) -> PutResult:
     return result
 
 
-def _aws_ports(aws: Aws | None) -> Ports:
+def _aws_ports(aws: Aws | None) -> ProducerPorts:
     kinesis = KinesisByRegion(aws)
-    return Ports(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
+    return ProducerPorts(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
 
 
 def _check(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch import Aws, Consumer, errors
-from anabranch._engine.shards import kinesis_calls
+from anabranch._engine import shard_discovery
 
 from stream_world import QUICK, Credentials, run, stream_world
 
@@ -59,7 +59,7 @@ def test_a_region_of_the_environment_counts_for_streams_given_by_name(monkeypatc
     ],
 )
 def test_streams_of_one_region_are_looked_for_there(streams, region, monkeypatch):
-    monkeypatch.setattr(kinesis_calls, "PATIENCE_MS", 0)
+    monkeypatch.setattr(shard_discovery, "PATIENCE_MS", 0)
     aws = Aws(region=region, endpoint_url="http://127.0.0.1:9", credentials=Credentials())
     with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
         _consume(Consumer(streams, aws=aws))

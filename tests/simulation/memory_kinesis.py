@@ -16,7 +16,7 @@ from anabranch._wire.messages import ListShardsResponse, PutRecordsResponse, Put
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
-from anabranch.producer import Ports, Producer
+from anabranch.producer import Producer, ProducerPorts
 from anabranch.testing.loop import run
 
 THROTTLED = "ProvisionedThroughputExceededException"
@@ -190,7 +190,7 @@ class MemoryKinesis:
         self.call("MergeShards", StreamName=name, ShardToMerge=first.shard_id, AdjacentShardToMerge=second.shard_id)
 
     def producer(self, stream="orders", **options):
-        return Producer.over(lambda: Ports(self, self.clock, random.Random(5)), stream, **options)
+        return Producer.over(lambda: ProducerPorts(self, self.clock, random.Random(5)), stream, **options)
 
 
 async def warm_up(producer):

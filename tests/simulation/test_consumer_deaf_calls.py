@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from anabranch import events
-from anabranch._engine.consuming import consuming
+from anabranch._engine import consumer_run
 from anabranch.errors import ConsumerFailedError
 
 from simulated_stream import run, stream_world, until
@@ -87,7 +87,7 @@ def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_run_that_is_cancelled_ends_whatever_its_calls_do(times, monkeypatch):
-    monkeypatch.setattr(consuming, "BREAK_OFF_MS", 100)
+    monkeypatch.setattr(consumer_run, "BREAK_OFF_MS", 100)
 
     async def main():
         async with stream_world(1) as world:

@@ -426,8 +426,8 @@ def test_the_children_of_a_shard_that_is_gone_are_read():
             world.split()
             world.put(["a", "b"])
             async with world.consumer(**options) as consumer:
-                outside = await consumer._open()
-                object.__setattr__(outside, "kinesis", GoneShard(outside.kinesis, gone["ShardId"]))
+                ports = await consumer._open()
+                object.__setattr__(ports, "kinesis", GoneShard(ports.kinesis, gone["ShardId"]))
                 await consumer.run(seen.append)
             assert sorted(numbers(seen)) == [0, 1, 2]
 
@@ -463,8 +463,8 @@ def test_a_checkpoint_that_was_trimmed_is_a_loss_only_if_records_may_have_been_l
             store._leases[row.key] = replace(row, checkpoint=checkpoint)
             world.put(["a"] * 2)
             async with world.consumer(**options) as consumer:
-                outside = await consumer._open()
-                object.__setattr__(outside, "kinesis", Trimmed(outside.kinesis, 3))
+                ports = await consumer._open()
+                object.__setattr__(ports, "kinesis", Trimmed(ports.kinesis, 3))
                 await consumer.run(seen.append)
             assert numbers(seen) == [0, 1, 3]
             assert any(isinstance(event, events.DataLost) for event in happened) == lost
@@ -532,9 +532,9 @@ def test_a_listing_that_is_denied_for_a_while_ends_nothing():
         async with stream_world(1) as world:
             seen, happened = [], []
             async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
-                outside = await consumer._open()
-                service = Denying(outside.kinesis)
-                object.__setattr__(outside, "kinesis", service)
+                ports = await consumer._open()
+                service = Denying(ports.kinesis)
+                object.__setattr__(ports, "kinesis", service)
                 running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
                 await until(lambda: any(isinstance(event, events.ShardStarted) for event in happened), "the start")
                 service.denied = True

@@ -235,8 +235,8 @@ def test_a_failing_event_hook_disturbs_nothing(caplog):
 def test_an_unexpected_error_of_a_shards_reading_restarts_it_and_then_ends_the_consumer():
     async def main():
         async with stream_world(1) as world, world.consumer(on_event=(happened := []).append) as consumer:
-            outside = await consumer._open()
-            client = outside.kinesis
+            ports = await consumer._open()
+            client = ports.kinesis
 
             class Broken:
                 def __getattr__(self, name):
@@ -245,7 +245,7 @@ def test_an_unexpected_error_of_a_shards_reading_restarts_it_and_then_ends_the_c
                 async def get_records(self, *arguments, **options):
                     raise ZeroDivisionError("a bug")
 
-            object.__setattr__(outside, "kinesis", Broken())
+            object.__setattr__(ports, "kinesis", Broken())
             with pytest.raises(anabranch.errors.ConsumerFailedError, match="a bug"):
                 async for _ in consumer:
                     pass
@@ -260,8 +260,8 @@ def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_g
             world.kinesis.state.call("CreateStream", {"StreamName": "refunds", "ShardCount": 1}, now_ms=now_ms())
             consumer = world.consumer(["orders", "refunds"])
             async with consumer:
-                outside = await consumer._open()
-                client = outside.kinesis
+                ports = await consumer._open()
+                client = ports.kinesis
 
                 class Broken:
                     def __getattr__(self, name):
@@ -272,7 +272,7 @@ def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_g
                             raise ZeroDivisionError("a bug")
                         return await client.get_records(stream, iterator)
 
-                object.__setattr__(outside, "kinesis", Broken())
+                object.__setattr__(ports, "kinesis", Broken())
                 with pytest.raises(anabranch.errors.ConsumerFailedError, match="a bug"):
                     async for _ in consumer:
                         pass

@@ -211,8 +211,8 @@ def test_an_end_without_children_is_believed_only_if_the_listing_shows_it_too(fa
                 world.split()
             world.put(["a"] * 3)
             async with world.consumer(app="billing", leases="memory://", until="tip") as consumer:
-                outside = await consumer._open()
-                object.__setattr__(outside, "kinesis", SeesEnds(outside.kinesis, false_ends=false_ends))
+                ports = await consumer._open()
+                object.__setattr__(ports, "kinesis", SeesEnds(ports.kinesis, false_ends=false_ends))
                 assert numbers([record async for record in consumer]) == [0, 1, 2, 3, 4, 5]
 
     run(main, 20)

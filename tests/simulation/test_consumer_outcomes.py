@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch import Retry, events
-from anabranch._engine.consuming import end_watch
+from anabranch._engine import stop_conditions
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
@@ -325,9 +325,9 @@ def test_an_error_in_the_body_of_a_loop_is_not_hidden_by_a_stopped_shard():
 
 
 def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute(monkeypatch):
-    assert end_watch.STOPPED_MS_MAX == 60_000
-    monkeypatch.setattr(end_watch, "STOPPED_MS_MAX", 300)
-    monkeypatch.setattr(end_watch, "STOPPED_LOOK_EVERY_MS", 50)
+    assert stop_conditions.STOPPED_MS_MAX == 60_000
+    monkeypatch.setattr(stop_conditions, "STOPPED_MS_MAX", 300)
+    monkeypatch.setattr(stop_conditions, "STOPPED_LOOK_EVERY_MS", 50)
 
     async def main():
         async with stream_world(2) as world:
@@ -357,8 +357,8 @@ def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute(monkeypatch):
 
 
 def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_else_to_take(monkeypatch):
-    monkeypatch.setattr(end_watch, "STOPPED_MS_MAX", 2_000)
-    monkeypatch.setattr(end_watch, "STOPPED_LOOK_EVERY_MS", 50)
+    monkeypatch.setattr(stop_conditions, "STOPPED_MS_MAX", 2_000)
+    monkeypatch.setattr(stop_conditions, "STOPPED_LOOK_EVERY_MS", 50)
 
     async def main():
         async with stream_world(2) as world:

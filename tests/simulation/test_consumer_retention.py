@@ -61,9 +61,9 @@ class Leaping:
 
 
 async def leaping(consumer, world):
-    outside = await consumer._open()
-    service = Leaping(outside.kinesis, world)
-    object.__setattr__(outside, "kinesis", service)
+    ports = await consumer._open()
+    service = Leaping(ports.kinesis, world)
+    object.__setattr__(ports, "kinesis", service)
     return service
 
 

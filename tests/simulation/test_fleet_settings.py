@@ -8,7 +8,7 @@ import pytest
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.admission import be_admitted
 from anabranch._engine.leases.member import Member, MemberProfile
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.loop import SimulationLoop, run
@@ -56,11 +56,11 @@ class Race:
         dice = self.dice
         settings = dice.choice(["order key", "order shard"])
         clock = SimulatedClock(self.loop, dice.choice([-10_000, 0, 10_000]))
-        outside = Outside(kinesis=None, store=self.store, clock=clock, entropy=dice, emit=lambda event: None)
+        ports = Ports(kinesis=None, store=self.store, clock=clock, entropy=dice, emit=lambda event: None)
         profile = MemberProfile(worker_id=f"worker-{number}", fingerprint=settings)
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.1, 5.0]))
         async with asyncio.TaskGroup() as group:
-            member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
+            member = Member(ports, lease_timing(), profile, group, stall_limit_ms=120_000)
             try:
                 await member.look_around()
                 await member.join()
@@ -98,9 +98,9 @@ def test_workers_that_differ_never_both_stay_however_they_start():
 
 
 def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
-    async def look_once(outside, me, timing):
+    async def look_once(ports, me, timing):
         if not me.member_id:
-            await be_admitted(outside, me, timing)
+            await be_admitted(ports, me, timing)
 
     monkeypatch.setattr("anabranch._engine.leases.member.be_admitted", look_once)
     with pytest.raises(ExceptionGroup):

@@ -12,7 +12,7 @@ from memory_kinesis import MemoryKinesis, warm_up
 
 from anabranch.errors import TransportError
 from anabranch.events import WriteThrottled
-from anabranch.producer import Ports, Producer
+from anabranch.producer import Producer, ProducerPorts
 from anabranch.testing.loop import run
 
 RECORDS = 2_000
@@ -172,7 +172,7 @@ def test_one_full_shard_among_many_unknown_ones_is_not_stormed():
 def test_producers_that_share_a_full_shard_waste_few_attempts_and_finish_together():
     async def main():
         async def write(number):
-            ports = Ports(kinesis, kinesis.clock, random.Random(number))
+            ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
             async with Producer.over(lambda: ports, "orders", aggregate=None, delivery_timeout=600) as producer:
                 await warm_up(producer)
                 await producer.put_many([(f"p{number}k{n % KEYS}", b"x") for n in range(RECORDS)])

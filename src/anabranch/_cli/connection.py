@@ -66,7 +66,7 @@ class Connection:
         region: str | None,
     ) -> None:
         from anabranch._aws.retries import Retries, RetryPolicy
-        from anabranch._engine.system_clock import SystemClock
+        from anabranch._engine.clock import SystemClock
 
         self.client = client
         self.control = control

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.options import positive_integer
 from anabranch._cli.output import DONE, FAILED, CommandFailed, counted, say
-from anabranch._engine.lifeline import tie_to
+from anabranch._engine.tasks import on_parent_exit
 from anabranch.errors import ConfigurationError, ConsumerFailedError, ShardStoppedError
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "anabranch", "run", arguments.target, "--log", arguments.log]
         return asyncio.run(run_workers(command, arguments.workers))
     if arguments.lifeline is not None:
-        tie_to(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     if not logging.getLogger().handlers:
         logging.basicConfig(format=_FORMAT, level=logging.WARNING)
         logging.getLogger("anabranch").setLevel(arguments.log.upper())

@@ -11,7 +11,7 @@ import time
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from anabranch._engine.lifeline import tie_to
+from anabranch._engine.tasks import on_parent_exit
 
 STDOUT = 1
 LOOK_FOR_SHARDS_EVERY_SECONDS = 10
@@ -48,5 +48,5 @@ def main(stream: str) -> None:
 
 
 if __name__ == "__main__":
-    tie_to(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
+    on_parent_exit(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
     main(sys.argv[1])

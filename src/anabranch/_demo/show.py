@@ -26,7 +26,7 @@ from rich.text import Text
 from anabranch._demo.audit import Audit, Recovery, judge, recovery_seconds
 from anabranch._demo.keyboard import listen
 from anabranch._demo.stage import KEYS, STORY, ShardView, Stage
-from anabranch._engine.host import single_cause
+from anabranch._engine.tasks import single_cause
 from anabranch.limits import HASH_KEY_MAX
 
 COLOURS: Final = {"one": "cyan", "two": "magenta", "three": "yellow"}

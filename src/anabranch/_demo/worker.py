@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from anabranch._engine.lifeline import tie_to
+from anabranch._engine.tasks import on_parent_exit
 from anabranch.config import ConsumerSettings, LeaseSettings, PollingSettings
 from anabranch.consumer import Consumer
 from anabranch.records import Record
@@ -29,5 +29,5 @@ def main(name: str, stream: str, leases: str) -> None:
 
 
 if __name__ == "__main__":
-    tie_to(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
+    on_parent_exit(sys.stdin.fileno(), lambda: os._exit(1))  # a pipe that ends with the demo
     main(*sys.argv[1:4])

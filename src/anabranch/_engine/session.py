@@ -53,9 +53,9 @@ class Session:
         """Whether its records may still be finished: it is read, or was read to its end."""
         self.drains = False
         """Nothing more is started: the shard is to be handed over, or everything stops."""
-        self.waits_its_turn = False
+        self.held_for_isolation = False
         """Nothing is started: records of a shard on which owners died are handled alone (rule D5)."""
-        self.is_counted = True
+        self.crash_counted = True
         """Whether this owner is among the row's takes without progress (rule D5)."""
         self.iterator: str | None = None
         self.read_after: Position | None = holding.row.checkpoint.watermark
@@ -109,7 +109,7 @@ class Session:
     def may_start(self) -> bool:
         """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
         holding = self.holding
-        may_move = self.is_live and not self.drains and not self.waits_its_turn
+        may_move = self.is_live and not self.drains and not self.held_for_isolation
         return may_move and holding.state == "held" and not holding.row.paused
 
     @property

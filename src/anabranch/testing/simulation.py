@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.handler_calls import HandlerCall
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
 from anabranch.testing.world import FleetOptions, run_fleet

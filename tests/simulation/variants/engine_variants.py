@@ -11,20 +11,15 @@ from anabranch._core.leases.plan import Write, plan_round
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
-from anabranch._engine.checkpoints.checkpointer import Checkpointer
-from anabranch._engine.checkpoints.drain import Drain
-from anabranch._engine.consuming.consuming import Consuming
-from anabranch._engine.consuming.fence_watch import FenceWatch
-from anabranch._engine.consuming.worker import Worker
-from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.leases import lease_loop
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
-from anabranch._engine.shards.beginning import Beginning
-from anabranch._engine.shards.lineage import Lineage
-from anabranch._engine.shards.losses import Losses
-from anabranch._engine.shards.topology import list_all_shards
+from anabranch._engine.shard_discovery import ShardDiscovery, StreamBootstrap, TrimReporter, list_all_shards
+from anabranch._engine.worker import FenceWatch, Worker
 from anabranch._model.leases import Finish
 from anabranch._model.start_positions import StartingPosition
 from anabranch.errors import TransportError
@@ -91,8 +86,8 @@ def _end_trimmed_at_once(original):
 
 async def _mark_and_die(self, stream, row):
     """The mark comes first, and the process ends half-way through the leases."""
-    store, app_id = self._outside.store, self._app.app_id
-    listing = await list_all_shards(self._outside, stream, listing_filter(row.origin))
+    store, app_id = self._ports.store, self._app.app_id
+    listing = await list_all_shards(self._ports, stream, listing_filter(row.origin))
     await store.write_stream(replace(row, bootstrapped=True), row.version, app_id=app_id)
     plan = plan_bootstrap(row, listing, [])
     for lease in plan[: len(plan) // 2 + 1]:
@@ -128,7 +123,7 @@ def _commit_whole_pages(original):
 
 def _commit_late(original):
     async def commit_all(self):
-        await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + 2 * self._interval_ms)
+        await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + 2 * self._interval_ms)
         return await original(self)
 
     return commit_all
@@ -200,9 +195,9 @@ def _take_without_seal():
 
 async def _begin_anew(self):
     """A running worker makes its application where it misses it."""
-    app = await self.call(self._outside.store.read_app())
+    app = await self.call(self._ports.store.read_app())
     if app is None or app.app_id != self._app.app_id:
-        self._app = await self.call(self._outside.store.open(self._app)) or self._app
+        self._app = await self.call(self._ports.store.open(self._app)) or self._app
     return True
 
 
@@ -234,7 +229,7 @@ async def _open_without_storage(self, app):
 
 def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
-    listed, find_missing, open_parents = {}, Lineage._find_missing, gate.open_parents
+    listed, find_missing, open_parents = {}, ShardDiscovery._find_missing, gate.open_parents
 
     async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
@@ -245,7 +240,7 @@ def _gate_by_listing():
         return open_parents(row, leases) if any(parent in there for parent in row.waits_for) else ()
 
     return [
-        (Lineage, "_find_missing", note_listing),
+        (ShardDiscovery, "_find_missing", note_listing),
         (gate, "open_parents", open_if_listed),
     ]
 
@@ -270,7 +265,7 @@ MISTAKES = {
         [(LeaseLoop, "_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
     ),
     "a shard is finished before its children are there": Mistake(
-        [(Lineage, "_write_end", _finish_first)], "children before the end", MERGING
+        [(ShardDiscovery, "_write_end", _finish_first)], "children before the end", MERGING
     ),
     "an older position is committed after a newer one": Mistake(
         [(Checkpointer, "write", _older_after_newer(Checkpointer.write))], "checkpoints advance", BUSY
@@ -310,12 +305,15 @@ MISTAKES = {
         replace(BUSY, store_is_emptied=True),
     ),
     "a stream that is gone ends its shards": Mistake(
-        [(Lineage, "on_gone", _gone_is_ended), (Lineage, "_plan_end", _end_trimmed_at_once(Lineage._plan_end))],
+        [
+            (ShardDiscovery, "on_gone", _gone_is_ended),
+            (ShardDiscovery, "_plan_end", _end_trimmed_at_once(ShardDiscovery._plan_end)),
+        ],
         "no loss",
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
     "a bootstrap that stopped half-way is believed": Mistake(
-        [(Beginning, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
+        [(StreamBootstrap, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
     ),
@@ -323,15 +321,15 @@ MISTAKES = {
         [(FenceWatch, "_on_fence", lambda self: None)], "no overlap", replace(BUSY, cuts_each=10.0, overrunning=0.1)
     ),
     "a lease is given away while a call of it runs": Mistake(
-        [(Drain, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stops_each=10.0)
+        [(Drainer, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stops_each=10.0)
     ),
     "an error of the loop's body hides that of the consumer": Mistake(
-        [(Consuming, "leave", _leave_without_a_look)],
+        [(ConsumerRun, "leave", _leave_without_a_look)],
         "nothing ends unseen",
         replace(BUSY, form="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
     ),
     "a run that ends at the tip says nothing of a stopped shard": Mistake(
-        [(Consuming, "_bad_outcome", Consuming._failure)], "no false success", JOBS
+        [(ConsumerRun, "_bad_outcome", ConsumerRun._failure)], "no false success", JOBS
     ),
     "an application does not name its storage": Mistake(
         [
@@ -341,6 +339,6 @@ MISTAKES = {
         "one owner",
         ROLLED_BACK,
     ),
-    "trimmed records are not told": Mistake([(Losses, "tell", lambda *_: None)], "no loss", TRIMMING),
+    "trimmed records are not told": Mistake([(TrimReporter, "tell", lambda *_: None)], "no loss", TRIMMING),
     "a parent that is not listed opens the gate": Mistake(_gate_by_listing(), "parents first", TRIMMING),
 }

@@ -121,12 +121,12 @@ class Unpacker:
         if first >= len(aggregate):
             return
         strays = frozenset[int]()
-        if self._range is not None and (outside := aggregate.misrouted(self._range)):
+        if self._range is not None and (ports := aggregate.misrouted(self._range)):
             marked = PRODUCER_TAG in aggregate.first_tags
             if self._policy == "skip" or (self._policy == "by_writer" and marked):
                 self._skipped_aggregate_count += 1
                 return
-            strays = frozenset(index for index in outside if index >= first)
+            strays = frozenset(index for index in ports if index >= first)
             self._misrouted_count += len(strays)
         for start in range(first, len(aggregate), STRETCH):
             yield [

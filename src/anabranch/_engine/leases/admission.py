@@ -4,8 +4,8 @@ from functools import partial
 
 from anabranch._core.leases.admission import Admission, members_with_worker_id
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._engine.leases.store_calls import insist
-from anabranch._engine.outside import Outside
+from anabranch._engine.leases.store_calls import retry_store_call
+from anabranch._engine.ports import Ports
 from anabranch._model.leases import MemberRow
 from anabranch.errors import FleetMismatchError
 from anabranch.events import MemberSealed
@@ -16,39 +16,41 @@ SEAL_ROUNDS = 3
 """A heartbeat that was still on its way can be in the way of a seal once."""
 
 
-async def be_admitted(outside: Outside, me: MemberRow, timing: LeaseTiming, *, any_order: bool = False) -> None:
+async def be_admitted(ports: Ports, me: MemberRow, timing: LeaseTiming, *, any_order: bool = False) -> None:
     """Returns when no member of another mind is there; raises if one is that stays."""
     admission = Admission(me, timing, any_order=any_order)
-    store, deadline_ms = outside.store, timing.call_deadline_ms
+    store, deadline_ms = ports.store, timing.call_deadline_ms
     while True:
-        rows = await insist(outside, store.read_members, deadline_ms=deadline_ms)
-        dead = await insist(outside, store.dead_members, deadline_ms=deadline_ms)
-        review = admission.review(rows, dead, outside.clock.now_ms())
+        rows = await retry_store_call(ports, store.read_members, deadline_ms=deadline_ms)
+        dead = await retry_store_call(ports, store.dead_members, deadline_ms=deadline_ms)
+        review = admission.review(rows, dead, ports.clock.now_ms())
         if review.refused_by is not None:
             raise mismatch(me, review.refused_by)
         if review.is_admitted:
             return
         for seal in review.seals:
             call = partial(store.seal_member, seal.member_id, seal.observed_counter)
-            await insist(outside, call, deadline_ms=deadline_ms)
+            await retry_store_call(ports, call, deadline_ms=deadline_ms)
         if not review.seals:
-            await outside.clock.sleep_until_ms(outside.clock.now_ms() + timing.poll_interval_ms)
+            await ports.clock.sleep_until_ms(ports.clock.now_ms() + timing.poll_interval_ms)
 
 
-async def seal_namesakes(outside: Outside, worker_id: str, timing: LeaseTiming) -> None:
+async def seal_namesakes(ports: Ports, worker_id: str, timing: LeaseTiming) -> None:
     """Ends earlier lives of this worker at once, since nobody else may have its name (rule L17). To be called once in
     the life of a process: one that comes back from a pause must not end its successor.
     """
-    store, deadline_ms = outside.store, timing.call_deadline_ms
+    store, deadline_ms = ports.store, timing.call_deadline_ms
     for _ in range(SEAL_ROUNDS):
-        earlier = members_with_worker_id(worker_id, await insist(outside, store.read_members, deadline_ms=deadline_ms))
+        earlier = members_with_worker_id(
+            worker_id, await retry_store_call(ports, store.read_members, deadline_ms=deadline_ms)
+        )
         if not earlier:
             return
         for row in earlier:
             call = partial(store.seal_member, row.member_id, row.counter)
-            sealed = await insist(outside, call, deadline_ms=deadline_ms)
+            sealed = await retry_store_call(ports, call, deadline_ms=deadline_ms)
             if sealed is not None and sealed.state == "sealed":
-                outside.emit(MemberSealed(member_id=row.member_id))
+                ports.emit(MemberSealed(member_id=row.member_id))
 
 
 def mismatch(me: MemberRow, other: MemberRow) -> FleetMismatchError:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from anabranch._core.leases.heartbeat import HeartbeatState, HeartbeatStatus
-from anabranch._engine.alarm import Alarm
+from anabranch._engine.clock import Alarm
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 from anabranch._ports.clock import Clock
 from anabranch._ports.lease_store import LeaseStore

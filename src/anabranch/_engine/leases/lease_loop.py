@@ -31,11 +31,11 @@ from anabranch._core.leases.plan import (
     plan_round,
 )
 from anabranch._core.shards import gate
-from anabranch._engine.alarm import Alarm
+from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.admission import mismatch
 from anabranch._engine.leases.member import Member
 from anabranch._engine.leases.store_reset import store_reset
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow, ShardStatus
 from anabranch.errors import LeaseStoreError
 from anabranch.events import MemberDiffers, MemberEnded, MemberSealed, StandstillBegan, StoreRolledBack
@@ -53,7 +53,7 @@ UNPLACED_TOLD_AFTER_MS: Final = 30_000
 class LeaseLoop:
     def __init__(
         self,
-        outside: Outside,
+        ports: Ports,
         member: Member,
         app: AppRow,
         *,
@@ -63,7 +63,7 @@ class LeaseLoop:
         is_healthy: Callable[[], bool],
         status: Callable[[], tuple[ShardStatus, ...]],
     ) -> None:
-        self._outside = outside
+        self._ports = ports
         self._member = member
         self._app = app
         self._timing = member.timing
@@ -75,7 +75,7 @@ class LeaseLoop:
         self._is_healthy = is_healthy
         self._status = status
         self._sessions: dict[LeaseKey, Holding] = {}
-        self._alarm = Alarm(outside.clock)
+        self._alarm = Alarm(ports.clock)
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
         self._confirmed_at: int | None = None
@@ -91,7 +91,7 @@ class LeaseLoop:
         """Set when this worker stops: it takes nothing more and asks for nothing."""
 
     @property
-    def hindrance(self) -> str | None:
+    def blocked_reason(self) -> str | None:
         """Why nothing may be started on any lease now; None if it may."""
         if self._member.may_start():
             return None
@@ -102,7 +102,7 @@ class LeaseLoop:
         self._alarm.ring()
 
     async def run(self) -> None:
-        clock = self._outside.clock
+        clock = self._ports.clock
         while True:
             await self.round()
             members = len(self.detector.live())
@@ -119,8 +119,8 @@ class LeaseLoop:
             await self._roll_back_if_needed()
             return
         self._check_compatibility()
-        dead = await self.call(self._outside.store.dead_members()) or ()
-        now_ms = self._outside.clock.now_ms()
+        dead = await self.call(self._ports.store.dead_members()) or ()
+        now_ms = self._ports.clock.now_ms()
         self.is_performing = True
         try:
             for step in plan_round(self.table, self.detector, now_ms, may_take=self.may_take(), known_dead=dead):
@@ -138,7 +138,7 @@ class LeaseLoop:
         for key, since_ms in unplaced.items():
             if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
                 self._told_unplaced[key] = None
-                self._outside.emit(
+                self._ports.emit(
                     StandstillBegan(
                         stream=key.stream_key.split(":")[1],
                         shard_id=key.shard_id,
@@ -149,19 +149,19 @@ class LeaseLoop:
     # observe
 
     async def _observe(self) -> bool:
-        outside, table = self._outside, self.table
+        ports, table = self._ports, self.table
         if not await self._check_storage():
             return False
-        members = await self.call(outside.store.read_members())
+        members = await self.call(ports.store.read_members())
         if members is None:
             return False
-        apply_members(table, self.detector, members, outside.clock.now_ms())
-        if table.wants_leases(outside.clock.now_ms()):
+        apply_members(table, self.detector, members, ports.clock.now_ms())
+        if table.wants_leases(ports.clock.now_ms()):
             is_known = await self.check_birth()
-            leases = await self.call(outside.store.read_leases())
+            leases = await self.call(ports.store.read_leases())
             if not is_known or leases is None or not await self._is_same_storage():
                 return False
-            apply_leases(table, self.detector, leases, outside.clock.now_ms())
+            apply_leases(table, self.detector, leases, ports.clock.now_ms())
         self.synchronise()
         return True
 
@@ -175,8 +175,8 @@ class LeaseLoop:
         if is_first and incarnation != trusted:
             # Just started: other workers may still act on what this storage has forgotten.
             self._hold_takes()
-        if incarnation != trusted and self._outside.clock.now_ms() >= self._no_takes_before_ms:
-            recorded = await self.call(self._outside.store.record_incarnation(trusted, incarnation))
+        if incarnation != trusted and self._ports.clock.now_ms() >= self._no_takes_before_ms:
+            recorded = await self.call(self._ports.store.record_incarnation(trusted, incarnation))
             if recorded is not None:
                 self._recognise(recorded)
                 self._app = recorded
@@ -184,8 +184,8 @@ class LeaseLoop:
 
     async def _confirm_storage(self) -> bool:
         """Asks the store which storage it is. False: another one than before, or no answer."""
-        failures = self._outside.store_failures.count  # a call that fails during this one may hide a fail-over
-        incarnation = await self.call(self._outside.store.incarnation())
+        failures = self._ports.store_failures.count  # a call that fails during this one may hide a fail-over
+        incarnation = await self.call(self._ports.store.incarnation())
         if incarnation is None:
             return False
         if self._incarnation is not None and incarnation != self._incarnation:
@@ -197,7 +197,7 @@ class LeaseLoop:
     @property
     def _is_sure_of_storage(self) -> bool:
         """No store call has failed since the storage was confirmed, so all answers since then came from it."""
-        return self._confirmed_at == self._outside.store_failures.count
+        return self._confirmed_at == self._ports.store_failures.count
 
     async def _is_same_storage(self) -> bool:
         """Asks again where a call has failed. A store never returns to an earlier storage: if it is still the same one,
@@ -207,30 +207,30 @@ class LeaseLoop:
 
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still stand."""
-        self._no_takes_before_ms = self._outside.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
+        self._no_takes_before_ms = self._ports.clock.now_ms() + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
 
     def _check_compatibility(self) -> None:
         """Two of different minds do not join (rule U2). Should it come to that all the same, the later one ends."""
         me = self._member.row
-        now_ms = self._outside.clock.now_ms()
+        now_ms = self._ports.clock.now_ms()
         differing = incompatible_members(me, self.detector, now_ms, any_order=self._member.any_order)
         for row in differing:
             if joined_before(row, me):
                 raise mismatch(me, row)
             if row.member_id not in self._incompatible:
-                self._outside.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
+                self._ports.emit(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
         self._incompatible = {row.member_id: None for row in differing}
 
     async def check_birth(self) -> bool:
         """A running process makes neither its application nor one of its streams a second time (rule L14). False: the
         store did not say all that there is to know. The application comes last: of another one nothing is believed.
         """
-        streams = await self.call(self._outside.store.read_streams())
+        streams = await self.call(self._ports.store.read_streams())
         if streams is not None:
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.table.streams or ()):
                 self.miss_birth()
-        app = await self.call(_told(self._outside.store.read_app()))
+        app = await self.call(_told(self._ports.store.read_app()))
         if app is not None:
             self._recognise(app[0])
         return streams is not None and app is not None
@@ -245,7 +245,7 @@ class LeaseLoop:
             return None
         if life != self.table.member_id or not self._member.may_start():
             return None
-        answer = await self.call(_told(self._outside.store.create_lease(row, app_id=self._app.app_id)))
+        answer = await self.call(_told(self._ports.store.create_lease(row, app_id=self._app.app_id)))
         if answer == (None,):
             self.miss_birth()
         return None if answer is None else answer[0]
@@ -255,7 +255,7 @@ class LeaseLoop:
             self.miss_birth()
 
     def miss_birth(self) -> NoReturn:
-        raise store_reset(self._outside, self._app)
+        raise store_reset(self._ports, self._app)
 
     # perform and apply
 
@@ -265,7 +265,7 @@ class LeaseLoop:
             async with asyncio.timeout(self._timing.call_deadline_ms / 1000):
                 found = await answer
         except BaseException as error:
-            self._outside.store_failures.count += 1
+            self._ports.store_failures.count += 1
             if not isinstance(error, (LeaseStoreError, TimeoutError)):
                 raise
             self.trouble = str(error) or f"no answer within {self._timing.call_deadline_ms} ms"
@@ -274,13 +274,13 @@ class LeaseLoop:
         return found
 
     async def _perform(self, step: Step) -> None:
-        store, table, clock = self._outside.store, self.table, self._outside.clock
+        store, table, clock = self._ports.store, self.table, self._ports.clock
         match step:
             case Seal():
                 row = await self.call(store.seal_member(step.member_id, step.observed_counter))
                 apply_seal(table, self.detector, row, clock.now_ms())
                 if row is not None and row.state == "sealed":
-                    self._outside.emit(MemberSealed(member_id=step.member_id))
+                    self._ports.emit(MemberSealed(member_id=step.member_id))
                     self.wake()  # its leases can be taken from now on
             case Take():
                 await self.take(step)
@@ -295,7 +295,7 @@ class LeaseLoop:
 
     def may_take(self) -> bool:
         """Not while fenced or leaving, nor while a roll-back of the store is waited out, or may just have happened."""
-        if self.draining or not self._is_sure_of_storage or self._outside.clock.now_ms() < self._no_takes_before_ms:
+        if self.draining or not self._is_sure_of_storage or self._ports.clock.now_ms() < self._no_takes_before_ms:
             return False
         return self._member.may_start()
 
@@ -310,7 +310,7 @@ class LeaseLoop:
             self.table.changed = True  # the next round looks again
             return
         answer = await self.call(
-            self._outside.store.take_lease(
+            self._ports.store.take_lease(
                 step.key,
                 self.table.member_id,
                 expected_owner=step.expected_owner,
@@ -318,7 +318,7 @@ class LeaseLoop:
                 epoch_floor=max(floor, self.table.epoch_floors.get(step.key, 0)),
             )
         )
-        apply_take(self.table, step, answer, self._outside.clock.now_ms())
+        apply_take(self.table, step, answer, self._ports.clock.now_ms())
         self.synchronise()
 
     async def _floor(self, step: Take) -> int | None:
@@ -338,7 +338,7 @@ class LeaseLoop:
 
     async def _read_all(self, keys: tuple[LeaseKey, ...]) -> list[LeaseRow]:
         """Those of the rows that are there."""
-        found = [await self._outside.store.read_lease(key) for key in keys]
+        found = [await self._ports.store.read_lease(key) for key in keys]
         return [row for row in found if row is not None]
 
     async def write(self, step: Write) -> Written:
@@ -346,19 +346,19 @@ class LeaseLoop:
             return "lost"  # of a forked child the store would take it: it goes by the name of its parent
         holding = self.table.held.get(step.row.key)
         answer = await self.call(
-            self._outside.store.write_lease(
+            self._ports.store.write_lease(
                 step.row, member_id=self.table.member_id, expected_version=step.expected_version
             )
         )
         if self.table.held.get(step.row.key) is not holding:
             return "lost"  # an answer to an earlier holding says nothing of the one that there is now
-        outcome = apply_write(self.table, step, answer, self._outside.clock.now_ms())
+        outcome = apply_write(self.table, step, answer, self._ports.clock.now_ms())
         self.synchronise()
         return outcome
 
     def give_unreadable(self, key: LeaseKey) -> None:
         """This member has not been able to read the shard for long: another may (rule U7)."""
-        now_ms = self._outside.clock.now_ms()
+        now_ms = self._ports.clock.now_ms()
         request = give_unreadable(self.table, self.detector, key, now_ms)
         if request is not None:
             self.table.not_wanted_until[key] = now_ms + NOT_WANTED_MS
@@ -367,7 +367,7 @@ class LeaseLoop:
 
     def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read on the side."""
-        self.table.observe_lease(row, self._outside.clock.now_ms())
+        self.table.observe_lease(row, self._ports.clock.now_ms())
         self.synchronise()
 
     def synchronise(self) -> None:
@@ -402,7 +402,7 @@ class LeaseLoop:
     # a new life
 
     async def _start_anew(self, reason: str) -> None:
-        self._outside.emit(MemberEnded(member_id=self.table.member_id, reason=reason))
+        self._ports.emit(MemberEnded(member_id=self.table.member_id, reason=reason))
         self.table.lose_all()
         self.synchronise()
         await self._member.join()
@@ -414,7 +414,7 @@ class LeaseLoop:
 
     async def _roll_back(self) -> None:
         """The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13)."""
-        self._outside.emit(StoreRolledBack())
+        self._ports.emit(StoreRolledBack())
         self._hold_takes()
         self._incarnation = self._confirmed_at = None
         self.table.forget()

@@ -18,7 +18,7 @@ from anabranch._engine.leases.heart_thread import HeartThread
 from anabranch._engine.leases.heartbeat import Heartbeat
 from anabranch._engine.leases.store_calls import tell_unanswered
 from anabranch._engine.leases.zombie_guard import ZombieGuard
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch._model.leases import HandOffRequest, HeartbeatWrite, MemberRow, ShardStatus
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.events import Event
@@ -45,7 +45,7 @@ class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
 class Member:
     def __init__(
         self,
-        outside: Outside,
+        ports: Ports,
         timing: LeaseTiming,
         profile: MemberProfile,
         group: asyncio.TaskGroup,
@@ -53,8 +53,8 @@ class Member:
         stall_limit_ms: int,
     ) -> None:
         self.timing = timing
-        self._outside = outside
-        self._clock = outside.clock
+        self._ports = ports
+        self._clock = ports.clock
         self._profile = profile
         self._group = group
         self._heart: HeartbeatState = HeartbeatState("", timing)
@@ -109,22 +109,22 @@ class Member:
     async def look_around(self) -> None:
         """Before anything else is written: raises if this worker is not of one mind with a fleet that is there."""
         if self._profile.is_exclusive:
-            await seal_namesakes(self._outside, self._profile.worker_id, self.timing)
-        await be_admitted(self._outside, self.row, self.timing, any_order=self.any_order)
+            await seal_namesakes(self._ports, self._profile.worker_id, self.timing)
+        await be_admitted(self._ports, self.row, self.timing, any_order=self.any_order)
 
     async def join(self) -> None:
         """Registers a new life, looks whether it may stay, and starts its heart. Retried until the store answers."""
-        outside = self._outside
+        ports = self._ports
         end_in_forks(self)
         self._loop = asyncio.get_running_loop()
         self._stop_heart()
-        member_id = f"{self._profile.worker_id}#{outside.entropy.getrandbits(128):032x}"
+        member_id = f"{self._profile.worker_id}#{ports.entropy.getrandbits(128):032x}"
         self._heart = HeartbeatState(member_id, self.timing)
         self._beat = HeartbeatWrite(member_id=member_id, attempt=0)
         self._heartbeat = Heartbeat(
             self._heart,
-            outside.store,
-            outside.clock,
+            ports.store,
+            ports.clock,
             report=self._next_beat,
             on_status=self._publish,
         )
@@ -136,16 +136,16 @@ class Member:
                 break
             except (LeaseStoreError, TimeoutError) as error:
                 failures += 1
-                tell_unanswered(outside, error, failures)
-                await outside.clock.sleep_until_ms(outside.clock.now_ms() + self.timing.call_deadline_ms)
+                tell_unanswered(ports, error, failures)
+                await ports.clock.sleep_until_ms(ports.clock.now_ms() + self.timing.call_deadline_ms)
         try:
             # Before the first heartbeat, which confirms it.
-            await be_admitted(outside, self.row, self.timing, any_order=self.any_order)
+            await be_admitted(ports, self.row, self.timing, any_order=self.any_order)
         except FleetMismatchError:
             await self.leave()
             raise
-        if outside.heart_on_thread:
-            self._thread = HeartThread(outside.clock, self._stall_limit_ms, outside.emit)
+        if ports.heart_on_thread:
+            self._thread = HeartThread(ports.clock, self._stall_limit_ms, ports.emit)
             self._thread.start(self._heartbeat, self._guard())
             self._task = self._group.create_task(self._tick(self._thread), name="loop watch")
         else:
@@ -154,21 +154,21 @@ class Member:
     def _guard(self) -> ZombieGuard | None:
         if self.zombies is None:
             return None
-        return ZombieGuard(self._heart, self._outside.clock, self.zombies, self._outside.emit)
+        return ZombieGuard(self._heart, self._ports.clock, self.zombies, self._ports.emit)
 
     async def _tick(self, thread: HeartThread) -> None:
         while True:
             thread.tick()
             if thread.failure is not None:
                 raise thread.failure
-            await self._outside.clock.sleep_until_ms(self._outside.clock.now_ms() + TICK_MS)
+            await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + TICK_MS)
 
     def _next_beat(self) -> HeartbeatWrite | None:
         """Called by the heart, perhaps on its own thread: the report is one reference."""
         return None if self._thread is not None and self._thread.is_stalled else self._beat
 
     def _publish(self, status: HeartbeatStatus) -> None:  # noqa: ARG002 -- it is read where it is needed
-        if not self._outside.heart_on_thread:
+        if not self._ports.heart_on_thread:
             self.on_status()
             return
         with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody is left to be told
@@ -228,7 +228,7 @@ class Member:
         self._heart.end("left")
         try:
             async with asyncio.timeout(self.timing.call_deadline_ms / 1000):
-                await self._outside.store.leave(self.member_id)
+                await self._ports.store.leave(self.member_id)
         except (LeaseStoreError, TimeoutError):
             return False
         return True

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch.errors import LeaseStoreError
 from anabranch.events import StoreUnanswered
 
-__all__ = ["insist", "tell_unanswered"]
+__all__ = ["retry_store_call", "tell_unanswered"]
 
 T = TypeVar("T")
 
@@ -21,29 +21,29 @@ PAUSE_MS: Final = 500
 TRIES_MAX: Final = 60
 
 
-async def insist(outside: Outside, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:
+async def retry_store_call(ports: Ports, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:
     """The answer of the first try that gets one within the deadline; the error of the last try, if none does."""
     for attempt in range(TRIES_MAX):
         try:
             async with asyncio.timeout(deadline_ms / 1000):
                 return await call()
         except LeaseStoreError as error:
-            outside.store_failures.count += 1
+            ports.store_failures.count += 1
             if attempt == TRIES_MAX - 1:
                 raise
-            tell_unanswered(outside, error, attempt + 1)
+            tell_unanswered(ports, error, attempt + 1)
         except TimeoutError as error:
-            outside.store_failures.count += 1
+            ports.store_failures.count += 1
             if attempt == TRIES_MAX - 1:
                 raise LeaseStoreError(
-                    f"lease store {outside.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"
+                    f"lease store {ports.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"
                 ) from None
-            tell_unanswered(outside, error, attempt + 1)
-        await outside.clock.sleep_until_ms(outside.clock.now_ms() + PAUSE_MS)
+            tell_unanswered(ports, error, attempt + 1)
+        await ports.clock.sleep_until_ms(ports.clock.now_ms() + PAUSE_MS)
     raise AssertionError("unreachable")
 
 
-def tell_unanswered(outside: Outside, error: Exception, failures: int) -> None:
+def tell_unanswered(ports: Ports, error: Exception, failures: int) -> None:
     """From the second failure on, then ever more seldom: one may be chance."""
     if failures > 1 and failures & (failures - 1) == 0:
-        outside.emit(StoreUnanswered(error=str(error) or "it took too long", failure_count=failures))
+        ports.emit(StoreUnanswered(error=str(error) or "it took too long", failure_count=failures))

@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, Protocol
 
 from anabranch._core.writing.aggregation import cost_of
-from anabranch._engine.host import single_cause
+from anabranch._engine.tasks import single_cause
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.intake import failure_of
 from anabranch._engine.writing.process_exit import end_at_exit, end_no_more

@@ -16,8 +16,8 @@ from anabranch._core.writing.aggregation import Bundle, cost_of
 from anabranch._core.writing.collection import Call
 from anabranch._core.writing.failures import Failures
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
-from anabranch._engine.alarm import Alarm
-from anabranch._engine.host import Host, single_cause
+from anabranch._engine.clock import Alarm
+from anabranch._engine.tasks import BackgroundTask, single_cause
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.intake import Intake, WrittenStream, failure_of
 from anabranch._engine.writing.process_exit import tell_at_exit, tell_no_more
@@ -68,7 +68,7 @@ class Writer:
         """Whoever closes is told of the failures that nobody has seen."""
         self._alarm = Alarm(clock)
         self._armed_ms: int | None = None
-        self._host = Host()
+        self._host = BackgroundTask()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
 

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._engine.consuming.consuming import Consuming
-from anabranch._engine.handling.calls import HandlerCall
+from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.handler_calls import HandlerCall
 from anabranch.records import Record
 from anabranch.testing.checkers import Call
 from anabranch.testing.world.labour import Labour
@@ -24,17 +24,17 @@ _HANDS: Final = 8
 """Records that are worked on at once where they are acknowledged by hand."""
 
 
-async def _run(consuming: Consuming, labour: Labour) -> None:
+async def _run(consuming: ConsumerRun, labour: Labour) -> None:
     await consuming.start(consuming.handle_records(HandlerCall(labour.handle, threads=1)))
     await consuming.wait()
 
 
-async def _run_batches(consuming: Consuming, labour: Labour) -> None:
+async def _run_batches(consuming: ConsumerRun, labour: Labour) -> None:
     await consuming.start(consuming.handle_batches(HandlerCall(labour.handle_batch, threads=1), _BATCHES))
     await consuming.wait()
 
 
-async def _each_record(consuming: Consuming, labour: Labour) -> None:
+async def _each_record(consuming: ConsumerRun, labour: Labour) -> None:
     try:
         async with aclosing(consuming.records()) as records:
             async for record in records:
@@ -43,7 +43,7 @@ async def _each_record(consuming: Consuming, labour: Labour) -> None:
         await _leave(consuming)
 
 
-async def _each_batch(consuming: Consuming, labour: Labour) -> None:
+async def _each_batch(consuming: ConsumerRun, labour: Labour) -> None:
     try:
         async with aclosing(consuming.batches(_BATCHES)) as batches:
             async for batch in batches:
@@ -52,7 +52,7 @@ async def _each_batch(consuming: Consuming, labour: Labour) -> None:
         await _leave(consuming)
 
 
-async def _by_hand(consuming: Consuming, labour: Labour) -> None:
+async def _by_hand(consuming: ConsumerRun, labour: Labour) -> None:
     hands = asyncio.Semaphore(_HANDS)
     try:
         async with asyncio.TaskGroup() as group, aclosing(consuming.records(by_hand=True)) as records:
@@ -65,21 +65,21 @@ async def _by_hand(consuming: Consuming, labour: Labour) -> None:
 
 
 async def _acknowledge(
-    record: Record[Any], calls: list[Call], consuming: Consuming, labour: Labour, hands: asyncio.Semaphore
+    record: Record[Any], calls: list[Call], consuming: ConsumerRun, labour: Labour, hands: asyncio.Semaphore
 ) -> None:
     try:
-        await labour.insist([record], calls)
+        await labour.retry_store_call([record], calls)
         consuming.ack([record])
     finally:
         hands.release()
 
 
-async def _leave(consuming: Consuming) -> None:
+async def _leave(consuming: ConsumerRun) -> None:
     """What leaving `async with Consumer` does, with the error that leaves it, if there is one."""
     await consuming.leave(sys.exception(), _DRAIN_SECONDS)
 
 
-FORMS: Final[dict[Form, Callable[[Consuming, Labour], Awaitable[None]]]] = {
+FORMS: Final[dict[Form, Callable[[ConsumerRun, Labour], Awaitable[None]]]] = {
     "batches": _each_batch,
     "by_hand": _by_hand,
     "records": _each_record,

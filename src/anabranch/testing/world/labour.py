@@ -63,7 +63,7 @@ class Labour:
     async def work(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
         await self._end(calls, self._try(records))
 
-    async def insist(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
+    async def retry_store_call(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
         """Who has taken records into hand tries again without asking anybody: to the engine that is one call."""
         await self._end(calls, self._try_until_done(records))
 

@@ -2,11 +2,12 @@
 
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consuming.consuming import Consuming, Handling
-from anabranch._engine.consuming.end_watch import Ends
-from anabranch._engine.consuming.worker_plan import WorkerPlan
+from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.handler_calls import HandlerOptions
 from anabranch._engine.leases.member import MemberProfile
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
+from anabranch._engine.stop_conditions import StopConditions
+from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
@@ -55,7 +56,7 @@ class SimulatedWorker:
         limit_bytes = READ_RESERVE_BYTES + self._options.budget_bytes
         self._budget = Budget(limit_bytes) if self._options.budget_bytes else Budget()
         self._labour = Labour(process, around, self._budget)
-        outside = Outside(
+        ports = Ports(
             kinesis=kinesis,
             store=store,
             clock=process.clock,
@@ -63,7 +64,7 @@ class SimulatedWorker:
             emit=self._hear,
             before_call=self._labour.before_call if self._options.gaps else None,
         )
-        self._consuming = Consuming(outside, self._plan(timing), self._handling(), self._budget)
+        self._consuming = ConsumerRun(ports, self._plan(timing), self._handling(), self._budget)
         self.task = process.spawn(self._live(), process.name)
 
     @property
@@ -84,18 +85,18 @@ class SimulatedWorker:
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
             timing=timing,
             pace=PaceLimits(),
-            ends=Ends(at_tip=options.ends_at_tip),
+            ends=StopConditions(at_tip=options.ends_at_tip),
             settings=ConsumerSettings(
                 checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
             ),
         )
 
-    def _handling(self) -> Handling:
+    def _handling(self) -> HandlerOptions:
         options, given = self._options, self._around.handling
         policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
         decode = self._labour.decode if given.decode is None and options.undecodable else given.decode
-        return Handling(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
+        return HandlerOptions(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
 
     def _hear(self, event: Event) -> None:
         stream, shard_id = self._around.stream, event.shard_id

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.admission import seal_namesakes
 from anabranch._engine.leases.member import Member, MemberProfile
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow, HeartbeatWrite, MemberRow
 from anabranch.config import LeaseSettings
 from anabranch.errors import ConfigurationError
@@ -30,12 +30,10 @@ def look_around(store, *, is_exclusive):
         await store.open(AppRow(app="billing", app_id="1", created_wall_ms=1))
         for row in (EARLIER, NEIGHBOUR):
             await store.register_member(row)
-        outside = Outside(
-            kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=happened.append
-        )
+        ports = Ports(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=happened.append)
         profile = MemberProfile(worker_id="pod-0", fingerprint="order key", is_exclusive=is_exclusive)
         async with asyncio.TaskGroup() as group:
-            member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
+            member = Member(ports, lease_timing(), profile, group, stall_limit_ms=120_000)
             async with asyncio.timeout(0.05 if not is_exclusive else 5):
                 await member.look_around()
 
@@ -82,10 +80,8 @@ def test_a_late_heartbeat_delays_the_seal_and_one_that_goes_on_beating_is_left_t
     async def main():
         await store.open(AppRow(app="billing", app_id="1", created_wall_ms=1))
         await store.register_member(EARLIER)
-        outside = Outside(
-            kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=happened.append
-        )
-        await seal_namesakes(outside, "pod-0", lease_timing())
+        ports = Ports(kinesis=None, store=store, clock=ManualClock(), entropy=random.Random(1), emit=happened.append)
+        await seal_namesakes(ports, "pod-0", lease_timing())
 
     run(main)
     assert states(store) == {"pod-0#1": state}

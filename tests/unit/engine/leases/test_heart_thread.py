@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from anabranch._engine.clock import SystemClock
 from anabranch._engine.leases import heart_thread
 from anabranch._engine.leases.heart_thread import HeartThread
-from anabranch._engine.system_clock import SystemClock
 from anabranch.events import LoopBlocked, LoopStalled
 
 from stream_world import run, until

@@ -11,7 +11,7 @@ from anabranch._core.leases.plan import Take, Write
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile
-from anabranch._engine.outside import Outside
+from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import MemberDiffers, StandstillBegan, StoreReset, StoreRolledBack
@@ -37,13 +37,13 @@ async def lease_loop(store, held, happened=None, clock=None, shards_max=None, dr
     """A member that has joined, while no time passes, and its loop."""
     emit = [].append if happened is None else happened.append
     clock = clock or ManualClock()
-    outside = Outside(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=emit)
+    ports = Ports(kinesis=None, store=store, clock=clock, entropy=random.Random(1), emit=emit)
     async with asyncio.TaskGroup() as group:
         profile = MemberProfile(worker_id="w", fingerprint="", shards_max=shards_max)
-        member = Member(outside, lease_timing(), profile, group, stall_limit_ms=120_000)
+        member = Member(ports, lease_timing(), profile, group, stall_limit_ms=120_000)
         await member.join()
         yield LeaseLoop(
-            outside,
+            ports,
             member,
             await store.open(APP),
             on_held=held.append,

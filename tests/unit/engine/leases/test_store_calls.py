@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from anabranch._engine.leases.store_calls import TRIES_MAX, insist
-from anabranch._engine.outside import Outside
+from anabranch._engine.leases.store_calls import TRIES_MAX, retry_store_call
+from anabranch._engine.ports import Ports
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
 
@@ -23,7 +23,7 @@ class ClockThatSkips:
 
 
 TOLD = []
-OUTSIDE = Outside(kinesis=None, store=MemoryLeaseStore(), clock=ClockThatSkips(), entropy=None, emit=TOLD.append)
+OUTSIDE = Ports(kinesis=None, store=MemoryLeaseStore(), clock=ClockThatSkips(), entropy=None, emit=TOLD.append)
 
 
 def test_a_call_that_never_answers_is_given_up_and_made_again():
@@ -36,7 +36,7 @@ def test_a_call_that_never_answers_is_given_up_and_made_again():
                 await asyncio.Event().wait()
             return "an answer"
 
-        assert await insist(OUTSIDE, call, deadline_ms=10) == "an answer"
+        assert await retry_store_call(OUTSIDE, call, deadline_ms=10) == "an answer"
         assert len(tries) == 2
 
     run(main, 5)
@@ -48,7 +48,7 @@ def test_a_store_that_never_answers_is_named_in_the_end():
             await asyncio.Event().wait()
 
         with pytest.raises(LeaseStoreError, match=rf"memory:// gave no answer within 1 ms, {TRIES_MAX} times in a row"):
-            await insist(OUTSIDE, call, deadline_ms=1)
+            await retry_store_call(OUTSIDE, call, deadline_ms=1)
 
     run(main, 5)
 
@@ -63,7 +63,7 @@ def test_an_error_is_raised_at_once_if_it_is_for_good_and_after_the_last_try_if_
             raise error("no")
 
         with pytest.raises(error):
-            await insist(OUTSIDE, call, deadline_ms=1000)
+            await retry_store_call(OUTSIDE, call, deadline_ms=1000)
         assert len(made) == tries
 
     run(main, 5)
@@ -79,7 +79,7 @@ def test_a_store_that_does_not_answer_is_told_of_from_the_second_time_on_and_eve
                 raise LeaseStoreError("the disk is full")
 
         TOLD.clear()
-        await insist(OUTSIDE, call, deadline_ms=1_000)
+        await retry_store_call(OUTSIDE, call, deadline_ms=1_000)
         assert [event.failure_count for event in TOLD] == [2, 4, 8]
         assert "the disk is full" in str(TOLD[0])
 

@@ -1,1 +1,0 @@
-"""From finished records to committed ones, and how a shard comes to rest."""

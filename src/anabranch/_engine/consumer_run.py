@@ -1,0 +1,375 @@
+"""One run of a consumer: a worker in its host task, and the way that records leave it.
+
+Started by `run`, `run_batches`, or the first step of an iteration; ended by `stop`, by reaching its end, or by a
+failure that then shows wherever somebody waits.
+"""
+
+import asyncio
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.handling.lanes import LaneLimits
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
+from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
+from anabranch._engine.ports import Ports
+from anabranch._engine.ready_sessions import BatchFeed
+from anabranch._engine.runners import BatchRunners, RecordRunners
+from anabranch._engine.sinks import BatchSink, IteratorSink, RecordSink
+from anabranch._engine.tasks import BackgroundTask, attach_failure
+from anabranch._engine.worker import SinkMaker, Worker, WorkerPlan
+from anabranch.budget import Budget
+from anabranch.errors import AnabranchError, ConsumerFailedError, ShardStoppedError, UsageError
+from anabranch.events import ConsumerFailed
+from anabranch.records import Batch, Record
+from anabranch.reports import StopReport
+
+T = TypeVar("T")
+
+BREAK_OFF_MS = 2_000
+"""What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
+PARKED_KEYS_MAX = 100
+"""Keys that may wait for a retry beside those that run (rule M1)."""
+WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
+
+
+class ConsumerRun:
+    def __init__(self, ports: Ports, plan: WorkerPlan, handling: HandlerOptions, budget: Budget) -> None:
+        self._ports = ports
+        self._handling = handling
+        self.worker = Worker(ports, plan, budget)
+        self._plan = plan
+        self._host = BackgroundTask()
+        self._walk: RecordIterator | None = None
+        self._manual: ManualIterator | None = None
+        self._walker: asyncio.Task[Any] | None = None
+        """Who runs the loop over this run."""
+        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
+        self._abandoned: tuple[Record[bytes], ...] = ()
+        self._call: HandlerCall | None = None
+        self._interrupt: Callable[[], None] = lambda: None
+        self._failure_is_seen = False
+        self.on_start: Callable[[], None] = lambda: None
+
+    # starting
+
+    async def start(self, make_sink: SinkMaker) -> None:
+        """Returns when the worker has joined, or raises what kept it from it."""
+        self._launch(make_sink)
+        try:
+            await self._joined()
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+    def _launch(self, make_sink: SinkMaker) -> None:
+        self.on_start()
+        self._host.start(self.worker.run(make_sink), "anabranch consumer")
+
+    async def _joined(self) -> None:
+        await self.worker.settled.wait()
+        if not self.worker.has_joined:
+            await self._host.wait()
+            self._raise_failure()
+
+    def handle_records(self, call: HandlerCall) -> SinkMaker:
+        self._call = call
+        self.worker.on_leaving = self._give_up
+
+        def make(worker: Worker) -> RecordSink:
+            handling = self._handling
+            runners = RecordRunners(
+                self._ports,
+                worker.member,
+                worker.scheduler,
+                call,
+                handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
+                on_finished=worker.on_finished,
+                on_failed=worker.on_failed,
+                on_undecodable=worker.on_undecodable,
+            )
+            limits = LaneLimits(
+                open_keys_max=handling.concurrency + PARKED_KEYS_MAX,
+                replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
+            )
+            self._interrupt = runners.interrupt
+            at_once = min(handling.concurrency, call.at_once_max or handling.concurrency)
+            return RecordSink(runners, handling.order, limits, at_once)
+
+        return make
+
+    def handle_batches(self, call: HandlerCall, limits: BatchLimits) -> SinkMaker:
+        self._call = call
+        self.worker.on_leaving = self._give_up
+
+        def make(worker: Worker) -> BatchSink:
+            handling = self._handling
+            feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            runners = BatchRunners(
+                self._ports,
+                worker.member,
+                feed,
+                call,
+                handling,
+                finishes_at_end=self._plan.settings.at_shard_end == "finish",
+                on_failed=worker.on_failed,
+                on_undecodable=worker.on_undecodable,
+            )
+            self._interrupt = runners.interrupt
+            return BatchSink(runners, feed, limits, handling.concurrency)
+
+        return make
+
+    def walk(self, limits: BatchLimits) -> SinkMaker:
+        self.worker.on_leaving = self._tell_in_hand
+
+        def make(worker: Worker) -> IteratorSink:
+            feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            self._walk = RecordIterator(feed, self._handling, on_undecodable=worker.on_undecodable)
+            return IteratorSink(self._walk, feed, limits)
+
+        return make
+
+    def walk_by_hand(self) -> SinkMaker:
+        self.worker.on_leaving = self._tell_in_hand
+
+        def make(worker: Worker) -> ManualIterator:
+            self._manual = ManualIterator(
+                self._ports,
+                worker.member,
+                self._handling.decode,
+                on_finished=worker.on_finished,
+                on_undecodable=worker.on_undecodable,
+            )
+            return self._manual
+
+        return make
+
+    # iterating
+
+    def records(self, *, by_hand: bool = False) -> Iteration[Record[Any]]:
+        """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
+        if by_hand:
+            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record, tasks_share=True)
+        # A stretch is reported when it is walked through: none is longer than what asks for a commit.
+        limits = replace(WALK_LIMITS, max_records=min(WALK_LIMITS.max_records, self._plan.settings.checkpoints.records))
+        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_record)
+
+    def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
+        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)
+
+    def _iterate(
+        self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]], *, tasks_share: bool = False
+    ) -> Iteration[T]:
+        async def begin() -> Callable[[], T | None]:
+            if not self._host.is_started:
+                self._launch(make_sink)
+            await self._joined()
+            self._walker = asyncio.current_task()
+            for walk in (self._walk, self._manual):
+                if walk is not None:
+                    walk.task = self._walker
+            return find_next()
+
+        iteration = Iteration(begin, self._is_over, tasks_share=tasks_share)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    @staticmethod
+    def _made(walk: T | None) -> T:
+        assert walk is not None, "a worker makes its sink before it joins"
+        return walk
+
+    def ack(self, records: Iterable[Record[Any]]) -> None:
+        if self._manual is None:
+            raise UsageError('ack() goes with Consumer(acknowledge="manual") and `async for`')
+        for record in records:
+            self._manual.ack(record)
+
+    async def _is_over(self) -> bool:
+        """Waits until there may be more; True if there will be none."""
+        walk = self._walk or self._manual
+        if walk is not None and walk.wants_turn:
+            walk.wants_turn = False
+            await asyncio.sleep(0)
+            return False
+        if self.worker.is_stopping or not self._host.is_running:
+            if self._walk is not None:
+                self._walk.acknowledge()
+                self._walk.settle()  # the stop waits for it
+            await self._host.wait()
+            self._raise_outcome()
+            return True
+        await self.worker.wait_for_records()
+        return False
+
+    # ending
+
+    async def wait(self) -> StopReport:
+        """Until the worker has ended."""
+        await self._host.wait()
+        self._raise_outcome()
+        return self._report()
+
+    async def stop(self, deadline: float) -> StopReport:
+        """From any event loop."""
+        if not await self._stop(deadline):
+            return StopReport(committed=False, released=False)
+        self._raise_failure()
+        return self._report()
+
+    async def _stop(self, deadline: float) -> bool:
+        """False: a handler called it, so it has not stopped yet: the stop waits for this very call."""
+        if self._host.is_running:
+            self._host.call(lambda: self._begin_stop(deadline))
+            if self._is_called_by_handler:
+                return False
+            await self._host.wait()
+        elif self._host.is_here:
+            self._let_go_of_hand()
+        if self._host.is_here:
+            self.close()
+        return True
+
+    def _begin_stop(self, deadline: float) -> None:
+        self._let_go_of_hand()
+        if self._host.is_running:
+            self.worker.stop(self._ports.clock.now_ms() + round(deadline * 1000))
+
+    @property
+    def _is_called_by_handler(self) -> bool:
+        return self.worker.is_called_by_handler or (self._call is not None and self._call.runs_in_this_thread)
+
+    def _let_go_of_hand(self) -> None:
+        """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or
+        is handling an error, has not finished it; nobody else can tell, so that it is waited for.
+        """
+        walk, iteration = self._walk, self._iteration()
+        if walk is None:
+            return
+        was_left = iteration is None or iteration.closed
+        in_body = not was_left and self._walker is asyncio.current_task()
+        if in_body and sys.exception() is None:
+            walk.acknowledge()
+        elif in_body or was_left:
+            self._abandon(walk)
+
+    def _abandon(self, walk: RecordIterator) -> None:
+        in_hand = walk.in_hand
+        if in_hand is not None:
+            self._abandoned = (in_hand[1],)
+        walk.abandon()
+
+    async def leave(self, error: BaseException | None, deadline: float) -> None:
+        """The end of `async with Consumer`. A record that is in hand is not waited for, and will be handled again. An
+        error that leaves the block is kept, and carries the consumer's own error, if there is one.
+        """
+        if not (self._host.is_running or self._has_failed_unseen):
+            return
+        if self._walk is not None:
+            self._abandon(self._walk)
+        if self._manual is not None:
+            self._manual.abandon()
+        await self._stop(deadline)
+        if error is None:
+            self._raise_outcome()
+        else:
+            self._attach_failure(error)
+
+    async def break_off(self, cancelled: asyncio.CancelledError) -> None:
+        """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
+        freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
+        """
+        try:
+            if self._host.is_running and self.worker.has_joined:
+                self.worker.stop(self._ports.clock.now_ms() + BREAK_OFF_MS)
+                self._interrupt()
+                await self._host.wait()
+        finally:
+            await self.cancel()
+        self._attach_failure(cancelled)
+
+    async def cancel(self) -> None:
+        """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""
+        if self._call is not None:
+            self._call.give_up()
+        await self._host.cancel()
+        self.close()
+
+    def _give_up(self) -> None:
+        """What runs is not waited for any more: in a thread it runs on, beside whoever takes its shard (rule L11)."""
+        assert self._call is not None
+        if not self._call.is_cancellable:
+            self.worker.fence_watch.tell()
+        self._call.give_up()
+
+    def _tell_in_hand(self) -> None:
+        """What the caller's loop still works on is not waited for any more, and cannot be cancelled (rule L11)."""
+        self.worker.fence_watch.tell()
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+
+    @property
+    def is_running(self) -> bool:
+        return self._host.is_running
+
+    @property
+    def _has_failed_unseen(self) -> bool:
+        return not self._failure_is_seen and self._bad_outcome() is not None
+
+    def _report(self) -> StopReport:
+        report = self.worker.report or StopReport()
+        return replace(report, leftovers=(*report.leftovers, *self._abandoned))
+
+    def _raise_failure(self) -> None:
+        self._raise(self._failure())
+
+    def _raise_outcome(self) -> None:
+        """For who waits for the end: success is what is left."""
+        self._raise(self._bad_outcome())
+
+    def _raise(self, error: AnabranchError | None) -> None:
+        if error is not None:
+            self._failure_is_seen = True
+            raise error
+
+    def _failure(self) -> AnabranchError | None:
+        error = self._host.error
+        if error is None or isinstance(error, AnabranchError):
+            return error
+        failure = ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    def _bad_outcome(self) -> AnabranchError | None:
+        """Its failure, or that it ended by itself and holds a shard that is stopped at a record (rule D12)."""
+        failure, worker, report = self._failure(), self.worker, self._report()
+        if failure is not None or worker.end_reason is None or not report.stopped:
+            return failure
+        first, *others = report.stopped
+        more = f" ({len(others)} more in error.report.stopped)" if others else ""
+        stopped = ShardStoppedError(
+            f"the run ended because {worker.end_reason}, but not all was handled: {first}{more}. Fix the cause and "
+            "start again: a new run tries the record once more",
+            report=report,
+        )
+        stopped.__cause__ = first.error
+        return stopped
+
+    def _attach_failure(self, error: BaseException) -> None:
+        """Another error leaves, and must not hide the consumer's (P7). An event tells of it as well: whoever catches a
+        cancellation seldom looks at its notes.
+        """
+        failure = self._bad_outcome()
+        if failure is None or self._failure_is_seen:
+            return
+        self._failure_is_seen = True
+        self._ports.emit(ConsumerFailed(error=f"{type(failure).__name__}: {failure}", leaving=type(error).__name__))
+        attach_failure(failure, error)

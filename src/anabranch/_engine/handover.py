@@ -1,0 +1,141 @@
+"""How one shard stops moving here, in order: stopped at a record and kept, or given to another member.
+
+Both drain first: nothing more is started, what runs may end, and what is finished is committed. A hand-off that does
+not drain in time is called off: the shard stays, and says so; or its calls are told to end, if that was asked for
+(`hand_off="force"`). No shard is ever given away while a call of it runs (rule L12).
+"""
+
+from anabranch._core.leases.plan import Write
+from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.ports import Ports
+from anabranch._engine.session import Session
+from anabranch._engine.sinks import Sink
+from anabranch._model.leases import HandOffRequest, Stopped
+from anabranch.config import LeaseSettings
+from anabranch.events import HandOffForced, HandOffKept, ShardStopped
+from anabranch.records import Record
+
+RETRY_MS = 1_000
+
+
+class ShardHandover:
+    def __init__(
+        self,
+        ports: Ports,
+        leases: LeaseLoop,
+        checkpointer: Checkpointer,
+        drain: Drainer,
+        sink: Sink,
+        settings: LeaseSettings,
+    ) -> None:
+        self._ports = ports
+        self._leases = leases
+        self._checkpointer = checkpointer
+        self._drain = drain
+        self._sink = sink
+        self._deadline_ms = round(settings.drain_deadline * 1000)
+        self._forces = settings.hand_off == "force"
+
+    async def stop_shard(
+        self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
+    ) -> None:
+        """Drain, commit, free the buffers, keep the lease (rule D4)."""
+        clock = self._ports.clock
+        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        session.stop_row = Stopped(
+            reason=reason,
+            position=None if record is None else record.position,
+            partition_key=None if record is None else record.partition_key,
+            member_id=self._leases.table.member_id,
+            at_wall_ms=clock.wall_ms(),
+        )
+        committed_count: int | None = None
+        while session.is_live:
+            self._sink.before_commit()
+            finished_count = session.lane.finished_count
+            if finished_count == committed_count and not self._drain.still_running([session]):
+                session.move("stop")
+                session.empty()
+                return
+            if finished_count != committed_count and await self._checkpointer.write(session) == "written":
+                if committed_count is None and session.is_live:
+                    session.reason = reason
+                    self._tell_stopped(session, session.stop_row, error)
+                committed_count = finished_count
+                continue
+            # The store is away, or a call outlasts the deadline: when it has finished, that is to be committed too.
+            await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
+
+    def _tell_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
+        self._ports.emit(
+            ShardStopped(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                reason=stopped.reason,
+                position=None if stopped.position is None else str(stopped.position),
+                partition_key=stopped.partition_key,
+                exception=error,
+            )
+        )
+
+    async def give(self, session: Session, request: HandOffRequest) -> bool:
+        """Another member asked for the lease; False if it stays here."""
+        clock = self._ports.clock
+        left = await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        if left and self._forces:
+            left = await self._end_calls(session, request, len(left))
+        if self._leases.draining:
+            return True  # this worker stops: what it holds becomes free when it leaves
+        if not self._is_asked_for(session, request):
+            if session.phase == "stopped":
+                self._leases.table.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
+            return True
+        if left or not self._is_waited_for(request):
+            self._leases.table.keep(request.key, clock.now_ms())
+            session.drains, session.reason = False, None
+            if left:
+                self._ports.emit(
+                    HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
+                )
+            return False
+        self._sink.before_commit()
+        async with session.commit_lock:
+            if self._is_asked_for(session, request):
+                final, _ = self._checkpointer.next_row(session, transferring=True)
+                row = self._leases.table.transfer(request.key, final)
+                await self._leases.write(Write(row, session.row.version))
+                self._leases.wake()
+        return True
+
+    async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
+        """Tells the calls of this shard to end and waits until they have, for as long as somebody waits for the shard;
+        those that run on after that.
+        """
+        clock = self._ports.clock
+        self._ports.emit(
+            HandOffForced(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                running_count=count,
+                to_member=request.requester,
+            )
+        )
+        session.reason = (
+            f"it is to be handed over to {request.requester}, and {count} handler calls that were told to end still run"
+        )
+        self._sink.interrupt(session)
+        while left := await self._drain.wait([session], clock.now_ms() + RETRY_MS):
+            wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
+            if self._leases.draining or not wanted:
+                break
+        return left
+
+    def _is_waited_for(self, request: HandOffRequest) -> bool:
+        """Whether the member that asked is still there, as far as is known here."""
+        requester = self._leases.detector.row(request.requester)
+        return requester is not None and requester.state == "live"
+
+    def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
+        holding = session.holding
+        return session.is_live and holding.state == "draining" and holding.request == request

@@ -1,0 +1,371 @@
+"""The caller's own loop over a run: it asks for one thing after another, and waits where there is none yet.
+
+Not an asynchronous generator: one whose step was cancelled is over for good, so a loop that gives each step a time-out
+would end in silence. A cancelled step of this one has taken nothing, and the next goes on from there.
+
+Asking for the next record acknowledges the one before. So only one task at a time may use an iterator: a second task
+would acknowledge what the first still works on. A task that has ended is no longer in the way, because some ways of
+waiting make a task for each step (`asyncio.wait_for` on Python 3.11).
+
+Whoever made it may hold it weakly: a loop that was left holds it no more.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from traceback import StackSummary
+from typing import Any, Generic, TypeVar
+
+from anabranch._core.checkpoints.tracker import Entry
+from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.handler_calls import Decode, HandlerOptions, OnUndecodable, UndecodableError, task_stack
+from anabranch._engine.leases.member import Member
+from anabranch._engine.ports import Ports
+from anabranch._engine.ready_sessions import BatchFeed, LoopTurn, ReadySessions
+from anabranch._engine.session import Session
+from anabranch.errors import UsageError
+from anabranch.records import Batch, Record
+
+T = TypeVar("T")
+Begin = Callable[[], Awaitable[Callable[[], T | None]]]
+
+
+class Iteration(AsyncIterator[T], Generic[T]):
+    __slots__ = ("__weakref__", "_begin", "_is_over", "_next", "_task", "_tasks_share", "closed", "is_called_off")
+
+    def __init__(self, begin: Begin[T], is_over: Callable[[], Awaitable[bool]], *, tasks_share: bool = False) -> None:
+        self._begin: Begin[T] | None = begin
+        self._is_over = is_over
+        self._next: Callable[[], T | None] = _nothing
+        """The next one, or None if there is none at this moment."""
+        self._task: asyncio.Task[Any] | None = None
+        """The task that waits for a step, or works on what the last step returned."""
+        self._tasks_share = tasks_share
+        """Several tasks may take steps, because a step acknowledges nothing."""
+        self.closed = False
+        self.is_called_off: Callable[[], bool] = lambda: False
+        """Asked before it begins: whether it has been stopped already."""
+
+    async def __anext__(self) -> T:
+        task = asyncio.current_task()
+        if self._task is not task:
+            self._enter(task)
+        while (found := self._next()) is None:
+            is_over = True
+            try:
+                is_over = await self._ends()
+            finally:
+                if is_over:
+                    self._task = None  # this step has acknowledged the record before, and returns none
+            if is_over:
+                raise StopAsyncIteration
+        return found
+
+    def _enter(self, task: "asyncio.Task[Any] | None") -> None:
+        if self._tasks_share:
+            return
+        if self._task is not None and not self._task.done():
+            raise UsageError(
+                f"task {self._task.get_name()!r} is using this iterator: asking for the next record acknowledges the "
+                "one that it works on. To work on several records at once, use consumer.run(handler), share out the "
+                'records of consumer.batches(), or set Consumer(acknowledge="manual") and call consumer.ack(record)'
+            )
+        self._task = task
+
+    async def _ends(self) -> bool:
+        """Waits until there may be more; True if there will be none."""
+        if self.closed:
+            return True
+        if self._begin is None:
+            return await self._is_over()
+        if self.is_called_off():
+            self.closed = True
+            return True
+        self._next = await self._begin()
+        self._begin = None
+        return False
+
+    async def aclose(self) -> None:
+        """The loop is left: nothing more is handed out, and what is in hand is not acknowledged by that."""
+        self.closed = True
+        self._next = _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+SLICE = 500
+"""Records after which the event loop turns, also for a caller whose own loop never waits."""
+
+
+class RecordIterator:
+    def __init__(
+        self,
+        feed: BatchFeed,
+        handling: HandlerOptions,
+        *,
+        on_undecodable: OnUndecodable,
+    ) -> None:
+        self._feed = feed
+        self._handling = handling
+        self._on_undecodable = on_undecodable
+        self._undecodable: UndecodableError | None = None
+        """Of the record after the batch in hand: the shard stops there when the batch is acknowledged."""
+        self._session: Session | None = None
+        self._stretch: list[Record[bytes]] = []
+        self._handed_out = 0
+        self._acknowledged = 0
+        self.task: asyncio.Task[Any] | None = None
+        """The caller's, once it is known."""
+        self._since_turn = 0
+        self.wants_turn = False
+        """The event loop should turn before the next is asked for."""
+        self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
+        """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
+
+    # one record after another
+
+    def _records(self) -> Iterator[Record[Any] | None]:
+        """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
+        turn, decode = self._feed.turn, self._handling.decode
+        may_start = self._feed.may_start
+        while True:
+            taken = None if self._is_to_turn() else self._feed.take()
+            if taken is None:
+                yield None
+                continue
+            session, self._stretch = taken
+            self._since_turn += len(self._stretch)
+            self._session, self._handed_out, self._acknowledged = session, 0, 0
+            for place, record in enumerate(self._stretch, 1):
+                while session.is_live and (session.drains or not may_start(turn.over_ms)):
+                    self.wants_turn = turn.is_over()
+                    if not self.wants_turn:
+                        self._feed.on_ended(session)  # fenced, or to be handed over: both may end without that
+                    yield None
+                if not session.is_live:
+                    break
+                try:
+                    decoded = record if decode is None else decode(record)
+                except UndecodableError as error:
+                    self._stop_at(session, error)
+                    break
+                self._handed_out = place
+                yield decoded
+                self._acknowledged = place
+            self.settle()
+            self._drop()
+
+    # batch after batch
+
+    def next_batch(self) -> Batch[Any] | None:
+        """Acknowledges the batch in hand; the next one, or None if there is none at this moment."""
+        self._acknowledged = self._handed_out
+        session, undecodable = self._session, self._undecodable
+        self.settle()
+        if session is not None and undecodable is not None and session.is_live:
+            self._stop_at(session, undecodable)
+        while True:
+            taken = None if self._is_to_turn() else self._feed.take()
+            if taken is None:
+                return None
+            session, stretch = taken
+            self._since_turn += len(stretch)
+            self._session, self._stretch, self._acknowledged = session, stretch, 0
+            records, self._undecodable = self._handling.decode_leading(stretch)
+            if records:
+                self._handed_out = len(records)
+                return Batch(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    records=records,
+                    millis_behind_latest=session.behind_ms,
+                )
+            assert self._undecodable is not None, "a batch has at least one record"
+            self._stop_at(session, self._undecodable)
+
+    def _is_to_turn(self) -> bool:
+        if self._since_turn < SLICE and not self._feed.turn.is_over():
+            return False
+        self._since_turn, self.wants_turn = 0, True
+        return True
+
+    # what does not decode stops its shard
+
+    def _stop_at(self, session: Session, error: UndecodableError) -> None:
+        self.settle()
+        self._drop()
+        self._on_undecodable(session, error)
+
+    # what is acknowledged
+
+    def acknowledge(self) -> None:
+        """What is in hand is finished: the loop's body ended."""
+        self._acknowledged = self._handed_out
+
+    def settle(self) -> None:
+        """Reports what is acknowledged: when a stretch is walked through, and before each commit."""
+        session = self._session
+        if session is None or not self._acknowledged or not session.is_live:
+            return  # what is in hand of a lost shard stays there until the next is asked for: it still runs
+        done = self._acknowledged == len(self._stretch)
+        count = self._acknowledged
+        if done:
+            self._drop()
+        self._feed.finish_through(session, count)
+
+    def abandon(self) -> None:
+        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        session = self._session
+        self.settle()
+        self._drop()
+        if session is not None:
+            self._feed.on_ended(session)
+
+    @property
+    def in_hand(self) -> tuple[Session, Record[bytes]] | None:
+        """The first record that was handed out and is not acknowledged."""
+        if self._session is None or self._handed_out == self._acknowledged:
+            return None
+        return self._session, self._stretch[self._acknowledged]
+
+    def _drop(self) -> None:
+        self._session, self._stretch, self._undecodable = None, [], None
+        self._handed_out = self._acknowledged = 0
+
+
+UNACKNOWLEDGED_MAX = 10_000
+"""Records of one shard that may be in the caller's hands at once."""
+
+Name = tuple[str, str, str, int]
+
+
+class ManualIterator:
+    """A sink whose records the caller takes one by one; fulfils `Sink`."""
+
+    by_hand = True
+
+    def __init__(
+        self,
+        ports: Ports,
+        member: Member,
+        decode: Decode,
+        *,
+        on_finished: Callable[[Session], None],
+        on_undecodable: OnUndecodable,
+    ) -> None:
+        self._ports = ports
+        self._member = member
+        self._decode = decode
+        self._on_finished = on_finished
+        self._on_undecodable = on_undecodable
+        self._in_hand: dict[Name, tuple[Session, Entry]] = {}
+        self._lost: set[tuple[str, str]] = set()
+        """Shards whose lease was lost with records in hand: they may have been handed out again since."""
+        self.task: asyncio.Task[Any] | None = None
+        """The caller's, once it is known."""
+        self._since_turn = 0
+        self.wants_turn = False
+        """The event loop should turn before the next is asked for."""
+        self._turn = LoopTurn(ports.clock)
+        self.shelf = ReadySessions()
+        self.runner_count = 0
+
+    def next_record(self) -> Record[Any] | None:
+        """The next record, or None if there is none at this moment; nothing is acknowledged by it."""
+        while self._member.may_start(self._turn.over_ms):
+            if self._since_turn >= SLICE:
+                self._since_turn, self.wants_turn = 0, True
+                return None
+            taken = self.shelf.take(self._pick)
+            if taken is None:
+                return None
+            self._since_turn += 1
+            session, entry = taken
+            try:
+                decoded = entry.record if self._decode is None else self._decode(entry.record)
+            except UndecodableError as error:
+                _lane(session).retry_at(entry, self._ports.clock.now_ms())
+                _lane(session).stop()
+                self._on_undecodable(session, error)
+                continue
+            self._in_hand[_name(entry.record)] = (session, entry)
+            return decoded
+        self.wants_turn = self._turn.is_over()
+        return None
+
+    def _pick(self, session: Session) -> Entry | None:
+        if not session.may_start:
+            return None
+        lane = _lane(session)
+        entry = lane.next(self._ports.clock.now_ms())
+        if entry is None:
+            session.settle()
+            self._on_finished(session)
+        return entry
+
+    def ack(self, record: Record[Any]) -> None:
+        """This record is finished. One whose lease is lost meanwhile is somebody else's, and nothing happens; nor does
+        anything for the second of two acknowledgements, where it was handed out twice because of that.
+        """
+        found = self._in_hand.pop(_name(record), None)
+        if found is None:
+            if (record.stream, record.shard_id) in self._lost:
+                return
+            raise UsageError(
+                f"record {record.position} of {record.shard_id} is not waiting to be acknowledged: it was already, or "
+                "it did not come from this iteration"
+            )
+        session, entry = found
+        if session.is_live:
+            _lane(session).finish(entry)
+            session.settle()
+            self.shelf.offer(session)
+        self._on_finished(session)
+
+    def abandon(self) -> None:
+        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        sessions = dict.fromkeys(session for session, _ in self._in_hand.values())
+        self._in_hand.clear()
+        for session in sessions:
+            self._on_finished(session)
+
+    # what the worker asks of a sink
+
+    def make_lane(self, session: Session) -> Lane:
+        limits = LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX)
+        return Lane(session.row.checkpoint, "none", session.window, limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        in_hand = list(self._in_hand.values())  # a copy: the heart's thread asks, too
+        return [(session, entry.record) for session, entry in in_hand if session.is_live]
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- one loop holds all that is in hand
+        return task_stack(self.task)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+        return {}
+
+    def revoke(self, session: Session) -> None:
+        """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
+        self.shelf.withdraw(session)
+        self._lost.add((session.stream.name, session.shard_id))
+
+    def interrupt(self, session: Session | None = None) -> None:
+        """What is in the caller's hands cannot be interrupted."""
+
+    def before_commit(self) -> None:
+        """Every acknowledgement was reported when it was made."""
+
+    async def run_one(self) -> None:
+        raise AssertionError("the caller's loop does the walking")
+
+
+def _lane(session: Session) -> Lane:
+    lane = session.lane
+    assert isinstance(lane, Lane)
+    return lane
+
+
+def _name(record: Record[Any]) -> Name:
+    return record.stream, record.shard_id, record.sequence_number, record.sub_sequence_number

@@ -1,0 +1,257 @@
+"""Shards on which owner after owner has died: their records are handled alone, and in the end not at all (rule D5).
+
+A record that ends its process (a crash in C code, memory used up) ends it in every worker that tries it, and with it
+what the other shards of that worker have in hand. After two owners without progress a shard is a suspect: before a
+record of it is started, everything else in this worker comes to rest and is committed; and each of its first records
+is committed before the next. So a record that kills takes nothing with it, and its place is right after the checkpoint.
+After five owners the shard stops there and names it. One that then survives a turn at full speed is a suspect no more:
+no owner before can have come much further, and workers may have died for reasons of their own, with many shards in
+hand.
+
+A suspect that is not tried cannot be to blame for a death, and its row says so: else all shards of a worker that a
+record of one of them kills would be stopped in the end. Suspects and the rest take turns, so that neither starves the
+other.
+
+Records that the caller acknowledges by hand may be in its hands for long: such shards are only stopped.
+"""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from anabranch._core.handling.batches import BatchLane
+from anabranch._core.leases.plan import Write
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.clock import Alarm
+from anabranch._engine.handler_calls import OnFailed
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.ports import Ports
+from anabranch._engine.session import Session
+from anabranch._engine.sinks import Sink
+from anabranch.events import ShardSuspected
+from anabranch.records import Record
+
+SUSPECT_AFTER: Final = 2
+OWNERS_MAX: Final = 5
+TURN_MS: Final = 1_000
+LOOK_MS: Final = 50
+REST_MS_MAX: Final = 60_000
+ONE_BY_ONE: Final = 100
+"""So many records are committed each before the next; then, for one turn, as quickly as the store can."""
+
+
+class Quarantine:
+    def __init__(
+        self,
+        ports: Ports,
+        leases: LeaseLoop,
+        checkpointer: Checkpointer,
+        sink: Sink,
+        *,
+        on_failed: OnFailed,
+    ) -> None:
+        self._ports = ports
+        self._leases = leases
+        self._checkpointer = checkpointer
+        self._sink = sink
+        self._on_failed = on_failed
+        self._sessions: dict[Session, None] = {}
+        self._suspects: dict[Session, int] = {}
+        """With the number of owners that have ended at each."""
+        self._blamed: dict[Session, None] = {}
+        """Suspects whose rows count this owner: those that were just taken, and the one whose turn it is."""
+        self._alone: Session | None = None
+        self._rest_ms = TURN_MS
+        self._alarm = Alarm(ports.clock)
+
+    # who is in it
+
+    def admit(self, session: Session) -> None:
+        """Every session, when its lease is taken."""
+        self._sessions[session] = None
+        owners = session.row.takes_without_progress - 1
+        if owners >= SUSPECT_AFTER and not self._sink.by_hand:
+            self._suspects[session] = owners
+            self._blamed[session] = None
+            session.lane.one_at_a_time = True
+            stream, shard_id = session.stream.name, session.shard_id
+            self._ports.emit(ShardSuspected(stream=stream, shard_id=shard_id, owner_count=owners))
+            for one in self._sessions:
+                one.held_for_isolation = True
+            self._alarm.ring()
+        session.held_for_isolation = self._waits(session)
+
+    def is_hopeless(self, session: Session) -> bool:
+        """Whether it should not even be read any more: reading it, to name the record, has ended one more owner."""
+        return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._sink.by_hand else OWNERS_MAX + 1)
+
+    def discharge(self, session: Session) -> None:
+        """Every session, when its lease is gone."""
+        del self._sessions[session]
+        self._suspects.pop(session, None)
+        self._blamed.pop(session, None)
+        self._alarm.ring()
+
+    def note(self, session: Session) -> None:
+        """A call ended, or records came. After a record of one that is alone, the next waits for its commit."""
+        if self._suspects or self._alone is not None:  # one that was lost while it was alone is no suspect any more
+            if session is self._alone and _is_ahead(session):
+                session.held_for_isolation = True
+            self._alarm.ring()
+
+    def _clear(self) -> None:
+        """Those at whose tip nobody died."""
+        for session in list(self._suspects):
+            if session.is_at_tip and session.lane.finished_count == session.committed_count:
+                self._acquit(session)
+
+    def _acquit(self, session: Session) -> None:
+        if self._suspects.pop(session, None) is not None:
+            session.lane.one_at_a_time = False
+            self._let_in(session)
+
+    def _waits(self, session: Session) -> bool:
+        return session in self._suspects or self._alone is not None or bool(self._blamed)
+
+    def _let_in(self, session: Session) -> None:
+        session.held_for_isolation = self._waits(session)
+        if not session.held_for_isolation:
+            self._sink.shelf.offer(session)
+
+    # whose turn it is
+
+    async def run(self) -> None:
+        while True:
+            self._clear()
+            await self._spare()
+            suspect = self._next()
+            if suspect is None:
+                await self._alarm.wait()
+                continue
+            if self._leases.is_performing:
+                await self._sleep(LOOK_MS)  # what is being taken counts this owner, until it is spared
+                continue
+            await self._try_alone(suspect)
+            await self._spare()
+            if len(self._sessions) > len(self._suspects):
+                await self._sleep(self._rest_ms)
+
+    def _next(self) -> Session | None:
+        """Of those that have something to handle, the one at which the fewest owners ended."""
+        ready = [session for session in self._suspects if session.is_live and not session.drains and _has_work(session)]
+        return min(ready, key=lambda session: self._suspects[session], default=None)
+
+    async def _try_alone(self, suspect: Session) -> None:
+        self._alone = suspect
+        for session in self._sessions:
+            session.held_for_isolation = True
+        if not await self._come_to_rest():
+            return
+        await self._commit_all()
+        await self._blame(suspect)
+        if self._leases.is_performing or len(self._blamed) > 1:
+            return
+        if self._suspects.get(suspect, 0) >= OWNERS_MAX:
+            self._give_up(suspect)
+            return
+        clock, at_full_speed = self._ports.clock, suspect.committed_count >= ONE_BY_ONE
+        until_ms = clock.now_ms() + TURN_MS
+        while suspect in self._suspects and not suspect.drains and _has_work(suspect) and clock.now_ms() < until_ms:
+            finished_count, suspect.held_for_isolation = suspect.lane.finished_count, False
+            self._sink.shelf.offer(suspect)
+            await self._alarm.wait(until_ms)
+            if _is_ahead(suspect):
+                suspect.held_for_isolation = True
+                await self._commit_all()
+            self._clear()
+            if suspect.lane.finished_count == finished_count:
+                await self._sleep(LOOK_MS)  # its record is to be tried again later: who asks at once asks without end
+        suspect.held_for_isolation = True
+        while self._sink.running():
+            await self._alarm.wait()
+        await self._commit_all()
+        if at_full_speed:
+            self._acquit(suspect)
+
+    async def _come_to_rest(self) -> bool:
+        """Waits for what runs, and longer each time that is in vain: meanwhile nothing is started."""
+        clock = self._ports.clock
+        until_ms = clock.now_ms() + self._rest_ms
+        while self._sink.running():
+            if clock.now_ms() >= until_ms:
+                self._rest_ms = min(2 * self._rest_ms, REST_MS_MAX)
+                return False
+            await self._alarm.wait(until_ms)
+        self._rest_ms = TURN_MS
+        return True
+
+    def _give_up(self, suspect: Session) -> None:
+        record = _next_record(suspect, self._ports.clock.now_ms())
+        if record is not None:
+            owners = self._suspects.pop(suspect)
+            suspect.lane.stop()
+            self._on_failed(suspect, record, f"{owners} owners in a row ended while they handled it", None)
+
+    async def _sleep(self, pause_ms: int) -> None:
+        await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + pause_ms)
+
+    # what the rows say
+
+    async def _commit_all(self) -> None:
+        while not await self._checkpointer.commit_all():
+            await self._sleep(TURN_MS)
+
+    async def _blame(self, suspect: Session) -> None:
+        """If this process dies from now on, it is because of this suspect."""
+        if suspect in self._suspects and suspect not in self._blamed:
+            self._blamed[suspect] = None
+            await self._count(suspect, crash_counted=True)
+
+    async def _spare(self) -> None:
+        """From now on it would be because of something else; then that may go on."""
+        if not self._blamed and self._alone is None:
+            return
+        while self._blamed:
+            session = next(iter(self._blamed))
+            await self._count(session, crash_counted=False)
+            self._blamed.pop(session, None)
+        self._alone = None
+        for session in self._sessions:
+            self._let_in(session)
+
+    async def _count(self, session: Session, *, crash_counted: bool) -> None:
+        """Writes whether this owner is among those that ended at the shard, until the store has answered."""
+        while not await self._is_written(session, crash_counted=crash_counted):
+            await self._sleep(LOOK_MS)
+
+    async def _is_written(self, session: Session, *, crash_counted: bool) -> bool:
+        async with session.commit_lock:
+            if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
+                return True
+            takes = self._suspects[session] + crash_counted
+            if session.row.takes_without_progress not in {0, takes}:
+                row = replace(session.row, takes_without_progress=takes)
+                if await self._leases.write(Write(row, session.row.version)) in {"unknown", "again"}:
+                    return False
+            session.crash_counted = crash_counted
+            return True
+
+
+def _has_work(session: Session) -> bool:
+    return not session.window.is_empty or bool(session.lane.unfinished_count)
+
+
+def _is_ahead(session: Session) -> bool:
+    """Whether its next record has to wait for a commit."""
+    return session.committed_count < session.lane.finished_count <= ONE_BY_ONE
+
+
+def _next_record(session: Session, now_ms: int) -> Record[bytes] | None:
+    """The record that would be started next; it is not, since its shard stops."""
+    lane = session.lane
+    if lane.first_unfinished is None:
+        if isinstance(lane, BatchLane):
+            lane.next(now_ms, ended=True)
+        else:
+            lane.next(now_ms)
+    return lane.first_unfinished

@@ -1,0 +1,160 @@
+"""Which sessions may have something to hand out, and who waits for it.
+
+Sessions are served in turn, so that a busy shard does not starve a quiet one. A session that has nothing leaves the
+shelf and is offered again when that may have changed; so does one that has handed out what it may hand out at a time.
+Each waiter that finds work wakes the next, so that one page of records does not wake thirty runners at once.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from anabranch._core.handling.batches import BatchLane
+from anabranch._engine.clock import Scheduler
+from anabranch._engine.leases.member import Member
+from anabranch._engine.ports import Ports
+from anabranch._engine.session import Session
+from anabranch._ports.clock import Clock
+from anabranch.records import Record
+
+T = TypeVar("T")
+
+
+class ReadySessions:
+    def __init__(self, *, one_at_a_time: bool = False) -> None:
+        self._one_at_a_time = one_at_a_time
+        """What a session has handed out must be finished before there is more of it: who finishes it offers again."""
+        # Not a dict: finding the first key of one whose first keys were deleted takes ever longer.
+        self._ready: OrderedDict[Session, None] = OrderedDict()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def offer(self, session: Session) -> None:
+        self._ready[session] = None
+        self.wake()
+
+    def put_back(self, session: Session) -> None:
+        """As `offer`, by one who looks again before it waits: nobody else is woken for it."""
+        self._ready[session] = None
+
+    def withdraw(self, session: Session) -> None:
+        self._ready.pop(session, None)
+
+    def take(self, pick: Callable[[Session], T | None]) -> tuple[Session, T] | None:
+        """The first thing that a session in turn has to hand out."""
+        while self._ready:
+            session, _ = self._ready.popitem(last=False)
+            picked = pick(session)
+            if picked is not None:
+                if not self._one_at_a_time:
+                    self._ready[session] = None
+                if self._waiters and self._ready:
+                    self.wake()
+                return session, picked
+        return None
+
+    def wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        while self._waiters:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Until something may be there; the caller looks again."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.wake()  # it was this waiter's turn: pass it on
+            raise
+
+
+TURN_MS: Final = 20
+"""A commit takes the loop some six turns: this must be far shorter than the interval between two."""
+
+
+class LoopTurn:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.over_ms = clock.now_ms() + TURN_MS
+        """From then on nothing is started before the loop has turned."""
+        self._is_asked = False
+        """Whether the loop will tell when it has turned."""
+
+    def is_over(self) -> bool:
+        """The loop should turn before anything else is started; whoever is told so waits for one step of it."""
+        if self._clock.now_ms() < self.over_ms:
+            return False
+        if not self._is_asked:
+            self._is_asked = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        return True
+
+    def _begin(self) -> None:
+        self._is_asked = False
+        self.over_ms = self._clock.now_ms() + TURN_MS
+
+
+Stretch = list[Record[bytes]]
+
+
+def batch_lane(session: Session) -> BatchLane:
+    lane = session.lane
+    assert isinstance(lane, BatchLane)
+    return lane
+
+
+class BatchFeed:
+    def __init__(
+        self, ports: Ports, member: Member, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
+    ) -> None:
+        self._ports = ports
+        self.may_start = member.may_start
+        self.turn = LoopTurn(ports.clock)
+        self._scheduler = scheduler
+        self.on_ended = on_finished
+        """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""
+        self.shelf = ReadySessions(one_at_a_time=True)
+
+    @property
+    def is_closed(self) -> bool:
+        """Everything ends: nothing more is handed out."""
+        return self._scheduler.is_closed
+
+    def offer(self, session: Session) -> None:
+        self.shelf.offer(session)
+
+    def may_go_on(self, session: Session) -> bool:
+        """Whether more of a batch that is out may be started."""
+        return session.may_start and self.may_start()
+
+    def take(self) -> tuple[Session, Stretch] | None:
+        return self.shelf.take(self._pick) if self.may_start() else None
+
+    def _pick(self, session: Session) -> Stretch | None:
+        if not session.may_start:
+            return None
+        lane = batch_lane(session)
+        now_ms = self._ports.clock.now_ms()
+        batch = lane.next(now_ms, ended=session.phase == "ended", no_room=session.has_no_room(now_ms))
+        if batch is None:
+            session.settle()
+            if (deadline_ms := lane.next_deadline_ms) is not None:
+                self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
+            self.on_ended(session)
+        return batch
+
+    def finish_through(self, session: Session, count: int) -> None:
+        """The first `count` records of the batch that is out are finished."""
+        if session.is_live:
+            batch_lane(session).finish_through(count)
+            session.settle()
+            self.on_ended(session)
+            self.shelf.offer(session)

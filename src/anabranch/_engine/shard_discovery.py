@@ -1,0 +1,621 @@
+"""Calls to Kinesis that must succeed before anything else can go on: tried again while that may help.
+
+Only retryable errors are; the pause doubles with full jitter, and the deadline ends it with the last error. A service
+that answers "not now" is worth a longer wait than one that does not answer: a fleet that starts at once is throttled as
+a whole, while an endpoint that nobody reaches should be named soon. Nothing below retries, so this is the only place
+where these calls are repeated.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
+
+from anabranch._core.backoff import backoff_ms
+from anabranch._core.leases.plan import Take
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
+from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.shards.gate import (
+    CHILDREN_UNKNOWN,
+    ShardEnd,
+    adoptable,
+    classify_missing_shard,
+    plan_end,
+    plan_trimmed,
+    removable,
+)
+from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.clock import Alarm
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.store_calls import retry_store_call
+from anabranch._engine.leases.store_reset import store_reset
+from anabranch._engine.ports import Ports
+from anabranch._engine.session import Session
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.shard_filters import AT_TRIM_HORIZON, ShardFilter
+from anabranch._model.shards import Shard
+from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import StreamName, parse_stream
+from anabranch._wire.messages import ListShardsResponse, StreamSummary
+from anabranch.config import ConsumerSettings
+from anabranch.errors import (
+    AnabranchError,
+    CredentialsError,
+    LeaseStoreError,
+    LeaseStoreInvalidError,
+    ServiceError,
+    StreamDeletedError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    TransportError,
+)
+from anabranch.events import DataLost, KeysUnordered, ListingFailed, ShardFinished, StreamChanged
+
+T = TypeVar("T")
+
+PATIENCE_MS = 5_000
+PAUSE_MS = 200
+PAUSE_MAX_MS = 5_000
+
+
+async def retry_kinesis_call(ports: Ports, call: Callable[[], Awaitable[T]], *, answered_ms: int = PATIENCE_MS) -> T:
+    """`answered_ms`: how long a service is asked again that answers with an error which may pass, if longer than
+    others.
+    """
+    begun_ms = ports.clock.now_ms()
+    failures = 0
+    while True:
+        try:
+            return await call()
+        except AnabranchError as error:
+            now_ms = ports.clock.now_ms()
+            failures += 1
+            pause_ms = backoff_ms(failures, ports.entropy, first_ms=PAUSE_MS, max_ms=PAUSE_MAX_MS)
+            patience_ms = max(answered_ms, PATIENCE_MS) if isinstance(error, ServiceError) else PATIENCE_MS
+            if not error.retryable or now_ms + pause_ms >= begun_ms + patience_ms:
+                raise
+        await ports.clock.sleep_until_ms(now_ms + pause_ms)
+
+
+CREATING_POLL_MS = 500
+
+
+async def await_stream(ports: Ports, stream: StreamName, timeout_ms: int) -> StreamSummary:
+    """The summary of a stream that can be read; waits for one that is being created, and while it is throttled."""
+    clock = ports.clock
+    deadline_ms = clock.now_ms() + timeout_ms
+    while True:
+        summary = await retry_kinesis_call(
+            ports,
+            lambda: ports.kinesis.describe_stream_summary(stream),
+            answered_ms=deadline_ms - clock.now_ms(),
+        )
+        if summary.status != "CREATING":
+            return summary
+        if clock.now_ms() >= deadline_ms:
+            raise TransportError(f"stream {stream} is still CREATING after {timeout_ms / 1000:.0f} s (start_timeout)")
+        await clock.sleep_until_ms(clock.now_ms() + CREATING_POLL_MS)
+
+
+async def find_summary(ports: Ports, stream: StreamName) -> StreamSummary | None:
+    """None if there is no such stream."""
+    try:
+        return await retry_kinesis_call(ports, lambda: ports.kinesis.describe_stream_summary(stream))
+    except StreamNotFoundError:
+        return None
+
+
+async def list_all_shards(
+    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, *, answered_ms: int = PATIENCE_MS
+) -> list[Shard]:
+    """All pages of one listing; `answered_ms` as in `retry_kinesis_call`, for each page."""
+    shards: list[Shard] = []
+    token: str | None = None
+    while True:
+        page = await _list_page(ports, stream, shard_filter, token, answered_ms)
+        shards.extend(page.shards)
+        token = page.next_token
+        if token is None:
+            return shards
+
+
+async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
+    """Whether a listing shows the shard, and does not show it closed."""
+    listed = await list_all_shards(ports, stream, None)
+    return any(shard.is_open for shard in listed if shard.shard_id == shard_id)
+
+
+async def _list_page(
+    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, token: str | None, answered_ms: int
+) -> ListShardsResponse:
+    """The service takes a filter with the first page only: the token stands for it after that."""
+    return await retry_kinesis_call(
+        ports,
+        lambda: ports.kinesis.list_shards(stream, shard_filter=None if token else shard_filter, next_token=token),
+        answered_ms=answered_ms,
+    )
+
+
+class CoalescedCall:
+    def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
+        self._look = look
+        self._lock = asyncio.Lock()
+        self._begun_count = 0
+
+    async def wait(self) -> None:
+        """Until a look has ended that began after this call. What one raises goes to who made it; others look again."""
+        asked_at = self._begun_count
+        async with self._lock:
+            if self._begun_count > asked_at:
+                return
+            self._begun_count += 1
+            try:
+                await self._look()
+            except BaseException:
+                self._begun_count -= 1  # it has seen nothing
+                raise
+
+
+class TrimReporter:
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._horizons: dict[str, Horizon] = {}
+
+    def horizon_of(self, stream_key: str) -> Horizon:
+        return self._horizons[stream_key]
+
+    def look(self, stream_key: str, summary: StreamSummary) -> None:
+        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
+        known = self._horizons.get(stream_key)
+        if known is None:
+            self._horizons[stream_key] = Horizon(summary.retention_hours, server_seconds)
+        else:
+            known.look(summary.retention_hours, server_seconds)
+
+    def tell(self, session: Session) -> None:
+        """To be called after a look: the retention may have been raised since the last one."""
+        horizon_seconds, position = session.horizon.reached_seconds, session.read_after
+        if may_have_lost(session.read_through_seconds, horizon_seconds):
+            self._ports.emit(
+                DataLost(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    from_position=session.row.start.type if position is None else str(position.sequence_number),
+                    read_through_seconds=session.read_through_seconds,
+                    trimmed_through_seconds=horizon_seconds,
+                )
+            )
+
+
+Start = Literal["latest", "trim_horizon"] | float
+"""`latest`, `trim_horizon`, or a time in seconds since 1970."""
+
+LISTINGS_MAX = 20
+LISTING_RETRY_MS = 500
+
+
+class StreamBootstrap:
+    def __init__(
+        self, ports: Ports, app: AppRow, start: Start, *, call_deadline_ms: int, start_timeout_ms: int
+    ) -> None:
+        self._ports = ports
+        self._app = app
+        self._start = start
+        self._call_deadline_ms = call_deadline_ms
+        self._start_timeout_ms = start_timeout_ms
+
+    async def begin(self, stream: StreamName, summary: StreamSummary) -> StreamRow:
+        """The stream's row once it has all its root leases, whoever made them."""
+        row = await self._put(self._proposal(summary))
+        while True:
+            begun = await self._confirm(row) if row.bootstrapped else await self._complete(stream, row)
+            if begun is not None:
+                return begun
+            believed, row = row, await self._put(replace(row, bootstrapped=False, version=0))
+            if believed == row and row.bootstrapped:
+                raise LeaseStoreInvalidError(
+                    f"stream {row.name} was begun by application {self._app.app!r}, and the lease store has no lease "
+                    "of it: they were deleted. Nothing was created in their place, for that would handle everything "
+                    "since its beginning again: restore the store, or begin anew after "
+                    f"`anabranch apps delete {self._app.app}`"
+                )
+
+    async def tell_if_new(self, summary: StreamSummary) -> None:
+        ports, key = self._ports, _stream_key(summary)
+        known = [row for row in await self._insist(ports.store.read_streams) if row.arn == summary.arn]
+        if known and all(row.stream_key != key for row in known):
+            ports.emit(
+                StreamChanged(
+                    stream=summary.name,
+                    change="the stream was deleted and created anew since this application last read it: "
+                    "the new one starts by start=, and what was known of the old one is kept aside",
+                )
+            )
+
+    async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        """All rows of this stream and generation, finished ones included."""
+        return await self._insist(partial(self._read_lease_rows, row))
+
+    async def _read_lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        rows = await self._ports.store.read_leases(with_finished=True)
+        return [
+            lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
+        ]
+
+    def _proposal(self, summary: StreamSummary) -> StreamRow:
+        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
+        return StreamRow(
+            stream_key=_stream_key(summary),
+            name=summary.name,
+            arn=summary.arn,
+            created_seconds=summary.created_seconds,
+            origin=pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds),
+        )
+
+    async def _put(self, row: StreamRow) -> StreamRow:
+        """The row that stands."""
+        return self._ours(await self._insist(partial(self._ports.store.put_stream, row, app_id=self._app.app_id)))
+
+    async def _confirm(self, row: StreamRow) -> StreamRow | None:
+        """A mark is not believed where there is no lease at all: rows are never all removed (rule S6)."""
+        return row if await self.lease_rows(row) else None
+
+    async def _complete(self, stream: StreamName, row: StreamRow) -> StreamRow | None:
+        """Root leases in the order of creation, then the mark. None: somebody else has done it, or the row is not what
+        it was.
+        """
+        listing = await self._whole_listing(stream, row)
+        while True:
+            missing, marked = await self._insist(partial(self._look_and_mark, row, listing), calls=2)
+            if not missing:
+                return marked
+            for lease in missing:
+                if not await self._insist(partial(self._is_open, row)):
+                    return None
+                self._ours(await self._insist(partial(self._ports.store.create_lease, lease, app_id=self._app.app_id)))
+
+    async def _is_open(self, row: StreamRow) -> bool:
+        """Whether nobody has set the mark yet. Where one has, while this worker stood still, what it misses may have
+        been handled and cleaned up since, and would begin anew.
+        """
+        streams = await self._ports.store.read_streams()
+        return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
+
+    async def _look_and_mark(
+        self, row: StreamRow, listing: list[Shard]
+    ) -> tuple[tuple[LeaseRow, ...], StreamRow | None]:
+        """What is missing; if nothing is, the row with the mark."""
+        missing = plan_bootstrap(row, listing, await self._read_lease_rows(row))
+        assert not isinstance(missing, IncompleteListing), "the listing was whole, and is the same"
+        if missing:
+            return missing, None
+        done = replace(row, bootstrapped=True)
+        return (), await self._ports.store.write_stream(done, row.version, app_id=self._app.app_id)
+
+    async def _whole_listing(self, stream: StreamName, row: StreamRow) -> list[Shard]:
+        ports = self._ports
+        for _ in range(LISTINGS_MAX):
+            listing = await list_all_shards(
+                ports, stream, listing_filter(row.origin), answered_ms=self._start_timeout_ms
+            )
+            plan = plan_bootstrap(row, listing)
+            if not isinstance(plan, IncompleteListing):
+                return listing
+            await ports.clock.sleep_until_ms(ports.clock.now_ms() + LISTING_RETRY_MS)
+        raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
+
+    def _ours(self, row: T | None) -> T:
+        """What was made, or stood already; None from the store: the application is another."""
+        if row is None:
+            raise store_reset(self._ports, self._app)
+        return row
+
+    async def _insist(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
+        return await retry_store_call(self._ports, call, deadline_ms=calls * self._call_deadline_ms)
+
+
+def _stream_key(summary: StreamSummary) -> str:
+    return f"{parse_stream(summary.arn).account_id}:{summary.name}:{int(summary.created_seconds)}"
+
+
+END_RETRY_MS = 500
+UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
+"""What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
+
+
+class ShardDiscovery:
+    def __init__(
+        self,
+        ports: Ports,
+        streams: tuple[StreamName, ...],
+        start: Start,
+        settings: ConsumerSettings,
+        timing: LeaseTiming,
+    ) -> None:
+        self._ports = ports
+        self._call_deadline_ms = timing.call_deadline_ms
+        self._start_timeout_ms = round(settings.start_timeout * 1000)
+        self._wanted = streams
+        self._start = start
+        self._settings = settings
+        self._rows: dict[str, StreamRow] = {}
+        self._names: dict[str, StreamName] = {}
+        self._graphs: dict[str, ShardGraph] = {}
+        self._auto: dict[str, None] = {}
+        """Keys of streams whose records the service places itself."""
+        self._looks: dict[str, CoalescedCall] = {}
+        self._losses = TrimReporter(ports)
+        self._listings = Alarm(ports.clock)
+        self._beginning: StreamBootstrap
+        self._leases: LeaseLoop
+
+    def attach_failure(self, leases: LeaseLoop) -> None:
+        self._leases = leases
+
+    @property
+    def stream_keys(self) -> tuple[str, ...]:
+        return tuple(self._rows)
+
+    def stream_of(self, key: LeaseKey) -> StreamName | None:
+        """None for a stream that this worker does not read."""
+        return self._names.get(key.stream_key)
+
+    def horizon_of(self, key: LeaseKey) -> Horizon:
+        return self._losses.horizon_of(key.stream_key)
+
+    def is_placed_by_key(self, key: LeaseKey) -> bool:
+        """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
+        return key.stream_key not in self._auto
+
+    # the start
+
+    async def prepare(self, app: AppRow) -> None:
+        """Every stream has its row and its root leases, whoever made them."""
+        self._beginning = StreamBootstrap(
+            self._ports,
+            app,
+            self._start,
+            call_deadline_ms=self._call_deadline_ms,
+            start_timeout_ms=self._start_timeout_ms,
+        )
+        for stream in self._wanted:
+            summary = await await_stream(self._ports, stream, self._start_timeout_ms)
+            await self._beginning.tell_if_new(summary)
+            await self._begin(stream, summary)
+
+    async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
+        row = await self._beginning.begin(stream, summary)
+        self._names[row.stream_key] = stream
+        self._losses.look(row.stream_key, summary)
+        self._graphs[row.stream_key] = ShardGraph()
+        self._looks[row.stream_key] = CoalescedCall(partial(self._same_stream, row.stream_key, None))
+        if summary.record_distribution == "AUTO":
+            self._auto[row.stream_key] = None
+            self._ports.emit(KeysUnordered(stream=summary.name))
+        self._rows[row.stream_key] = row
+
+    # the end of a shard
+
+    async def finish(self, session: Session, checkpointer: Checkpointer) -> None:
+        """The shard's last record is finished: children first, then its own end, then the children that may run."""
+        ports = self._ports
+        while session.phase == "ended":
+            life = self._leases.table.member_id
+            end = await self._try_to_plan_end(session)
+            if end is not None and await self._write_end(session, end, checkpointer, life):
+                ports.emit(
+                    ShardFinished(
+                        stream=session.stream.name,
+                        shard_id=session.shard_id,
+                        children=end.finish.children,
+                        reason=end.finish.reason,
+                    )
+                )
+                await self._adopt(session.key, end)
+                if session.trimmed:
+                    # Of two parents that are trimmed at a time, each leaves the child to the other: now one is left.
+                    self._listings.ring()
+                return
+            await ports.clock.sleep_until_ms(ports.clock.now_ms() + END_RETRY_MS)
+
+    async def _try_to_plan_end(self, session: Session) -> ShardEnd | None:
+        """None while the children are unknown, or nobody can be asked about them: it is tried again."""
+        try:
+            return await self._plan_end(session)
+        except StreamNotFoundError as error:
+            await self._same_stream(session.key.stream_key, error)
+            session.reason = str(error)
+        except UNANSWERED as error:
+            session.reason = str(error)
+        return None
+
+    async def _plan_end(self, session: Session) -> ShardEnd | None:
+        row = self._rows[session.key.stream_key]
+        leases = await self._beginning.lease_rows(row)
+        if all(lease.key != session.key for lease in leases):
+            return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
+        graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
+        through = session.read_through_seconds
+        end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
+        if end is None:
+            listing = await list_all_shards(self._ports, session.stream, None)
+            await self._same_stream(row.stream_key, None)
+            scope = {shard.shard_id: shard for shard in listing}
+            graph = graph.united(shards=listing)
+            if session.trimmed:
+                end = plan_trimmed(row, session.row, graph, scope, leases, through)
+            else:
+                end = plan_end(session.row, graph, scope, leases, through)
+        self._graphs[row.stream_key] = graph
+        session.reason = CHILDREN_UNKNOWN if end is None else None
+        return end
+
+    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, life: str) -> bool:
+        store = self._ports.store
+        for row in end.rows:
+            created = await self._leases.create_lease(row, life=life)
+            if created is None:
+                return False
+            self._leases.observe_lease(created)
+        key = session.key
+        outcome = await checkpointer.write(session, finish=end.finish)
+        if outcome == "lost":
+            stored = await self._leases.call(store.read_lease(key))
+            return stored is not None and stored.is_finished
+        return outcome == "written"
+
+    async def _adopt(self, key: LeaseKey, end: ShardEnd) -> None:
+        """Who finishes a child's last parent takes the child at once (rule S4)."""
+        rows = await self._leases.call(self._ports.store.read_leases())
+        if rows is None:
+            self._leases.wake()
+            return
+        names = set(end.finish.children)
+        children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
+        for row in adoptable(children, {row.key: row for row in rows}):
+            if self._leases.may_take() and self._leases.has_room():
+                self._leases.observe_lease(row)
+                await self._leases.take(Take(row.key, row.owner, row.version))
+        self._leases.wake()
+
+    # a shard that is not there
+
+    async def on_gone(self, session: Session, error: ServiceError) -> None:
+        """The service does not know the shard, or a place in it: that is proved before anything is concluded from it
+        (rule S3).
+        """
+        await self._same_stream(session.key.stream_key, error)
+        if not await self._is_gone(session.stream, session.shard_id):
+            return
+        await self._look_before(session)
+        if session.phase == "reading":
+            session.trimmed = True
+            session.move("end")
+            self._losses.tell(session)
+
+    async def on_begun(self, session: Session) -> None:
+        """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
+        await self._looks[session.key.stream_key].wait()
+
+    async def on_trimmed(self, session: Session) -> None:
+        """Records may have left its shard unread, by what was last known of the stream."""
+        await self._same_stream(session.key.stream_key, None)
+        await self._look_before(session)
+        self._losses.tell(session)
+
+    async def _look_before(self, session: Session) -> None:
+        """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
+        was made. Who its parents are, only a listing says: its row names others besides. A listing also says whether it
+        opened after the trim horizon, so that it has lost nothing (rule T4).
+        """
+        if not session.is_unread_child:
+            return
+        key, shard_id = session.key, session.shard_id
+        if shard_id not in self._graphs[key.stream_key].listed:
+            listing = await list_all_shards(self._ports, session.stream, None)
+            self._graphs[key.stream_key] = self._graphs[key.stream_key].united(shards=listing)
+        found = await self._leases.call(self._ports.store.read_leases(with_finished=True))
+        graph = self._graphs[key.stream_key]
+        if found is None or shard_id not in graph.listed:
+            return
+        rows = [row for row in found if row.key == replace(key, shard_id=row.key.shard_id)]
+        graph, with_rows = graph.united(rows=rows), [row.key.shard_id for row in rows]
+        since = unread_since(graph, shard_id, rows, with_rows)
+        known = [time for time in (since, session.read_through_seconds) if time is not None]
+        session.read_through_seconds = max(known, default=None)
+        horizon_seconds = session.horizon.reached_seconds
+        if may_have_lost(session.read_through_seconds, horizon_seconds):
+            listing = await list_all_shards(self._ports, session.stream, AT_TRIM_HORIZON)
+            if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
+                session.read_through_seconds = horizon_seconds + EDGE_SECONDS
+
+    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
+        """The stream's summary. Raises if the stream was deleted, or if another one has its name now (rule S3)."""
+        ports, row = self._ports, self._rows[stream_key]
+        summary = await find_summary(ports, self._names[stream_key])
+        verdict = classify_missing_shard(row, summary)
+        if summary is None or verdict == "stream_deleted":
+            ports.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
+            raise StreamDeletedError(
+                f"stream {row.name} was deleted while this application was reading it; nothing was marked as finished"
+            ) from error
+        if verdict == "stream_recreated":
+            ports.emit(StreamChanged(stream=row.name, change="the stream was deleted and created again"))
+            raise StreamRecreatedError(
+                f"stream {row.name} was deleted and created again while this application was reading it; "
+                "restart the worker to read the new stream"
+            ) from error
+        self._losses.look(stream_key, summary)
+        return summary
+
+    async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
+        """Whether the service itself says that it does not know the shard; any other answer proves nothing."""
+        try:
+            await self._ports.kinesis.get_shard_iterator(stream, shard_id, TRIM_HORIZON)
+        except StreamNotFoundError:
+            return True
+        except AnabranchError:
+            return False
+        return False
+
+    # what nobody has named
+
+    async def run(self) -> None:
+        """Lists the streams from time to time: listings only ever add shards (rule S5)."""
+        clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
+        next_ms = clock.now_ms() + interval_ms
+        while True:
+            await self._listings.wait(next_ms)
+            is_due = clock.now_ms() >= next_ms
+            for row in [self._rows[key] for key in self.stream_keys]:
+                try:
+                    await self._look_for_missing(row, cleans_up=is_due)
+                except UNANSWERED as error:
+                    self._ports.emit(ListingFailed(stream=row.name, error=str(error)))
+            if is_due:
+                next_ms = clock.now_ms() + interval_ms
+
+    async def _look_for_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
+        """What was listed is of this stream if the stream is the same afterwards."""
+        unknown: StreamNotFoundError | None = None
+        listing: list[Shard] = []
+        try:
+            listing = await list_all_shards(self._ports, self._names[row.stream_key], listing_filter(row.origin))
+        except StreamNotFoundError as error:
+            unknown = error
+        await self._same_stream(row.stream_key, unknown)
+        if unknown is not None:
+            raise unknown
+        await self._find_missing(row, listing, cleans_up=cleans_up)
+
+    async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
+        life = self._leases.table.member_id
+        leases = await self._beginning.lease_rows(row)
+        if not leases:
+            self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
+        graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
+        self._graphs[row.stream_key] = graph
+        scope = {shard.shard_id: shard for shard in listing}
+        for lease in missing_leases(row, graph, scope, leases):
+            created = await self._leases.create_lease(lease, life=life)
+            if created is None:
+                return  # by the next listing the others may have been made, and more
+            self._leases.observe_lease(created)
+            self._leases.wake()
+        if cleans_up:
+            await self._clean_up(row, graph, leases)
+
+    async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
+        """Removes rows that have served, once the service proves that their shards are gone (rules S3, S6)."""
+        ports, stream = self._ports, self._names[row.stream_key]
+        if not any(lease.is_finished for lease in leases):
+            return
+        listed = [shard.shard_id for shard in await list_all_shards(ports, stream, None)]
+        for lease in removable(leases, graph, listed):
+            same = classify_missing_shard(row, await find_summary(ports, stream)) == "trimmed"
+            if same and await self._is_gone(stream, lease.key.shard_id):
+                await self._leases.call(ports.store.delete_lease(lease.key, lease.version))

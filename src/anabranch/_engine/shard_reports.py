@@ -1,0 +1,165 @@
+"""What a member says of its shards with each heartbeat: how far behind, how fast, and why one stands still.
+
+Bounded, since every heartbeat carries it: the shards that stand still come first, then those furthest behind; of the
+rest only the number is known (`load`). Rates are measured over a stretch of time, however often a report is asked for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from anabranch._core.handling.lanes import Lane
+from anabranch._engine.session import Session
+from anabranch._model.leases import LeaseKey, ShardStatus
+from anabranch.events import Event, StandstillBegan
+from anabranch.reports import ShardState
+
+SHARDS_MAX: Final = 64
+REASON_CHARACTERS_MAX: Final = 200
+RATE_OVER_MS: Final = 2_000
+"""Shorter than the default heartbeat interval, so that each heartbeat has a rate of its own."""
+UNFINISHED_MS: Final = 10_000
+"""After this long without a finished record, the one that is waited for is named."""
+ROOM_TOLD_AFTER_MS: Final = 60_000
+ROOM_TOLD_EVERY_MS: Final = 600_000
+"""A full byte budget is normal back-pressure: only a long wait is reported, for one shard in the name of all."""
+
+
+class _Motion(msgspec.Struct):
+    """How one session has moved since it was last measured."""
+
+    session: Session
+    since_ms: int
+    finished_count: int = 0
+    records_per_second: float = 0.0
+    moved_at_ms: int = 0
+    stands_still: bool = False
+
+
+class ShardReports:
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._motions: dict[LeaseKey, _Motion] = {}
+        self._room_told_ms: int | None = None
+
+    def report(
+        self,
+        sessions: Iterable[Session],
+        now_ms: int,
+        blocked_reason: str | None = None,
+        overdue: Mapping[Session, str] = MappingProxyType({}),
+    ) -> tuple[ShardStatus, ...]:
+        """`blocked_reason`: why no shard of this process moves. `overdue`: sessions with a call that ignores its
+        timeout, each with the reason.
+        """
+        motions = {session.key: self._measure(session, now_ms) for session in sessions}
+        self._motions = motions
+        found = [self._status(motion, now_ms, blocked_reason, overdue) for motion in motions.values()]
+        self._tell_of_room([motion.session for motion in motions.values()], now_ms)
+        found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
+        return tuple(found[:SHARDS_MAX])
+
+    def states(
+        self, sessions: Iterable[Session], now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
+    ) -> tuple[ShardState, ...]:
+        """For who asks this process between two reports: nothing is measured, and nothing told to anybody else."""
+        return tuple(
+            session.state(
+                overdue.get(session)
+                or _reason(self._last_seen(session, now_ms), now_ms, blocked_reason)
+                or _want_of_room(session, now_ms)
+            )
+            for session in sessions
+        )
+
+    def _last_seen(self, session: Session, now_ms: int) -> _Motion:
+        motion = self._motions.get(session.key)
+        if motion is None or motion.session is not session or motion.finished_count != session.lane.finished_count:
+            return _Motion(session, now_ms, moved_at_ms=now_ms)
+        return motion
+
+    def _measure(self, session: Session, now_ms: int) -> _Motion:
+        motion = self._motions.get(session.key)
+        count = session.lane.finished_count
+        if motion is None or motion.session is not session:
+            return _Motion(session, now_ms, count, moved_at_ms=now_ms)
+        elapsed_ms = now_ms - motion.since_ms
+        if count != motion.finished_count or not session.lane.unfinished_count:
+            motion.moved_at_ms = now_ms
+        if elapsed_ms >= RATE_OVER_MS:
+            motion.records_per_second = round((count - motion.finished_count) * 1000 / elapsed_ms, 1)
+            motion.since_ms, motion.finished_count = now_ms, count
+        return motion
+
+    def _status(
+        self, motion: _Motion, now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
+    ) -> ShardStatus:
+        session = motion.session
+        reason = overdue.get(session) or _reason(motion, now_ms, blocked_reason)
+        if reason is not None and not motion.stands_still and session.is_live:
+            # A shard that stopped at a record has said so itself, once and louder.
+            self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
+        motion.stands_still = reason is not None
+        reason = reason or _want_of_room(session, now_ms)
+        return ShardStatus(
+            session.shard_id,
+            None if reason is None else reason[:REASON_CHARACTERS_MAX],
+            session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
+            motion.records_per_second,
+            session.key.stream_key,
+        )
+
+    def _tell_of_room(self, sessions: list[Session], now_ms: int) -> None:
+        waiting = [session for session in sessions if _room_waited_ms(session, now_ms) >= ROOM_TOLD_AFTER_MS]
+        told_ms = self._room_told_ms
+        if not waiting or (told_ms is not None and now_ms - told_ms < ROOM_TOLD_EVERY_MS):
+            return
+        self._room_told_ms = now_ms
+        first = max(waiting, key=lambda session: _room_waited_ms(session, now_ms))
+        count = "1 shard waits" if len(waiting) == 1 else f"{len(waiting)} shards wait"
+        self._emit(
+            StandstillBegan(
+                stream=first.stream.name, shard_id=first.shard_id, reason=f"{_want_of_room(first, now_ms)}; {count}"
+            )
+        )
+
+
+def _reason(motion: _Motion, now_ms: int, blocked_reason: str | None) -> str | None:
+    """Why it is stalled. A shard that finishes records is not, however much waits in it."""
+    session = motion.session
+    if session.reason is not None:
+        return session.reason
+    if session.held_for_isolation and not session.window.is_empty:
+        return "records of a shard on which owners died are handled alone; it waits for its turn"
+    if blocked_reason is not None:
+        return blocked_reason
+    request = session.holding.request
+    if session.drains and request is not None:
+        return f"it is being handed over to {request.requester}"
+    waited_ms = now_ms - motion.moved_at_ms
+    lane, first = session.lane, session.lane.first_unfinished
+    if first is None or waited_ms < UNFINISHED_MS:
+        return None
+    if isinstance(lane, Lane) and (full := lane.standstill) is not None:
+        return full
+    waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
+    return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting
+
+
+def _room_waited_ms(session: Session, now_ms: int) -> int:
+    """How long it has waited for room in the byte budget, with nothing left to handle; 0 if it does not."""
+    since_ms = session.no_room_since_ms
+    has_nothing = session.is_live and session.lane.first_unfinished is None
+    return now_ms - since_ms if since_ms is not None and has_nothing else 0
+
+
+def _want_of_room(session: Session, now_ms: int) -> str | None:
+    waited_ms, budget = _room_waited_ms(session, now_ms), session.budget
+    if waited_ms < UNFINISHED_MS:
+        return None
+    return (
+        f"the byte budget has had no room for a read for {waited_ms // 1000} s: "
+        f"{budget.used_bytes} of {budget.limit_bytes} bytes are read and unfinished"
+    )

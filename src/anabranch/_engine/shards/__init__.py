@@ -1,1 +1,0 @@
-"""What there is to read, and reading it."""

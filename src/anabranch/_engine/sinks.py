@@ -1,0 +1,122 @@
+"""Where a worker's records go: to a record handler, to a batch handler, or to the caller's own loop.
+
+A sink makes the lane of each session, is told when a session may have something, and says what runs. The worker knows
+nothing more of handlers.
+"""
+
+from traceback import StackSummary
+from typing import Protocol
+
+from anabranch._core.handling.batches import BatchLane, BatchLimits
+from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._engine.handler_calls import task_stack
+from anabranch._engine.iteration import RecordIterator
+from anabranch._engine.ready_sessions import BatchFeed, ReadySessions
+from anabranch._engine.runners import BatchRunners, RecordRunners
+from anabranch._engine.session import Session
+from anabranch._model.leases import OrderMode
+from anabranch.records import Record
+
+
+class Sink(Protocol):
+    shelf: ReadySessions
+    runner_count: int
+    """How many tasks run `run_one`; none where the caller's own loop does the work."""
+    by_hand: bool
+    """Whether the caller says of each record when it is finished."""
+
+    def make_lane(self, session: Session) -> Lane | BatchLane: ...
+    def running(self) -> list[tuple[Session, Record[bytes]]]: ...
+    def stack_of(self, record: Record[bytes]) -> StackSummary: ...
+    def overdue(self, now_ms: int) -> dict[Session, str]: ...
+    def revoke(self, session: Session) -> None: ...
+    def interrupt(self, session: Session | None = None) -> None: ...
+    def before_commit(self) -> None: ...
+    async def run_one(self) -> None: ...
+
+
+class _HandlerSink:
+    """Runners of ours call the handler."""
+
+    def __init__(self, runners: RecordRunners | BatchRunners, shelf: ReadySessions, concurrency: int) -> None:
+        self._runners = runners
+        self.shelf = shelf
+        self.runner_count = concurrency
+        self.by_hand = False
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        return self._runners.running()
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:
+        return self._runners.stack_of(record)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:
+        return self._runners.overdue(now_ms)
+
+    def revoke(self, session: Session) -> None:
+        self._runners.revoke(session)
+
+    def interrupt(self, session: Session | None = None) -> None:
+        self._runners.interrupt(session)
+
+    def before_commit(self) -> None:
+        """Everything that is finished was reported when it finished."""
+
+    async def run_one(self) -> None:
+        await self._runners.run_one()
+
+
+class RecordSink(_HandlerSink):
+    def __init__(self, runners: RecordRunners, order: OrderMode, limits: LaneLimits, concurrency: int) -> None:
+        super().__init__(runners, runners.shelf, concurrency)
+        self._order: OrderMode = order
+        self._limits = limits
+
+    def make_lane(self, session: Session) -> Lane:
+        return Lane(session.row.checkpoint, self._order, session.window, self._limits, session.budget)
+
+
+class BatchSink(_HandlerSink):
+    def __init__(self, runners: BatchRunners, feed: BatchFeed, limits: BatchLimits, concurrency: int) -> None:
+        super().__init__(runners, feed.shelf, concurrency)
+        self._limits = limits
+
+    def make_lane(self, session: Session) -> BatchLane:
+        return BatchLane(session.row.checkpoint, session.window, self._limits)
+
+
+class IteratorSink:
+    """The caller's own loop walks; `walk` is what it asks."""
+
+    def __init__(self, walk: RecordIterator, feed: BatchFeed, limits: BatchLimits) -> None:
+        self.walk = walk
+        self._limits = limits
+        self.shelf = feed.shelf
+        self.runner_count = 0
+        self.by_hand = False
+
+    def make_lane(self, session: Session) -> BatchLane:
+        return BatchLane(session.row.checkpoint, session.window, self._limits)
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        in_hand = self.walk.in_hand
+        return [] if in_hand is None else [in_hand]
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- there is one loop, and one in hand
+        return task_stack(self.walk.task)
+
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+        return {}
+
+    def revoke(self, session: Session) -> None:
+        """The walk looks before each record; what is in the caller's hands cannot be taken back."""
+        self.shelf.withdraw(session)
+
+    def interrupt(self, session: Session | None = None) -> None:
+        """What is in the caller's hands cannot be interrupted."""
+
+    def before_commit(self) -> None:
+        self.walk.settle()
+
+    async def run_one(self) -> None:
+        raise AssertionError("the caller's loop does the walking")

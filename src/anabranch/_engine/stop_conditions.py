@@ -1,0 +1,127 @@
+"""Where a worker ends by itself: at the tip or at a time (`until`), after a silence (`idle_timeout`), or when all its
+shards have been stopped for a minute and there is nothing else to take (rule D12).
+
+It looks from time to time. In a fleet each worker minds its own: shards of a member that was seen to live a moment ago
+are that one's, children wait for their parents, and what this worker may not take is not waited for. Everything else
+that is unfinished keeps it here, for it may be about to take it.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from anabranch._core.shards import gate
+from anabranch._engine.clock import Scheduler
+from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.session import Session
+from anabranch._model.leases import LeaseKey, LeaseRow
+from anabranch._ports.clock import Clock
+
+LOOK_EVERY_MS = 100
+STOPPED_LOOK_EVERY_MS = 1_000
+STOPPED_MS_MAX = 60_000
+"""How long all shards may be stopped: time for a person, or for another worker that hands over a shard."""
+
+
+class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What ends a worker; nothing, if nothing is set."""
+
+    at_tip: bool = False
+    """When every shard was read to its tip, or to the time that its records are handed out until."""
+    idle_timeout_ms: int | None = None
+    """When there was nothing to do for this long."""
+    shards_max: int | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.at_tip or self.idle_timeout_ms is not None
+
+
+class StopWatcher:
+    def __init__(
+        self,
+        clock: Clock,
+        scheduler: Scheduler,
+        ends: StopConditions,
+        sessions: Mapping[LeaseKey, Session],
+        leases: LeaseLoop,
+        *,
+        is_busy: Callable[[], bool],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._ends = ends
+        self._sessions = sessions
+        self._leases = leases
+        self._is_busy = is_busy
+        self._on_end = on_end
+        self._active_at_ms = 0
+        self._finished_count = 0
+        self._watches_stopped = False
+        self._all_stopped_at_ms: int | None = None
+
+    def start(self) -> None:
+        if self._ends.is_set:
+            self._active_at_ms = self._clock.now_ms()
+            self._look()
+
+    def _look(self) -> None:
+        now_ms = self._clock.now_ms()
+        if self._ends.at_tip and self._is_at_tip(now_ms):
+            self._on_end("it has reached its end (until=)")
+        elif self._is_idle(now_ms):
+            self._on_end("it had nothing to do for idle_timeout")
+        else:
+            self._scheduler.call_at(now_ms + LOOK_EVERY_MS, self._look)
+
+    def note_stopped(self) -> None:
+        """A shard is stopped at a record."""
+        if not self._watches_stopped:
+            self._watches_stopped = True
+            self._look_at_stopped()
+
+    def _look_at_stopped(self) -> None:
+        now_ms, sessions = self._clock.now_ms(), self._sessions.values()
+        stopped_count = sum(session.phase == "stopped" for session in sessions)
+        if not stopped_count:
+            self._watches_stopped, self._all_stopped_at_ms = False, None
+            return
+        if stopped_count < len(sessions) or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+            self._all_stopped_at_ms = None
+        elif self._all_stopped_at_ms is None:
+            self._all_stopped_at_ms = now_ms
+        elif now_ms - self._all_stopped_at_ms >= STOPPED_MS_MAX:
+            self._on_end(f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s")
+            return
+        self._scheduler.call_at(now_ms + STOPPED_LOOK_EVERY_MS, self._look_at_stopped)
+
+    def _is_idle(self, now_ms: int) -> bool:
+        """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken or read. Who could
+        not read yet does not know that.
+        """
+        finished_count = sum(session.lane.finished_count for session in self._sessions.values())
+        moved, self._finished_count = finished_count != self._finished_count, finished_count
+        behind = any(session.behind_ms != 0 for session in self._sessions.values() if session.phase == "reading")
+        if moved or behind or self._is_busy() or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+            self._active_at_ms = now_ms
+        timeout_ms = self._ends.idle_timeout_ms
+        return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms
+
+    def _is_at_tip(self, now_ms: int) -> bool:
+        return bool(self._leases.table.leases) and all(
+            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_minded(row, now_ms)
+            for row in self._unfinished()
+        )
+
+    def _unfinished(self) -> list[LeaseRow]:
+        return [row for row in self._leases.table.leases.values() if not row.is_finished]
+
+    def _is_minded(self, row: LeaseRow, now_ms: int) -> bool:
+        """Whether this shard is read here, or is not for this worker to read as things stand."""
+        if row.key in self._sessions or gate.open_parents(row, self._leases.table.leases):
+            return True
+        if row.owner is not None and self._leases.detector.is_heartbeating(row.owner, now_ms):
+            return True
+        limit = self._ends.shards_max
+        return limit is not None and len(self._sessions) >= limit

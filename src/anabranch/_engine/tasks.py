@@ -1,0 +1,137 @@
+"""The one background task of a consumer or producer: started by whoever first needs it, awaited by whoever closes it.
+
+Everything else runs in task groups inside it, so that nothing binds to the caller's task: an object may be opened in
+one task and closed in another. Only here and for runners of a handler (RunnerTasks) is a task made outside a group, and
+this one is never let go of.
+"""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from anabranch.errors import UsageError
+
+
+class BackgroundTask:
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done when the work has ended; for waiters on other event loops."""
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._task is None, "started twice"
+        self._task = asyncio.get_running_loop().create_task(work, name=name)
+        self._task.add_done_callback(lambda _: self._ended.set_result(None))
+
+    @property
+    def is_started(self) -> bool:
+        return self._task is not None
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the work ended, if it ended in an error: the single cause, not the group around it."""
+        task = self._task
+        if task is None or not task.done() or task.cancelled():
+            return None
+        return single_cause(task.exception())
+
+    async def wait(self) -> None:
+        """Until the work has ended, however it ends; cancelling the waiter does not cancel the work."""
+        if self._task is None or self._task.done():
+            return
+        if self._is_here(self._task):
+            await asyncio.wait([self._task])
+        else:
+            await self._wait_elsewhere()
+
+    async def _wait_elsewhere(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: object) -> None:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
+
+        self._ended.add_done_callback(tell)
+        await ended.wait()
+
+    @staticmethod
+    def _is_here(task: asyncio.Task[None]) -> bool:
+        return task.get_loop() is asyncio.get_running_loop()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the work runs, or ran, on the caller's event loop."""
+        return self._task is None or self._is_here(self._task)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls it on the event loop of the work: now, if that is the caller's."""
+        if self._task is None or self._is_here(self._task):
+            callback()
+            return
+        loop = self._task.get_loop()
+        if not loop.is_running():
+            raise UsageError("the event loop of this run is not running: stop the consumer on that loop")
+        with suppress(RuntimeError):  # it was closed just now, which has ended the work
+            loop.call_soon_threadsafe(callback)
+
+    async def cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+def single_cause(error: BaseException | None) -> BaseException | None:
+    """The first error of a group, with the others as its notes: groups are ours, and are not shown to users."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        first, *others = error.exceptions
+        for other in others:
+            _note(first, f"also: {other!r}")
+        return single_cause(first)
+    return error
+
+
+def attach_failure(failure: BaseException, error: BaseException) -> None:
+    """`error` leaves, and `failure` with it: named in a note, and as what came first of all."""
+    _note(error, f"the consumer failed as well: {type(failure).__name__}: {failure}")
+    first = error
+    while first is not failure and first.__context__ is not None:
+        first = first.__context__
+    if first is not failure:
+        first.__context__ = failure
+
+
+def _note(error: BaseException, note: str) -> None:
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
+    """A task of the group. Where that is going down, for whatever reason, nothing more is begun, and that is no error
+    of who asked. Says whether it was.
+    """
+    try:
+        group.create_task(work, name=name)
+    except RuntimeError:
+        work.close()
+        return False
+    return True
+
+
+def on_parent_exit(file_descriptor: int, then: Callable[[], object]) -> None:
+    """Calls `then` once the pipe has ended, on a thread that keeps nothing alive."""
+
+    def wait() -> None:
+        os.read(file_descriptor, 1)
+        then()
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()

@@ -1,0 +1,215 @@
+"""Commits: how a store that is away is met, and what a stopped shard writes."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.handling.lanes import Lane
+from anabranch._core.leases.lease_table import Holding
+from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.unpacking import Unpacker
+from anabranch._engine.checkpointer import SEEN_THROUGH_EVERY_SECONDS, WRITES_AT_ONCE, Checkpointer
+from anabranch._engine.ports import Ports
+from anabranch._engine.session import Session
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow, Stopped
+from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import StreamName
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from anabranch.config import CheckpointSettings
+from anabranch.testing.clock import ManualClock
+from shard_records import STREAM, plain
+
+from stream_world import run, until
+
+
+class Leases:
+    """The lease loop as far as commits go: every write has the same outcome."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.written = []
+        self.holdings = {}
+        self.trouble = None
+        self.draining = False
+
+    async def write(self, step):
+        self.written.append(step.row)
+        if step.row.key in self.holdings:
+            self.holdings[step.row.key].row = step.row
+        return self.outcome
+
+
+def make_checkpointer(outcome):
+    leases, happened = Leases(outcome), []
+    ports = Ports(kinesis=None, store=None, clock=ManualClock(), entropy=None, emit=happened.append)
+    return Checkpointer(ports, leases, CheckpointSettings(), before_commit=lambda: None), leases
+
+
+def make_session(number=0, **row):
+    shard_id = f"shardId-{number:012}"
+    holding = Holding(LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id), owner="me#1", **row))
+    session = Session(
+        holding,
+        StreamName(STREAM),
+        Unpacker(STREAM, shard_id, None),
+        Pace(PaceLimits(), 0),
+        budget := Budget(),
+        Horizon(24, 0.0),
+    )
+    session.lane = Lane(holding.row.checkpoint, "shard", session.window)
+    budget.try_reserve(READ_RESERVE_BYTES)
+    session.accept([plain(1)], READ_RESERVE_BYTES)
+    session.lane.finish(session.lane.next(0))
+    return session
+
+
+def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        for number in range(3 * WRITES_AT_ONCE):
+            checkpointer.note(make_session(number))
+        assert not await checkpointer.commit_all()
+        first = [row.key for row in leases.written]
+        assert len(first) == WRITES_AT_ONCE
+        leases.outcome = "written"
+        assert await checkpointer.commit_all()
+        assert leases.written[WRITES_AT_ONCE].key not in first  # who was not tried is first in line
+        assert len({row.key for row in leases.written[WRITES_AT_ONCE:]}) == 3 * WRITES_AT_ONCE
+
+    run(main, 5)
+
+
+def test_a_store_that_refuses_at_once_is_asked_once_an_interval_however_much_is_finished():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        session, clock = make_session(), checkpointer._ports.clock
+        session.lane.one_at_a_time = True  # every finished record asks for a commit
+        running = asyncio.create_task(checkpointer.run())
+        for second in range(1, 4):
+            for _ in range(20):
+                checkpointer.note(session)
+                await asyncio.sleep(0)
+            assert len(leases.written) == second
+            clock.advance(1_000)
+        running.cancel()
+
+    run(main)
+
+
+def test_a_stopped_shard_writes_nothing_more():
+    async def main():
+        stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session(stopped=stopped, takes_without_progress=6)
+        session.move("stop")
+        assert await checkpointer.commit(session)
+        assert not leases.written
+
+    run(main, 5)
+
+
+def test_a_stop_ends_the_count_of_owners_without_progress():
+    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="me#1", at_wall_ms=0)
+    checkpointer, _ = make_checkpointer("written")
+    session = make_session(takes_without_progress=6)
+    session.stop_row = stopped
+    row, _ = checkpointer.next_row(session)
+    assert row.takes_without_progress == 0
+    assert row.stopped == stopped
+
+
+def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_those_before_it_are():
+    checkpointer, leases = make_checkpointer("written")
+    session = make_session(takes_without_progress=3)
+    session.holding.row = replace(session.row, checkpoint=session.lane.checkpoint())  # as if nothing had been finished
+    session.behind_ms = 1000
+    assert checkpointer.next_row(session)[0].takes_without_progress == 3
+    # By a gift the next owner takes its place; by a take it would count itself.
+    assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 3
+    leases.draining = True
+    assert checkpointer.next_row(session)[0].takes_without_progress == 2
+    session.holding.row = replace(session.row, takes_without_progress=0)
+    assert checkpointer.next_row(session)[0] is session.row
+    session.holding.row = replace(session.row, takes_without_progress=3)
+    session.crash_counted = False
+    assert checkpointer.next_row(session)[0].takes_without_progress == 3
+    leases.draining = False
+    assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 4
+
+
+def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_commit():
+    async def main():
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session()
+        session.holding.pending_transfer = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
+        assert await checkpointer.commit(session)
+        assert not leases.written  # the lease loop repeats it
+        leases.draining, leases.outcome = True, "unknown"
+        assert not await checkpointer.commit(session)
+        assert leases.written == [session.holding.pending_transfer]
+
+    run(main, 5)
+
+
+def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
+    async def main():
+        checkpointer, leases = make_checkpointer("written")
+        session = make_session(takes_without_progress=3)
+        session.lane.one_at_a_time = True
+        leases.holdings[session.key] = session.holding
+        checkpointer.note(session)
+        committing = asyncio.create_task(checkpointer.run())
+        await until(lambda: bool(leases.written), "the commit, while no time passes", 2)
+        committing.cancel()
+        assert leases.written[0].takes_without_progress == 0
+
+    run(main, 5)
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draining):
+    async def main():
+        checkpointer, leases = make_checkpointer("lost")
+        leases.draining = draining
+        checkpointer.note(make_session())
+        assert await checkpointer.commit_all()  # there is nothing left to try
+        assert checkpointer.has_lost == draining
+
+    run(main, 5)
+
+
+def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_an_hour():
+    checkpointer, _ = make_checkpointer("written")
+    session = make_session()
+    session.read_through_seconds = 1_000.0
+    row, _ = checkpointer.next_row(session)
+    assert row.checkpoint.seen_through_seconds == 1_000.0
+    session.holding.row = row
+    session.read_through_seconds = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS - 1
+    assert checkpointer.next_row(session)[0] is row
+    finished, _ = checkpointer.next_row(session, finish=Finish("end"))
+    assert finished.checkpoint.seen_through_seconds == session.read_through_seconds  # its children are judged by it
+    session.read_through_seconds = later = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS
+    assert checkpointer.next_row(session)[0].checkpoint.seen_through_seconds == later
+    session.budget.try_reserve(READ_RESERVE_BYTES)
+    session.accept([plain(2), plain(3)], READ_RESERVE_BYTES)
+    session.lane.finish(session.lane.next(0))
+    row, _ = checkpointer.next_row(session)
+    assert row.checkpoint.watermark == Position(2)
+    assert row.checkpoint.seen_through_seconds == 1_000.0  # record 3 is not handled
+
+
+def test_a_commit_whose_answer_was_lost_counts_once_its_row_is_known():
+    async def main():
+        checkpointer, leases = make_checkpointer("unknown")
+        session = make_session()
+        leases.holdings[session.key] = session.holding  # it took effect, and the row was read again
+        assert not await checkpointer.commit(session)
+        assert session.committed_count == 0
+        assert await checkpointer.commit(session)
+        assert len(leases.written) == 1
+        assert session.committed_count == session.lane.finished_count == 1
+
+    run(main)

@@ -45,7 +45,7 @@ def test_the_children_of_a_shard_wait_for_a_record_that_fails(order):
                 app="billing",
                 leases=store,
                 order=order,
-                on_failure=Retry(attempts=1000, backoff=0.01, backoff_max=0.01),
+                on_failure=Retry(attempts=10**9, backoff=0.01, backoff_max=0.01),  # for as long as the test may take
                 on_event=happened.append,
             )
             running = asyncio.create_task(consumer.run(handler.record, handle_signals=False))
@@ -85,7 +85,7 @@ def test_at_the_end_of_a_shard_a_failing_record_gets_its_last_step_at_once_if_so
                 consumer.run_batches(handler.batch, max_wait=0.05) if way == "batches" else consumer.run(handler.record)
             )
             running = asyncio.create_task(work)
-            await until(lambda: handler.failures == 1, "the failing record")
+            await until(lambda: handler.failures >= 1, "the failing record")  # a batch is tried again soon
             world.split()
 
             def stops():

@@ -372,11 +372,16 @@ class _Slot:
         """Whatever runs in it ends; the next call gets a new process."""
         executor, self._executor, self._loading = self._executor, None, None
         process_id, self._process_id = self._process_id, None
-        if process_id is not None and process_id.done() and not process_id.cancelled():
-            with contextlib.suppress(ProcessLookupError, BrokenExecutor):
-                os.kill(process_id.result(), _KILL)
+        if process_id is not None:
+            process_id.add_done_callback(_kill)  # at once, if it is known; a process that just starts says it soon
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _kill(process_id: "Future[int]") -> None:
+    if not process_id.cancelled():
+        with contextlib.suppress(ProcessLookupError, BrokenExecutor):
+            os.kill(process_id.result(), _KILL)
 
 
 class ProcessSlots:

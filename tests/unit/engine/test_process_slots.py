@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import importlib
+import multiprocessing
 import operator
 import os
 import signal
@@ -122,6 +123,22 @@ def test_a_process_whose_handler_is_still_being_loaded_can_be_ended(tmp_path, mo
         slots.close()
         await until(lambda: is_gone(int(path.read_text())), "the end of the process")
         with pytest.raises(RuntimeError, match="ended before it was ready"):
+            await calling
+
+    run(main, 50)
+
+
+def test_a_process_can_be_ended_before_its_id_is_known(tmp_path, monkeypatch):
+    (tmp_path / "another_endless_import.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main():
+        slots = ProcessSlots(1, Loading("another_endless_import"))
+        calling = asyncio.create_task(slots.run(asking(os.getpid)))
+        await until(lambda: bool(multiprocessing.active_children()), "the process")
+        slots.close()
+        await until(lambda: not multiprocessing.active_children(), "the end of the process", 25)
+        with pytest.raises((RuntimeError, asyncio.CancelledError)):
             await calling
 
     run(main, 50)

@@ -99,10 +99,9 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process(tmp_path, monkeypa
 
 
 ZOMBIE = """
-import asyncio, dataclasses, time
+import asyncio, dataclasses, sys, time
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore
 from stream_world import QUICK, stream_world
 
 class AwayStore(MemoryLeaseStore):
@@ -114,16 +113,23 @@ async def main():
     async with stream_world(1) as world:
         world.put(["a"])
         consumer = world.consumer(app="billing", leases=AwayStore(), settings=settings)
-        await consumer.run(lambda record: time.sleep(60))
+        await consumer.run(globals()[sys.argv[1]])
+
+async def in_the_loop(record):
+    time.sleep(60)
+
+def in_a_thread(record):
+    time.sleep(60)
 
 asyncio.run(main())
 """
 
 
-def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit():
+@pytest.mark.parametrize("kind", [pytest.param("in_the_loop", marks=pytest.mark.long), "in_a_thread"])
+def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit(kind):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", ZOMBIE], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", ZOMBIE, kind], env=environment, capture_output=True, text=True, timeout=30, check=False
     )
     assert ended.returncode == 70, ended.stderr
     assert "outlived its lease" in ended.stderr

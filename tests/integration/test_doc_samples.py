@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# file: (\w+\.py)\n")
-_RUN_FOR_SECONDS = 4
+_READS = 8
+"""A consumer that has made this many calls of GetRecords works: it is told to end."""
 
 
 def _blocks():
@@ -46,19 +48,21 @@ def test_a_sample_runs_as_it_is_printed(block, files, tmp_path):
         (tmp_path / "sample.py").write_text(program)
     with run_local_kinesis(create={"orders": 2}) as kinesis:
         environment = {**os.environ, **kinesis.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+        reads = kinesis.faults.on("GetRecords").delay(0)
         sample = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        try:
-            output, _ = sample.communicate(timeout=_RUN_FOR_SECONDS if _runs_for_ever(block) else 60)
-        except subprocess.TimeoutExpired:
-            assert _runs_for_ever(block), "this sample should have ended"
-            sample.terminate()  # as Ctrl-C would: it must end cleanly
-            output, _ = sample.communicate(timeout=20)
-    assert sample.returncode in ({0, -15} if _runs_for_ever(block) else {0}), output
+        if _runs_forever(block):
+            deadline = time.monotonic() + 30
+            while reads.matched < _READS and sample.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if sample.poll() is None:
+                sample.terminate()  # it must end cleanly, as with Ctrl-C
+        output, _ = sample.communicate(timeout=60)
+    assert sample.returncode in ({0, -15} if _runs_forever(block) else {0}), output
     assert "Traceback" not in output, output
 
 
-def _runs_for_ever(block):
+def _runs_forever(block):
     reads = "Consumer(" in block
     return reads and "until=" not in block and "def test_" not in block

@@ -109,7 +109,7 @@ class Watched:
         return (time.process_time() - self._start) / count * 1e6
 
 
-def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[ConsumerRun, Ports]:
+def consumer_run(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[ConsumerRun, Ports]:
     gc.collect()
     token = secrets.token_hex(8)
     ports = Ports(
@@ -128,8 +128,8 @@ def consuming(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) 
         timing=lease_timing(10_000),
         pace=pace,
     )
-    handling = HandlerOptions(order=order, concurrency=32, decode=None, policy=Retry())
-    return ConsumerRun(ports, plan, handling, Budget()), ports
+    handler_options = HandlerOptions(order=order, concurrency=32, decode=None, policy=Retry())
+    return ConsumerRun(ports, plan, handler_options, Budget()), ports
 
 
 def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
@@ -137,7 +137,7 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
 
     async def async_for():
         watched, left = Watched(client), count
-        run, ports = consuming(watched, folder, stream)
+        run, ports = consumer_run(watched, folder, stream)
         async for record in run.records():
             record.data, record.partition_key  # noqa: B018 -- what a reader does at least
             left -= 1
@@ -149,7 +149,7 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
 
     async def batches():
         watched, left = Watched(client), count
-        run, ports = consuming(watched, folder, stream)
+        run, ports = consumer_run(watched, folder, stream)
         async for batch in run.batches(BatchLimits(500, 1 << 20, 10)):
             for record in batch:
                 record.data, record.partition_key  # noqa: B018
@@ -163,7 +163,7 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
     def run_in(order: str) -> Work:
         async def work():
             watched, left, over = Watched(client), count, asyncio.get_running_loop().create_future()
-            run, ports = consuming(watched, folder, stream, order)
+            run, ports = consumer_run(watched, folder, stream, order)
 
             async def handle(record):
                 nonlocal left
@@ -262,8 +262,8 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        run, ports = consuming(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
-        await run.start(run.walk(BatchLimits()))
+        run, ports = consumer_run(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
+        await run.start(run.iterate(BatchLimits()))
         while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)
         gc.collect()

@@ -22,7 +22,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.consumer_run import ConsumerRun
-from anabranch._engine.emit import event_outlet
+from anabranch._engine.emit import make_emit
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.iteration import Iteration
 from anabranch._engine.leases.member import MemberProfile
@@ -97,7 +97,7 @@ class Consumer(Generic[T]):
             raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
         if acknowledge not in {"auto", "manual"}:
             raise ConfigurationError(f"acknowledge is {acknowledge!r}; it must be 'auto' or 'manual'")
-        self._by_hand = acknowledge == "manual"
+        self._manual_ack = acknowledge == "manual"
         if concurrency < 1:
             raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
         self._app = app
@@ -109,11 +109,11 @@ class Consumer(Generic[T]):
         if leases is not None:
             open_store(leases, app or EPHEMERAL)  # to refuse now what cannot work; nothing is opened yet
         self._leases = leases
-        self._handling = HandlerOptions(
+        self._handler_options = HandlerOptions(
             order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
         )
         self._aws = aws
-        self._emit = event_outlet(on_event)
+        self._emit = make_emit(on_event)
         budget = self._settings.budget
         self._budget = budget if isinstance(budget, Budget) else Budget(budget)
         self._handler: Handler | None = None
@@ -121,10 +121,10 @@ class Consumer(Generic[T]):
         self._ports: Ports | None = None
         self._account: AwsAccount | None = None
         self._client: KinesisClient | None = None
-        self._consuming: ConsumerRun | None = None
+        self._consumer_run: ConsumerRun | None = None
         self._stop_count = 0
         """Stops that found nothing running: they are kept for what is about to begin."""
-        self._heeded_count = 0
+        self._used_stop_count = 0
         """How many of them there were when something last ended by one."""
 
     # opening and closing
@@ -136,10 +136,10 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        consuming = self._consuming
+        run = self._consumer_run
         try:
-            if consuming is not None:
-                await consuming.leave(error, self._settings.leases.drain_deadline)
+            if run is not None:
+                await run.leave(error, self._settings.leases.drain_deadline)
         finally:
             await self._close()
 
@@ -192,7 +192,7 @@ class Consumer(Generic[T]):
             start=self._start,
             profile=MemberProfile(
                 worker_id=settings.leases.worker_id or f"{socket.gethostname()}:{os.getpid()}",
-                fingerprint=fingerprint((str(stream) for stream in self._streams), self._handling.order),
+                fingerprint=fingerprint((str(stream) for stream in self._streams), self._handler_options.order),
                 shards_max=settings.leases.max_shards,
                 any_order=settings.leases.any_order,
                 is_exclusive=settings.leases.worker_id_exclusive,
@@ -203,55 +203,55 @@ class Consumer(Generic[T]):
             ),
             settings=settings,
             store_name=str(ports.store),
-            ends=StopConditions(
+            stop_conditions=StopConditions(
                 at_tip=until is not None,
                 idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
                 shards_max=settings.leases.max_shards,
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
         )
-        consuming = ConsumerRun(ports, plan, self._handling, self._budget)
-        consuming.on_start = lambda: self._take_turn(consuming)
-        return consuming
+        run = ConsumerRun(ports, plan, self._handler_options, self._budget)
+        run.on_start = lambda: self._take_turn(run)
+        return run
 
-    def _take_turn(self, consuming: ConsumerRun) -> None:
+    def _take_turn(self, run: ConsumerRun) -> None:
         """It starts now, which may be long after it was made: an iterator starts with its first step."""
-        if self._consuming is not None and self._consuming.is_running:
+        if self._consumer_run is not None and self._consumer_run.is_running:
             raise UsageError("this consumer is running already: one iterator or one run at a time")
-        self._consuming = consuming
+        self._consumer_run = run
 
     def _stops_before(self) -> int:
         """Those that are not meant for what is about to begin: if something has run here before, they may all have been
         meant for that; if not, only those that something has ended by.
         """
-        return self._heeded_count if self._consuming is None else self._stop_count
+        return self._used_stop_count if self._consumer_run is None else self._stop_count
 
     def _is_stopped(self, stops_before: int) -> bool:
         if self._stop_count == stops_before:
             return False
-        self._heeded_count = self._stop_count
+        self._used_stop_count = self._stop_count
         return True
 
     # the caller's own loop
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """One record after another; each is acknowledged when the next is asked for, or by `ack` if that is set."""
-        consuming = self._begin(self._opened())
-        return self._stoppable(consuming, consuming.records(by_hand=self._by_hand))
+        run = self._begin(self._opened())
+        return self._stoppable(run, run.records(manual_ack=self._manual_ack))
 
     def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> AsyncIterator[Batch[T]]:
         """Batch after batch, each of one shard; acknowledged when the next is asked for."""
-        self._refuse_by_hand()
+        self._refuse_manual_ack()
         limits = batch_limits(max_records, max_bytes, max_wait)
-        consuming = self._begin(self._opened())
-        return self._stoppable(consuming, consuming.batches(limits))
+        run = self._begin(self._opened())
+        return self._stoppable(run, run.batches(limits))
 
-    def _stoppable(self, consuming: ConsumerRun, iteration: Iteration[Item]) -> Iteration[Item]:
+    def _stoppable(self, run: ConsumerRun, iteration: Iteration[Item]) -> Iteration[Item]:
         """Until its first step there is nothing to stop but the iteration itself."""
         stops_before = self._stops_before()
-        iteration.is_called_off = lambda: self._consuming is not consuming and self._is_stopped(stops_before)
+        iteration.is_stopped = lambda: self._consumer_run is not run and self._is_stopped(stops_before)
         return iteration
 
     def _opened(self) -> Ports:
@@ -311,8 +311,8 @@ class Consumer(Generic[T]):
         handler = handler or self._handler
         if handler is None:
             raise UsageError("run needs a handler: pass one, or mark one with @consumer.handler")
-        call = HandlerCall(handler, threads=self._handling.concurrency, processes=processes)
-        return await self._run(lambda consuming: consuming.handle_records(call), handle_signals=handle_signals)
+        call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
+        return await self._run(lambda run: run.handle_records(call), handle_signals=handle_signals)
 
     async def run_batches(
         self,
@@ -329,11 +329,11 @@ class Consumer(Generic[T]):
             if self._batch_handler is None:
                 raise UsageError("run_batches needs a handler: pass one, or mark one with @consumer.batch_handler()")
             handler, limits = self._batch_handler
-        call = HandlerCall(handler, threads=self._handling.concurrency)
-        return await self._run(lambda consuming: consuming.handle_batches(call, limits), handle_signals=handle_signals)
+        call = HandlerCall(handler, threads=self._handler_options.concurrency)
+        return await self._run(lambda run: run.handle_batches(call, limits), handle_signals=handle_signals)
 
     async def _run(self, make_sink: Callable[[ConsumerRun], Any], *, handle_signals: bool | None) -> StopReport:
-        self._refuse_by_hand()
+        self._refuse_manual_ack()
         if not (handle_signals is None or isinstance(handle_signals, bool)):
             raise ConfigurationError(f"handle_signals is {handle_signals!r}; it must be True, False or None")
         opened_here = self._ports is None
@@ -342,17 +342,17 @@ class Consumer(Generic[T]):
         try:
             if self._is_stopped(stops_before):
                 return StopReport()
-            consuming = self._begin(ports)
+            run = self._begin(ports)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
-            with stop_on_signals(consuming.worker, deadline_ms, handle_signals=handle_signals):
+            with stop_on_signals(run.worker, deadline_ms, handle_signals=handle_signals):
                 try:
-                    await consuming.start(make_sink(consuming))
-                    return await consuming.wait()
+                    await run.start(make_sink(run))
+                    return await run.wait()
                 except asyncio.CancelledError as cancelled:
-                    await consuming.break_off(cancelled)
+                    await run.stop_after_cancel(cancelled)
                     raise
                 finally:
-                    consuming.close()
+                    run.close()
         finally:
             if opened_here:
                 await self._close()
@@ -367,8 +367,8 @@ class Consumer(Generic[T]):
             "run_sync() starts an event loop, and one is already running in this thread: use await consumer.run(...)"
         )
 
-    def _refuse_by_hand(self) -> None:
-        if self._by_hand:
+    def _refuse_manual_ack(self) -> None:
+        if self._manual_ack:
             raise UsageError(
                 'acknowledge="manual" goes with `async for`; handlers and batches acknowledge by returning'
             )
@@ -389,8 +389,8 @@ class Consumer(Generic[T]):
 
     def status(self) -> ConsumerStatus:
         """This process now: its shards with their lag, and why one is stalled. Outside of a run it holds no shards."""
-        if self._consuming is not None and self._consuming.is_running:
-            return self._consuming.worker.status()
+        if self._consumer_run is not None and self._consumer_run.is_running:
+            return self._consumer_run.worker.status()
         return ConsumerStatus(
             app=self._app or EPHEMERAL,
             member_id=None,
@@ -411,15 +411,15 @@ class Consumer(Generic[T]):
         """
         if deadline is None:
             deadline = self._settings.leases.drain_deadline
-        consuming = self._consuming
-        if consuming is None or not consuming.is_running:
+        run = self._consumer_run
+        if run is None or not run.is_running:
             self._stop_count += 1
-        return StopReport() if consuming is None else await consuming.stop(deadline)
+        return StopReport() if run is None else await run.stop(deadline)
 
     def _running(self) -> ConsumerRun:
-        if self._consuming is None or not self._consuming.is_running:
+        if self._consumer_run is None or not self._consumer_run.is_running:
             raise UsageError("this consumer is not running")
-        return self._consuming
+        return self._consumer_run
 
 
 KINDS: Final = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.emit import check_hook, event_outlet
+from anabranch._engine.emit import check_hook, make_emit
 from anabranch._engine.writing.delivery import Delivery
 from anabranch._engine.writing.writer import Writer
 from anabranch._model.entropy import Entropy
@@ -83,7 +83,7 @@ class Producer(Generic[T]):
         """The type of values that need no encoding."""
         self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
-        self._emit = event_outlet(on_event)
+        self._emit = make_emit(on_event)
         self._rules = WritingRules(
             order=order,
             aggregate=aggregate,

@@ -199,8 +199,8 @@ def test_no_call_waits_for_a_process_while_its_time_runs(tmp_path):
                 world.call("PutRecord", PartitionKey=key, Data=os.fsencode(target))
             consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip")
             running = asyncio.create_task(consumer.run(wait_for_file, processes=2, handle_signals=False))
-            await until(lambda: consumer._consuming and consumer._consuming.worker.has_joined, "the start")
-            sink = consumer._consuming.worker._sink
+            await until(lambda: consumer._consumer_run and consumer._consumer_run.worker.has_joined, "the start")
+            sink = consumer._consumer_run.worker._sink
             await until(lambda: len(sink.running()) == 2, "two calls")
             await asyncio.sleep(0.2)
             assert len(sink.running()) == 2  # of eight that may start

@@ -57,7 +57,7 @@ def test_a_region_of_the_environment_counts_for_streams_given_by_name(monkeypatc
     ],
 )
 def test_streams_of_one_region_are_looked_for_there(streams, region, monkeypatch):
-    monkeypatch.setattr(shard_discovery, "PATIENCE_MS", 0)
+    monkeypatch.setattr(shard_discovery, "RETRY_FOR_MS", 0)
     aws = Aws(region=region, endpoint_url="http://127.0.0.1:9", credentials=Credentials())
     with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
         _consume(Consumer(streams, aws=aws))

@@ -148,7 +148,7 @@ def test_another_event_loop_can_stop_it():
             running = asyncio.create_task(consumer.run(handle))
             await started.wait()
             stopping = _in_thread(consumer.stop)
-            await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
+            await until(lambda: consumer._consumer_run.worker.is_stopping, "the stop")
             assert not stopping.done()
             release.set()
             assert (await stopping).clean
@@ -212,7 +212,7 @@ def test_another_event_loop_can_stop_a_loop_over_records():
                 async for record in consumer:
                     seen.append(record.data)
                     stops.append(_in_thread(consumer.stop))
-                    await until(lambda: consumer._consuming.worker.is_stopping, "the stop")
+                    await until(lambda: consumer._consumer_run.worker.is_stopping, "the stop")
                 assert (await stops[0]).clean
             assert seen == [b"0"]
 
@@ -356,7 +356,7 @@ def test_a_consumer_that_fails_says_so_whatever_its_threads_do():
             consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
             running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
             await until(lambda: handler.started == 1, "the call")
-            consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+            consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
             try:
                 with pytest.raises(ConsumerFailedError, match="KeyError"):
                     async with asyncio.timeout(2.5):

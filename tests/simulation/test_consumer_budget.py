@@ -36,7 +36,7 @@ def test_shards_whose_records_fail_leave_the_others_room_to_be_read(order):
                 settings=replace(QUICK, budget=32 * MIB),
             )
             running = asyncio.create_task(consumer.run(handle, handle_signals=False))
-            await until(lambda: consumer._consuming and len(consumer.status().shards) == 4, "all shards")
+            await until(lambda: consumer._consumer_run and len(consumer.status().shards) == 4, "all shards")
             for _ in range(8):
                 for hash_key in hash_keys[:3]:
                     world.call("PutRecord", PartitionKey="bad", ExplicitHashKey=hash_key, Data=HALF_MIB)
@@ -103,11 +103,11 @@ def test_a_batch_that_its_shard_has_no_room_for_is_handed_out_as_it_is(way):
                     async for batch in consumer.batches(**PATIENT):
                         await handle(batch)
 
-                consuming = consumer.run_batches(handle, **PATIENT, handle_signals=False)
+                run = consumer.run_batches(handle, **PATIENT, handle_signals=False)
                 if way == "loop":
-                    consuming.close()
-                    consuming = loop()
-                running = asyncio.create_task(consuming)
+                    run.close()
+                    run = loop()
+                running = asyncio.create_task(run)
                 await until(lambda: sum(sizes) == 3, "the three records", 10)
                 await consumer.stop()
                 await running
@@ -129,7 +129,7 @@ def test_a_batch_that_the_budget_has_no_room_for_is_handed_out_as_it_is():
             running = asyncio.create_task(consumer.run_batches(handle, **PATIENT, handle_signals=False))
             world.call("PutRecord", PartitionKey="small", ExplicitHashKey=hash_keys[0], Data=b"1")
             await until(
-                lambda: consumer._consuming and any(shard.unfinished_count for shard in consumer.status().shards),
+                lambda: consumer._consumer_run and any(shard.unfinished_count for shard in consumer.status().shards),
                 "a batch that waits for more",
             )
             assert keys == []

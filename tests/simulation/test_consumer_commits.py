@@ -82,11 +82,11 @@ def commits_in_the_midst(way, settings, seconds=SECONDS):
 
             options = {"acknowledge": "manual"} if way == "manual ack" else {}
             async with world.consumer(app="billing", leases=store, settings=settings, **options) as consumer:
-                consuming = asyncio.create_task(consume(way, consumer, work))
-                await until(lambda: seen.is_set() or consuming.done(), "a commit in the midst of a page", 10)
-                consuming.cancel()
+                run = asyncio.create_task(consume(way, consumer, work))
+                await until(lambda: seen.is_set() or run.done(), "a commit in the midst of a page", 10)
+                run.cancel()
                 with pytest.raises(asyncio.CancelledError):
-                    await consuming
+                    await run
 
     run(main, 20)
 

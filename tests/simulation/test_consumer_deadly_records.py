@@ -50,7 +50,7 @@ class Process:
         await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
         if self._died.is_set():
-            await self._consumer._consuming.cancel()
+            await self._consumer._consumer_run.cancel()
             running.cancel()
             await asyncio.wait([running])
             return "died"

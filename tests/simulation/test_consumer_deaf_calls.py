@@ -72,7 +72,7 @@ def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way):
             consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
             running = asyncio.create_task(_run(consumer, way)(handler.in_the_loop, handle_signals=False))
             await until(lambda: handler.started == 1, "the call")
-            consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+            consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
             try:
                 with pytest.raises(ConsumerFailedError, match="KeyError"):
                     async with asyncio.timeout(2.5):
@@ -87,7 +87,7 @@ def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_run_that_is_cancelled_ends_whatever_its_calls_do(times, monkeypatch):
-    monkeypatch.setattr(consumer_run, "BREAK_OFF_MS", 100)
+    monkeypatch.setattr(consumer_run, "CANCEL_GRACE_MS", 100)
 
     async def main():
         async with stream_world(1) as world:
@@ -118,7 +118,7 @@ def test_leaving_the_block_of_a_consumer_waits_no_longer_for_a_call_that_does_no
             async with consumer:
                 running = asyncio.create_task(consumer.run(handler.in_the_loop, handle_signals=False))
                 await until(lambda: handler.started == 1, "the call")
-                consumer._consuming.worker.stop(0)
+                consumer._consumer_run.worker.stop(0)
             try:
                 async with asyncio.timeout(1):
                     assert len((await running).leftovers) == 1

@@ -98,9 +98,9 @@ def test_a_stop_is_kept_by_a_run_that_is_only_being_opened():
                 await asyncio.sleep(0)
                 assert (await consumer.stop()).clean
                 assert (await running).clean
-            assert consumer._consuming is None
+            assert consumer._consumer_run is None
             running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-            await until(lambda: consumer._consuming is not None, "the next run, which nobody stopped")
+            await until(lambda: consumer._consumer_run is not None, "the next run, which nobody stopped")
             await consumer.stop()
             await running
 
@@ -186,7 +186,7 @@ def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
             store = Store()
             consumer = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-            await until(lambda: consumer._consuming is not None and consumer._consuming.worker.has_joined, "join")
+            await until(lambda: consumer._consumer_run is not None and consumer._consumer_run.worker.has_joined, "join")
             store.broken = True
             with pytest.raises(ConsumerFailedError, match="a bug"):
                 await running
@@ -217,7 +217,7 @@ def test_a_shared_budget_gets_its_bytes_back_from_a_consumer_that(end):
                 async def fail():
                     raise ZeroDivisionError("a bug")
 
-                consumer._consuming.worker._spawn(fail(), "a task with a bug")
+                consumer._consumer_run.worker._spawn(fail(), "a task with a bug")
                 with pytest.raises(ConsumerFailedError, match="a bug"):
                     await running
             else:
@@ -254,7 +254,7 @@ def test_a_consumer_that_is_starting_can_be_asked_and_paused():
             assert status.member_id is None
             store.answers.set()
             await until(lambda: bool(consumer.status().shards), "a shard")
-            sessions = consumer._consuming.worker.sessions.values()
+            sessions = consumer._consumer_run.worker.sessions.values()
             await until(lambda: not any(session.in_read for session in sessions), "the moment to read")
             assert not seen
             consumer.resume()
@@ -270,8 +270,10 @@ def test_an_error_in_the_timetable_ends_the_consumer():
         async with stream_world(1) as world:
             consumer = world.consumer(app="billing", leases="memory://")
             running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-            await until(lambda: consumer._consuming is not None and consumer._consuming.worker.has_joined, "the start")
-            consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
+            await until(
+                lambda: consumer._consumer_run is not None and consumer._consumer_run.worker.has_joined, "the start"
+            )
+            consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
             with pytest.raises(ConsumerFailedError, match="KeyError"):
                 await running
 
@@ -378,7 +380,7 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
                 consumer = world.consumer(**options)
                 running = asyncio.create_task(consumer.run(never, handle_signals=False))
                 await until(lambda count=lives: len(begun) == count, "its record")
-                await consumer._consuming.cancel()
+                await consumer._consumer_run.cancel()
                 await running
                 for member in await store.read_members():
                     await store.leave(member.member_id)

@@ -204,7 +204,7 @@ def test_pause_reads_nothing_more_until_resume():
             world.put(["a"])
             await until(lambda: len(seen) == 1, "the first record")
             consumer.pause()
-            await until(lambda: not any(s.in_read for s in consumer._consuming.worker.sessions.values()), "no read")
+            await until(lambda: not any(s.in_read for s in consumer._consumer_run.worker.sessions.values()), "no read")
             world.put(["a"])
             assert consumer.status().paused
             assert len(seen) == 1
@@ -379,12 +379,12 @@ def test_a_shard_waits_for_room_in_the_budget_and_is_read_when_there_is_some():
             consumer = world.consumer(app="billing", leases="memory://", settings=settings)
             running = asyncio.create_task(consumer.run(handle, handle_signals=False))
             await until(
-                lambda: consumer._consuming is not None and len(consumer._consuming.worker.sessions) == 2, "both"
+                lambda: consumer._consumer_run is not None and len(consumer._consumer_run.worker.sessions) == 2, "both"
             )
-            sessions = consumer._consuming.worker.sessions.values()
+            sessions = consumer._consumer_run.worker.sessions.values()
             world.put(["a"])
             await until(lambda: len(seen) == 1, "the record that holds the budget")
-            await until(lambda: any(session.no_room_since_ms is not None for session in sessions), "want of room")
+            await until(lambda: any(session.budget_full_since_ms is not None for session in sessions), "want of room")
             world.put([f"user-{i}" for i in range(8)])
             may_end.set()
             await until(lambda: len(seen) == 9, "the records of both shards")

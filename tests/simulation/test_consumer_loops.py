@@ -134,8 +134,8 @@ def test_a_failure_that_no_step_has_shown_is_raised_where_the_consumer_is_closed
             world.put(["a"])
             async with world.consumer(app="billing", leases="memory://") as consumer:
                 async for _ in consumer:
-                    consumer._consuming.worker.scheduler.call_at(0, {}.popitem)
-                    await until(lambda: not consumer._consuming.is_running, "the failure")
+                    consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
+                    await until(lambda: not consumer._consumer_run.is_running, "the failure")
                     break
 
     with pytest.raises(ConsumerFailedError, match="KeyError"):

@@ -51,7 +51,9 @@ def test_a_worker_whose_streams_differ_from_its_live_fleets_is_refused():
             store = anabranch.stores.memory.MemoryLeaseStore()
             first = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(first.run(lambda record: None, handle_signals=False))
-            await until(lambda: first._consuming is not None and first._consuming.worker.has_joined, "the first worker")
+            await until(
+                lambda: first._consumer_run is not None and first._consumer_run.worker.has_joined, "the first worker"
+            )
             other = world.consumer("payments", app="billing", leases=store)
             with pytest.raises(errors.FleetMismatchError, match="payments"):
                 await other.run(lambda record: None, handle_signals=False)
@@ -67,14 +69,16 @@ def test_a_change_of_order_is_rolled_out_by_workers_that_may_join_any():
             store, handled = anabranch.stores.memory.MemoryLeaseStore(), []
             before = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(before.run(lambda record: None, handle_signals=False))
-            await until(lambda: before._consuming is not None and before._consuming.worker.has_joined, "the old worker")
+            await until(
+                lambda: before._consumer_run is not None and before._consumer_run.worker.has_joined, "the old worker"
+            )
             refused = world.consumer(app="billing", leases=store, order="key")
             with pytest.raises(errors.FleetMismatchError, match="any_order"):
                 await refused.run(lambda record: None, handle_signals=False)
             settings = replace(QUICK, leases=replace(QUICK.leases, any_order=True))
             after = world.consumer(app="billing", leases=store, order="key", settings=settings)
             joined = asyncio.create_task(after.run(handled.append, handle_signals=False))
-            await until(lambda: after._consuming is not None and after._consuming.worker.sessions, "its share")
+            await until(lambda: after._consumer_run is not None and after._consumer_run.worker.sessions, "its share")
             await before.stop()
             await running
             world.put(["key"] * 20)

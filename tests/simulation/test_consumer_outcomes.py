@@ -327,7 +327,7 @@ def test_an_error_in_the_body_of_a_loop_is_not_hidden_by_a_stopped_shard():
 def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute(monkeypatch):
     assert stop_conditions.STOPPED_MS_MAX == 60_000
     monkeypatch.setattr(stop_conditions, "STOPPED_MS_MAX", 300)
-    monkeypatch.setattr(stop_conditions, "STOPPED_LOOK_EVERY_MS", 50)
+    monkeypatch.setattr(stop_conditions, "STOPPED_CHECK_EVERY_MS", 50)
 
     async def main():
         async with stream_world(2) as world:
@@ -358,7 +358,7 @@ def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute(monkeypatch):
 
 def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_else_to_take(monkeypatch):
     monkeypatch.setattr(stop_conditions, "STOPPED_MS_MAX", 2_000)
-    monkeypatch.setattr(stop_conditions, "STOPPED_LOOK_EVERY_MS", 50)
+    monkeypatch.setattr(stop_conditions, "STOPPED_CHECK_EVERY_MS", 50)
 
     async def main():
         async with stream_world(2) as world:
@@ -370,7 +370,7 @@ def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_els
             other = world.consumer(on_event=taken.append, **options)
             dying = asyncio.create_task(other.run(failing, handle_signals=False))
             await until(lambda: kinds(taken, events.ShardStarted), "one shard with the other worker")
-            await other._consuming.cancel()  # it dies, and its lease has to expire
+            await other._consumer_run.cancel()  # it dies, and its lease has to expire
             await dying
             put_at(world, LOW, b"0")
             put_at(world, HIGH, b"0")

@@ -52,7 +52,7 @@ def test_the_children_of_a_shard_wait_for_a_record_that_fails(order):
             await until(lambda: handler.failures and len(handler.handled) == 2, "the failing record")
             world.split()
             world.put("xyz")
-            (session,) = consumer._consuming.worker.sessions.values()
+            (session,) = consumer._consumer_run.worker.sessions.values()
             await until(lambda: session.phase == "ended", "the end of the shard")
             failures = handler.failures
             await until(lambda: handler.failures > failures + 5, "some more attempts")
@@ -103,7 +103,7 @@ def test_at_the_end_of_a_shard_a_failing_record_gets_its_last_step_at_once_if_so
 
             handler.is_mended = True  # a process that starts later tries again, and the children follow
             world.put("xyz")
-            later = world.consumer(app="billing", leases=store, order=consumer._handling.order, until="tip")
+            later = world.consumer(app="billing", leases=store, order=consumer._handler_options.order, until="tip")
             await later.run(handler.record)
             assert sorted(set(numbers(handler.handled))) == list(range(6))
 

@@ -106,7 +106,7 @@ class Denied:
     def begin(self, fleet):
         unlucky = fleet.workers[0]
         self.process = unlucky.process
-        self.shard_id = next(iter(unlucky._consuming.worker.sessions)).shard_id
+        self.shard_id = next(iter(unlucky._consumer_run.worker.sessions)).shard_id
 
     def _check(self, process, shard_id):
         if (process, shard_id) == (self.process, self.shard_id):

@@ -49,7 +49,7 @@ class Checkpointer:
         self.has_lost = False
         """While this worker stopped, a lease turned out to be lost of which finished records were not committed."""
 
-    def note(self, session: Session) -> None:
+    def mark_dirty(self, session: Session) -> None:
         """Records of this session were finished."""
         self._dirty[session] = None
         uncommitted_count = session.lane.finished_count - session.committed_count
@@ -173,8 +173,8 @@ class Checkpointer:
 
 Running = Callable[[], list[tuple[Session, Record[bytes]]]]
 
-LAST_WORD_MS = 10_000
-LAST_WORD_PAUSE_MS = 200
+FINAL_WRITE_MS = 10_000
+FINAL_WRITE_PAUSE_MS = 200
 
 
 class Drainer:
@@ -185,10 +185,10 @@ class Drainer:
         self._latest_ms: int | None = None
 
     @property
-    def waits(self) -> bool:
+    def has_waiters(self) -> bool:
         return bool(self._alarms)
 
-    def note(self) -> None:
+    def notify(self) -> None:
         """A call ended."""
         for alarm in self._alarms:
             alarm.ring()
@@ -196,7 +196,7 @@ class Drainer:
     def shorten_deadline(self, deadline_ms: int) -> None:
         """Nothing is waited for any longer than this, whatever was said before."""
         self._latest_ms = deadline_ms
-        self.note()
+        self.notify()
 
     def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
         return [record for session, record in self._running() if session in sessions]
@@ -204,7 +204,7 @@ class Drainer:
     async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:
         """Starts nothing more of these sessions and waits for what runs; what still runs at the deadline."""
         for session in sessions:
-            session.drains = True
+            session.is_draining = True
         alarm = Alarm(self._clock)
         self._alarms[alarm] = None
         try:
@@ -221,9 +221,9 @@ class Drainer:
         """Repeats a write until the store has taken it, or time is up: one lost answer must not cost what was finished
         since the last commit, nor the expiry of the leases.
         """
-        give_up_ms = min(deadline_ms, self._clock.now_ms() + LAST_WORD_MS)
+        give_up_ms = min(deadline_ms, self._clock.now_ms() + FINAL_WRITE_MS)
         while not await write():
-            pause_until_ms = self._clock.now_ms() + LAST_WORD_PAUSE_MS
+            pause_until_ms = self._clock.now_ms() + FINAL_WRITE_PAUSE_MS
             if pause_until_ms >= min(give_up_ms, self._latest_ms or give_up_ms):
                 return False
             await self._clock.sleep_until_ms(pause_until_ms)

@@ -30,23 +30,23 @@ from anabranch.reports import StopReport
 
 T = TypeVar("T")
 
-BREAK_OFF_MS = 2_000
+CANCEL_GRACE_MS = 2_000
 """What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
 PARKED_KEYS_MAX = 100
 """Keys that may wait for a retry beside those that run (rule M1)."""
-WALK_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
+ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
 class ConsumerRun:
-    def __init__(self, ports: Ports, plan: WorkerPlan, handling: HandlerOptions, budget: Budget) -> None:
+    def __init__(self, ports: Ports, plan: WorkerPlan, options: HandlerOptions, budget: Budget) -> None:
         self._ports = ports
-        self._handling = handling
+        self._options = options
         self.worker = Worker(ports, plan, budget)
         self._plan = plan
         self._host = BackgroundTask()
-        self._walk: RecordIterator | None = None
+        self._iterator: RecordIterator | None = None
         self._manual: ManualIterator | None = None
-        self._walker: asyncio.Task[Any] | None = None
+        self._iterating_task: asyncio.Task[Any] | None = None
         """Who runs the loop over this run."""
         self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
         self._abandoned: tuple[Record[bytes], ...] = ()
@@ -71,7 +71,7 @@ class ConsumerRun:
         self._host.start(self.worker.run(make_sink), "anabranch consumer")
 
     async def _joined(self) -> None:
-        await self.worker.settled.wait()
+        await self.worker.start_finished.wait()
         if not self.worker.has_joined:
             await self._host.wait()
             self._raise_failure()
@@ -81,25 +81,25 @@ class ConsumerRun:
         self.worker.on_leaving = self._give_up
 
         def make(worker: Worker) -> RecordSink:
-            handling = self._handling
+            options = self._options
             runners = RecordRunners(
                 self._ports,
                 worker.member,
                 worker.scheduler,
                 call,
-                handling,
+                options,
                 finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_finished=worker.on_finished,
                 on_failed=worker.on_failed,
                 on_undecodable=worker.on_undecodable,
             )
             limits = LaneLimits(
-                open_keys_max=handling.concurrency + PARKED_KEYS_MAX,
+                open_keys_max=options.concurrency + PARKED_KEYS_MAX,
                 replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
             )
             self._interrupt = runners.interrupt
-            at_once = min(handling.concurrency, call.at_once_max or handling.concurrency)
-            return RecordSink(runners, handling.order, limits, at_once)
+            at_once = min(options.concurrency, call.concurrency_max or options.concurrency)
+            return RecordSink(runners, options.order, limits, at_once)
 
         return make
 
@@ -108,41 +108,41 @@ class ConsumerRun:
         self.worker.on_leaving = self._give_up
 
         def make(worker: Worker) -> BatchSink:
-            handling = self._handling
+            options = self._options
             feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
             runners = BatchRunners(
                 self._ports,
                 worker.member,
                 feed,
                 call,
-                handling,
+                options,
                 finishes_at_end=self._plan.settings.at_shard_end == "finish",
                 on_failed=worker.on_failed,
                 on_undecodable=worker.on_undecodable,
             )
             self._interrupt = runners.interrupt
-            return BatchSink(runners, feed, limits, handling.concurrency)
+            return BatchSink(runners, feed, limits, options.concurrency)
 
         return make
 
-    def walk(self, limits: BatchLimits) -> SinkMaker:
+    def iterate(self, limits: BatchLimits) -> SinkMaker:
         self.worker.on_leaving = self._tell_in_hand
 
         def make(worker: Worker) -> IteratorSink:
             feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
-            self._walk = RecordIterator(feed, self._handling, on_undecodable=worker.on_undecodable)
-            return IteratorSink(self._walk, feed, limits)
+            self._iterator = RecordIterator(feed, self._options, on_undecodable=worker.on_undecodable)
+            return IteratorSink(self._iterator, feed, limits)
 
         return make
 
-    def walk_by_hand(self) -> SinkMaker:
+    def iterate_manual_ack(self) -> SinkMaker:
         self.worker.on_leaving = self._tell_in_hand
 
         def make(worker: Worker) -> ManualIterator:
             self._manual = ManualIterator(
                 self._ports,
                 worker.member,
-                self._handling.decode,
+                self._options.decode,
                 on_finished=worker.on_finished,
                 on_undecodable=worker.on_undecodable,
             )
@@ -152,28 +152,32 @@ class ConsumerRun:
 
     # iterating
 
-    def records(self, *, by_hand: bool = False) -> Iteration[Record[Any]]:
+    def records(self, *, manual_ack: bool = False) -> Iteration[Record[Any]]:
         """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
-        if by_hand:
-            return self._iterate(self.walk_by_hand(), lambda: self._made(self._manual).next_record, tasks_share=True)
+        if manual_ack:
+            return self._make_iteration(
+                self.iterate_manual_ack(), lambda: self._made(self._manual).next_record, tasks_share=True
+            )
         # A stretch is reported when it is walked through: none is longer than what asks for a commit.
-        limits = replace(WALK_LIMITS, max_records=min(WALK_LIMITS.max_records, self._plan.settings.checkpoints.records))
-        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_record)
+        limits = replace(
+            ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, self._plan.settings.checkpoints.records)
+        )
+        return self._make_iteration(self.iterate(limits), lambda: self._made(self._iterator).next_record)
 
     def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
-        return self._iterate(self.walk(limits), lambda: self._made(self._walk).next_batch)
+        return self._make_iteration(self.iterate(limits), lambda: self._made(self._iterator).next_batch)
 
-    def _iterate(
+    def _make_iteration(
         self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]], *, tasks_share: bool = False
     ) -> Iteration[T]:
         async def begin() -> Callable[[], T | None]:
             if not self._host.is_started:
                 self._launch(make_sink)
             await self._joined()
-            self._walker = asyncio.current_task()
-            for walk in (self._walk, self._manual):
-                if walk is not None:
-                    walk.task = self._walker
+            self._iterating_task = asyncio.current_task()
+            for iterate in (self._iterator, self._manual):
+                if iterate is not None:
+                    iterate.task = self._iterating_task
             return find_next()
 
         iteration = Iteration(begin, self._is_over, tasks_share=tasks_share)
@@ -181,9 +185,9 @@ class ConsumerRun:
         return iteration
 
     @staticmethod
-    def _made(walk: T | None) -> T:
-        assert walk is not None, "a worker makes its sink before it joins"
-        return walk
+    def _made(iterate: T | None) -> T:
+        assert iterate is not None, "a worker makes its sink before it joins"
+        return iterate
 
     def ack(self, records: Iterable[Record[Any]]) -> None:
         if self._manual is None:
@@ -193,15 +197,15 @@ class ConsumerRun:
 
     async def _is_over(self) -> bool:
         """Waits until there may be more; True if there will be none."""
-        walk = self._walk or self._manual
-        if walk is not None and walk.wants_turn:
-            walk.wants_turn = False
+        iterate = self._iterator or self._manual
+        if iterate is not None and iterate.wants_turn:
+            iterate.wants_turn = False
             await asyncio.sleep(0)
             return False
         if self.worker.is_stopping or not self._host.is_running:
-            if self._walk is not None:
-                self._walk.acknowledge()
-                self._walk.settle()  # the stop waits for it
+            if self._iterator is not None:
+                self._iterator.acknowledge()
+                self._iterator.settle()  # the stop waits for it
             await self._host.wait()
             self._raise_outcome()
             return True
@@ -231,13 +235,13 @@ class ConsumerRun:
                 return False
             await self._host.wait()
         elif self._host.is_here:
-            self._let_go_of_hand()
+            self._settle_current()
         if self._host.is_here:
             self.close()
         return True
 
     def _begin_stop(self, deadline: float) -> None:
-        self._let_go_of_hand()
+        self._settle_current()
         if self._host.is_running:
             self.worker.stop(self._ports.clock.now_ms() + round(deadline * 1000))
 
@@ -245,25 +249,25 @@ class ConsumerRun:
     def _is_called_by_handler(self) -> bool:
         return self.worker.is_called_by_handler or (self._call is not None and self._call.runs_in_this_thread)
 
-    def _let_go_of_hand(self) -> None:
+    def _settle_current(self) -> None:
         """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or
         is handling an error, has not finished it; nobody else can tell, so that it is waited for.
         """
-        walk, iteration = self._walk, self._iteration()
-        if walk is None:
+        iterate, iteration = self._iterator, self._iteration()
+        if iterate is None:
             return
         was_left = iteration is None or iteration.closed
-        in_body = not was_left and self._walker is asyncio.current_task()
+        in_body = not was_left and self._iterating_task is asyncio.current_task()
         if in_body and sys.exception() is None:
-            walk.acknowledge()
+            iterate.acknowledge()
         elif in_body or was_left:
-            self._abandon(walk)
+            self._abandon(iterate)
 
-    def _abandon(self, walk: RecordIterator) -> None:
-        in_hand = walk.in_hand
+    def _abandon(self, iterate: RecordIterator) -> None:
+        in_hand = iterate.in_hand
         if in_hand is not None:
             self._abandoned = (in_hand[1],)
-        walk.abandon()
+        iterate.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
         """The end of `async with Consumer`. A record that is in hand is not waited for, and will be handled again. An
@@ -271,8 +275,8 @@ class ConsumerRun:
         """
         if not (self._host.is_running or self._has_failed_unseen):
             return
-        if self._walk is not None:
-            self._abandon(self._walk)
+        if self._iterator is not None:
+            self._abandon(self._iterator)
         if self._manual is not None:
             self._manual.abandon()
         await self._stop(deadline)
@@ -281,13 +285,13 @@ class ConsumerRun:
         else:
             self._attach_failure(error)
 
-    async def break_off(self, cancelled: asyncio.CancelledError) -> None:
+    async def stop_after_cancel(self, cancelled: asyncio.CancelledError) -> None:
         """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
         freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
         """
         try:
             if self._host.is_running and self.worker.has_joined:
-                self.worker.stop(self._ports.clock.now_ms() + BREAK_OFF_MS)
+                self.worker.stop(self._ports.clock.now_ms() + CANCEL_GRACE_MS)
                 self._interrupt()
                 await self._host.wait()
         finally:
@@ -305,12 +309,12 @@ class ConsumerRun:
         """What runs is not waited for any more: in a thread it runs on, beside whoever takes its shard (rule L11)."""
         assert self._call is not None
         if not self._call.is_cancellable:
-            self.worker.fence_watch.tell()
+            self.worker.fence_watch.report_running()
         self._call.give_up()
 
     def _tell_in_hand(self) -> None:
         """What the caller's loop still works on is not waited for any more, and cannot be cancelled (rule L11)."""
-        self.worker.fence_watch.tell()
+        self.worker.fence_watch.report_running()
 
     def close(self) -> None:
         if self._call is not None:

@@ -21,7 +21,7 @@ TRACEBACKS_MAX: Final = 10
 _MINUTE_SECONDS: Final = 60.0
 
 
-def event_outlet(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
+def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
     check_hook("on_event", on_event, "an event")
 
     logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=TRACEBACKS_MAX) for is_last in (False, True)}

@@ -454,7 +454,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-ENDED_LOOK_SECONDS = 0.1
+END_POLL_SECONDS = 0.1
 """Between two looks whether a call in a thread has ended, or everything has: nothing tells a task of the second."""
 
 
@@ -492,7 +492,7 @@ class HandlerCall:
             raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a call that runs can be made to end; one in a thread cannot."""
-        self.at_once_max = processes or None
+        self.concurrency_max = processes or None
         """Calls that can run at a time, if not any number: one more would use up its time-out waiting for a process."""
         self._processes = ProcessSlots(processes, handler) if processes else None
         self.times_itself = bool(processes)
@@ -531,7 +531,7 @@ class HandlerCall:
         except asyncio.CancelledError:
             # A thread cannot be cancelled: its record must not be tried again beside it (rule D3).
             while not (pending.done() or self._closed):
-                await asyncio.wait([pending], timeout=ENDED_LOOK_SECONDS)
+                await asyncio.wait([pending], timeout=END_POLL_SECONDS)
             raise
         finally:
             thread_ids.pop(task, None)

@@ -32,7 +32,7 @@ class ShardHandover:
         self._ports = ports
         self._leases = leases
         self._checkpointer = checkpointer
-        self._drain = drain
+        self._drainer = drain
         self._sink = sink
         self._deadline_ms = round(settings.drain_deadline * 1000)
         self._forces = settings.hand_off == "force"
@@ -42,7 +42,7 @@ class ShardHandover:
     ) -> None:
         """Drain, commit, free the buffers, keep the lease (rule D4)."""
         clock = self._ports.clock
-        await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
         session.stop_row = Stopped(
             reason=reason,
             position=None if record is None else record.position,
@@ -54,7 +54,7 @@ class ShardHandover:
         while session.is_live:
             self._sink.before_commit()
             finished_count = session.lane.finished_count
-            if finished_count == committed_count and not self._drain.still_running([session]):
+            if finished_count == committed_count and not self._drainer.still_running([session]):
                 session.move("stop")
                 session.empty()
                 return
@@ -82,7 +82,7 @@ class ShardHandover:
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Another member asked for the lease; False if it stays here."""
         clock = self._ports.clock
-        left = await self._drain.wait([session], clock.now_ms() + self._deadline_ms)
+        left = await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
         if left and self._forces:
             left = await self._end_calls(session, request, len(left))
         if self._leases.draining:
@@ -93,7 +93,7 @@ class ShardHandover:
             return True
         if left or not self._is_waited_for(request):
             self._leases.table.keep(request.key, clock.now_ms())
-            session.drains, session.reason = False, None
+            session.is_draining, session.reason = False, None
             if left:
                 self._ports.emit(
                     HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
@@ -125,7 +125,7 @@ class ShardHandover:
             f"it is to be handed over to {request.requester}, and {count} handler calls that were told to end still run"
         )
         self._sink.interrupt(session)
-        while left := await self._drain.wait([session], clock.now_ms() + RETRY_MS):
+        while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
             wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
             if self._leases.draining or not wanted:
                 break

@@ -30,7 +30,7 @@ Begin = Callable[[], Awaitable[Callable[[], T | None]]]
 
 
 class Iteration(AsyncIterator[T], Generic[T]):
-    __slots__ = ("__weakref__", "_begin", "_is_over", "_next", "_task", "_tasks_share", "closed", "is_called_off")
+    __slots__ = ("__weakref__", "_begin", "_is_over", "_next", "_task", "_tasks_share", "closed", "is_stopped")
 
     def __init__(self, begin: Begin[T], is_over: Callable[[], Awaitable[bool]], *, tasks_share: bool = False) -> None:
         self._begin: Begin[T] | None = begin
@@ -42,7 +42,7 @@ class Iteration(AsyncIterator[T], Generic[T]):
         self._tasks_share = tasks_share
         """Several tasks may take steps, because a step acknowledges nothing."""
         self.closed = False
-        self.is_called_off: Callable[[], bool] = lambda: False
+        self.is_stopped: Callable[[], bool] = lambda: False
         """Asked before it begins: whether it has been stopped already."""
 
     async def __anext__(self) -> T:
@@ -52,7 +52,7 @@ class Iteration(AsyncIterator[T], Generic[T]):
         while (found := self._next()) is None:
             is_over = True
             try:
-                is_over = await self._ends()
+                is_over = await self._wait_for_more()
             finally:
                 if is_over:
                     self._task = None  # this step has acknowledged the record before, and returns none
@@ -71,13 +71,13 @@ class Iteration(AsyncIterator[T], Generic[T]):
             )
         self._task = task
 
-    async def _ends(self) -> bool:
+    async def _wait_for_more(self) -> bool:
         """Waits until there may be more; True if there will be none."""
         if self.closed:
             return True
         if self._begin is None:
             return await self._is_over()
-        if self.is_called_off():
+        if self.is_stopped():
             self.closed = True
             return True
         self._next = await self._begin()
@@ -102,17 +102,17 @@ class RecordIterator:
     def __init__(
         self,
         feed: BatchFeed,
-        handling: HandlerOptions,
+        options: HandlerOptions,
         *,
         on_undecodable: OnUndecodable,
     ) -> None:
         self._feed = feed
-        self._handling = handling
+        self._options = options
         self._on_undecodable = on_undecodable
         self._undecodable: UndecodableError | None = None
         """Of the record after the batch in hand: the shard stops there when the batch is acknowledged."""
         self._session: Session | None = None
-        self._stretch: list[Record[bytes]] = []
+        self._slice: list[Record[bytes]] = []
         self._handed_out = 0
         self._acknowledged = 0
         self.task: asyncio.Task[Any] | None = None
@@ -127,18 +127,18 @@ class RecordIterator:
 
     def _records(self) -> Iterator[Record[Any] | None]:
         """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
-        turn, decode = self._feed.turn, self._handling.decode
+        turn, decode = self._feed.turn, self._options.decode
         may_start = self._feed.may_start
         while True:
             taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
                 yield None
                 continue
-            session, self._stretch = taken
-            self._since_turn += len(self._stretch)
+            session, self._slice = taken
+            self._since_turn += len(self._slice)
             self._session, self._handed_out, self._acknowledged = session, 0, 0
-            for place, record in enumerate(self._stretch, 1):
-                while session.is_live and (session.drains or not may_start(turn.over_ms)):
+            for place, record in enumerate(self._slice, 1):
+                while session.is_live and (session.is_draining or not may_start(turn.over_ms)):
                     self.wants_turn = turn.is_over()
                     if not self.wants_turn:
                         self._feed.on_ended(session)  # fenced, or to be handed over: both may end without that
@@ -169,10 +169,10 @@ class RecordIterator:
             taken = None if self._is_to_turn() else self._feed.take()
             if taken is None:
                 return None
-            session, stretch = taken
-            self._since_turn += len(stretch)
-            self._session, self._stretch, self._acknowledged = session, stretch, 0
-            records, self._undecodable = self._handling.decode_leading(stretch)
+            session, records = taken
+            self._since_turn += len(records)
+            self._session, self._slice, self._acknowledged = session, records, 0
+            records, self._undecodable = self._options.decode_leading(records)
             if records:
                 self._handed_out = len(records)
                 return Batch(
@@ -208,7 +208,7 @@ class RecordIterator:
         session = self._session
         if session is None or not self._acknowledged or not session.is_live:
             return  # what is in hand of a lost shard stays there until the next is asked for: it still runs
-        done = self._acknowledged == len(self._stretch)
+        done = self._acknowledged == len(self._slice)
         count = self._acknowledged
         if done:
             self._drop()
@@ -227,10 +227,10 @@ class RecordIterator:
         """The first record that was handed out and is not acknowledged."""
         if self._session is None or self._handed_out == self._acknowledged:
             return None
-        return self._session, self._stretch[self._acknowledged]
+        return self._session, self._slice[self._acknowledged]
 
     def _drop(self) -> None:
-        self._session, self._stretch, self._undecodable = None, [], None
+        self._session, self._slice, self._undecodable = None, [], None
         self._handed_out = self._acknowledged = 0
 
 
@@ -243,7 +243,7 @@ Name = tuple[str, str, str, int]
 class ManualIterator:
     """A sink whose records the caller takes one by one; fulfils `Sink`."""
 
-    by_hand = True
+    manual_ack = True
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class ManualIterator:
         self.wants_turn = False
         """The event loop should turn before the next is asked for."""
         self._turn = LoopTurn(ports.clock)
-        self.shelf = ReadySessions()
+        self.ready = ReadySessions()
         self.runner_count = 0
 
     def next_record(self) -> Record[Any] | None:
@@ -277,7 +277,7 @@ class ManualIterator:
             if self._since_turn >= SLICE:
                 self._since_turn, self.wants_turn = 0, True
                 return None
-            taken = self.shelf.take(self._pick)
+            taken = self.ready.take(self._pick)
             if taken is None:
                 return None
             self._since_turn += 1
@@ -320,7 +320,7 @@ class ManualIterator:
         if session.is_live:
             _lane(session).finish(entry)
             session.settle()
-            self.shelf.offer(session)
+            self.ready.offer(session)
         self._on_finished(session)
 
     def abandon(self) -> None:
@@ -348,7 +348,7 @@ class ManualIterator:
 
     def revoke(self, session: Session) -> None:
         """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
-        self.shelf.withdraw(session)
+        self.ready.withdraw(session)
         self._lost.add((session.stream.name, session.shard_id))
 
     def interrupt(self, session: Session | None = None) -> None:

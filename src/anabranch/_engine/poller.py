@@ -12,9 +12,9 @@ from collections.abc import Callable
 from anabranch._core.reading.health import ReadHealth
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.ports import Ports
-from anabranch._engine.session import WANT_OF_ROOM_MS, Session
+from anabranch._engine.session import BUDGET_FULL_MS, Session
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
-from anabranch._engine.tasks import begin
+from anabranch._engine.tasks import start_in_group
 from anabranch._model.leases import LeaseKey
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -42,7 +42,7 @@ class Poller:
         scheduler: Scheduler,
         budget: Budget,
         group: asyncio.TaskGroup,
-        lineage: ShardDiscovery,
+        discovery: ShardDiscovery,
         *,
         on_records: Callable[[Session], None],
         on_unreadable: Callable[[Session], None],
@@ -51,7 +51,7 @@ class Poller:
         self._scheduler = scheduler
         self._budget = budget
         self._group = group
-        self._lineage = lineage
+        self._discovery = discovery
         self._on_records = on_records
         self._on_unreadable = on_unreadable
         self._waiting: deque[Session] = deque()
@@ -63,8 +63,8 @@ class Poller:
 
     def add(self, session: Session) -> None:
         self._sessions[session] = ReadHealth()
-        session.on_settled = lambda: self.poke(session)
-        self.poke(session)
+        session.on_settled = lambda: self.wake(session)
+        self.wake(session)
 
     def remove(self, session: Session) -> None:
         self._sessions.pop(session, None)
@@ -74,13 +74,13 @@ class Poller:
     def healthy(self) -> bool:
         return self._health.is_good(self._ports.clock.now_ms(), holds_shards=bool(self._sessions))
 
-    def poke(self, session: Session) -> None:
+    def wake(self, session: Session) -> None:
         """Something changed that may allow a read: room in the window, a resumed shard."""
         if not session.in_read and session.phase == "reading":
             session.in_read, session.read_below_bytes = True, 0
             self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
 
-    def _most_busy_bytes(self) -> int:
+    def _busy_bytes_max(self) -> int:
         """A shard that holds so much is not read until it holds less (rule D6). Each shard has a part of the budget:
         should all of them hold that much, and the answer of one more read each, there is still room for a read. Where
         the shards are too many for that, each may hold half of its part.
@@ -92,27 +92,27 @@ class Poller:
 
     def _due(self, session: Session) -> None:
         """`in_read` is set from being due until the end of the read, so that a shard is never read twice at once."""
-        if session.phase != "reading" or session.drains or self.paused or session.row.paused:
+        if session.phase != "reading" or session.is_draining or self.paused or session.row.paused:
             session.in_read = False
-        elif session.busy_bytes >= (most_bytes := self._most_busy_bytes()):
+        elif session.busy_bytes >= (most_bytes := self._busy_bytes_max()):
             session.in_read, session.read_below_bytes = False, most_bytes  # settling pokes it again
             self._on_records(session)  # no more come for now: a batch that is not full need not wait for them
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
-                self._budget.wait(READ_RESERVE_BYTES, self._on_room)
+                self._budget.wait(READ_RESERVE_BYTES, self._on_budget_freed)
             self._waiting.append(session)
-            session.no_room_since_ms = now_ms = self._ports.clock.now_ms()
-            self._scheduler.call_at(now_ms + WANT_OF_ROOM_MS, lambda: self._look_for_room(session))
+            session.budget_full_since_ms = now_ms = self._ports.clock.now_ms()
+            self._scheduler.call_at(now_ms + BUDGET_FULL_MS, lambda: self._check_blocked(session))
         else:
-            session.no_room_since_ms = None
-            if not begin(self._group, self._read(session), f"read {session.shard_id}"):
+            session.budget_full_since_ms = None
+            if not start_in_group(self._group, self._read(session), f"read {session.shard_id}"):
                 self._budget.release(READ_RESERVE_BYTES)  # others may share the budget
 
-    def _look_for_room(self, session: Session) -> None:
-        if session.phase == "reading" and session.has_no_room(self._ports.clock.now_ms()):
+    def _check_blocked(self, session: Session) -> None:
+        if session.phase == "reading" and session.reads_blocked(self._ports.clock.now_ms()):
             self._on_records(session)
 
-    def _on_room(self) -> None:
+    def _on_budget_freed(self) -> None:
         """One more read, of the first that is still to be read: then it is the turn of who shares the budget."""
         while self._waiting:
             session = self._waiting.popleft()
@@ -120,7 +120,7 @@ class Poller:
             if session.in_read:
                 break
         if self._waiting:
-            self._budget.wait(READ_RESERVE_BYTES, self._on_room)
+            self._budget.wait(READ_RESERVE_BYTES, self._on_budget_freed)
 
     async def _read(self, session: Session) -> None:
         started_at_ms = self._ports.clock.now_ms()
@@ -128,13 +128,13 @@ class Poller:
         try:
             response = await self._call(session)
             if response.next_shard_iterator is None and not response.child_shards:
-                await self._doubt_end(session)
+                await self._confirm_end(session)
             server_seconds = response.server_seconds or self._ports.clock.wall_ms() / 1000
             if session.may_have_lost(response, server_seconds):
-                await self._lineage.on_trimmed(session)
+                await self._discovery.on_trimmed(session)
             if session.phase == "reading":
                 reserved = 0
-                session.note_read(response, server_seconds)
+                session.record_read(response, server_seconds)
                 self._accept(session, response, server_seconds, started_at_ms)
         except ExpiredIteratorError:
             session.iterator = None
@@ -142,32 +142,32 @@ class Poller:
         except StreamNotFoundError as error:
             session.iterator = None
             session.pace.on_failure(self._ports.clock.now_ms(), self._ports.entropy)
-            await self._ask_what_is_gone(session, error)
+            await self._check_what_is_gone(session, error)
         except InvalidRequestError as error:
             self._on_failure(session, error)
-            await self._ask_what_is_gone(session, error)  # a position of another stream under the same name
+            await self._check_what_is_gone(session, error)  # a position of another stream under the same name
         except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(session, error)
         except (AnabranchError, asyncio.CancelledError):
             self.paused = True  # the consumer ends, and this task's room must not go to a read that cannot begin
             raise
         except Exception as error:  # noqa: BLE001 -- P7: a shard's task is restarted three times, then ends the consumer
-            self._on_surprise(session, error)
+            self._on_unexpected(session, error)
         finally:
             self._budget.release(reserved)
             session.in_read = False
-        self.poke(session)
+        self.wake(session)
 
-    async def _ask_what_is_gone(self, session: Session, error: ServiceError) -> None:
+    async def _check_what_is_gone(self, session: Session, error: ServiceError) -> None:
         try:
-            await self._lineage.on_gone(session, error)
+            await self._discovery.on_gone(session, error)
         except (ServiceError, TransportError, CredentialsError) as unanswered:
             self._on_failure(session, unanswered)  # the next read asks again
             return
         if session.phase == "ended":
             self._on_records(session)  # none will come any more: what was read may all be finished already
 
-    async def _doubt_end(self, session: Session) -> None:
+    async def _confirm_end(self, session: Session) -> None:
         """An answer that names neither a next iterator nor children: the end of a shard, or a faulty answer (KCL knows
         them too). A listing decides: taken for the end, it would keep an open shard unread.
         """
@@ -181,7 +181,7 @@ class Poller:
         if session.iterator is None:
             iterator = await kinesis.get_shard_iterator(session.stream, session.shard_id, session.starting_position())
             if session.read_after is None:
-                await self._lineage.on_begun(session)
+                await self._discovery.on_begun(session)
             session.iterator = iterator
         return await kinesis.get_records(session.stream, session.iterator)
 
@@ -216,7 +216,7 @@ class Poller:
             session.iterator = None
         if not isinstance(error, ThrottledError):
             self._health.failed(now_ms)
-            self._judge(session, now_ms)
+            self._check_health(session, now_ms)
         session.pace.on_failure(now_ms, self._ports.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)
@@ -230,7 +230,7 @@ class Poller:
                 )
             )
 
-    def _on_surprise(self, session: Session, error: Exception) -> None:
+    def _on_unexpected(self, session: Session, error: Exception) -> None:
         restart = self._restarts[session.key] = self._restarts.get(session.key, 0) + 1
         if restart > RESTARTS_MAX:
             raise error
@@ -246,7 +246,7 @@ class Poller:
             )
         )
 
-    def _judge(self, session: Session, now_ms: int) -> None:
+    def _check_health(self, session: Session, now_ms: int) -> None:
         """One shard that fails for long beside others that do not may be readable by another worker (rule U7)."""
         health = self._sessions.get(session)
         if health is None:

@@ -34,7 +34,7 @@ from anabranch.records import Record
 SUSPECT_AFTER: Final = 2
 OWNERS_MAX: Final = 5
 TURN_MS: Final = 1_000
-LOOK_MS: Final = 50
+CHECK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
 ONE_BY_ONE: Final = 100
 """So many records are committed each before the next; then, for one turn, as quickly as the store can."""
@@ -58,7 +58,7 @@ class Quarantine:
         self._sessions: dict[Session, None] = {}
         self._suspects: dict[Session, int] = {}
         """With the number of owners that have ended at each."""
-        self._blamed: dict[Session, None] = {}
+        self._counted: dict[Session, None] = {}
         """Suspects whose rows count this owner: those that were just taken, and the one whose turn it is."""
         self._alone: Session | None = None
         self._rest_ms = TURN_MS
@@ -66,114 +66,118 @@ class Quarantine:
 
     # who is in it
 
-    def admit(self, session: Session) -> None:
+    def add(self, session: Session) -> None:
         """Every session, when its lease is taken."""
         self._sessions[session] = None
         owners = session.row.takes_without_progress - 1
-        if owners >= SUSPECT_AFTER and not self._sink.by_hand:
+        if owners >= SUSPECT_AFTER and not self._sink.manual_ack:
             self._suspects[session] = owners
-            self._blamed[session] = None
+            self._counted[session] = None
             session.lane.one_at_a_time = True
             stream, shard_id = session.stream.name, session.shard_id
             self._ports.emit(ShardSuspected(stream=stream, shard_id=shard_id, owner_count=owners))
             for one in self._sessions:
                 one.held_for_isolation = True
             self._alarm.ring()
-        session.held_for_isolation = self._waits(session)
+        session.held_for_isolation = self._is_held(session)
 
-    def is_hopeless(self, session: Session) -> bool:
+    def has_given_up_on(self, session: Session) -> bool:
         """Whether it should not even be read any more: reading it, to name the record, has ended one more owner."""
-        return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._sink.by_hand else OWNERS_MAX + 1)
+        return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._sink.manual_ack else OWNERS_MAX + 1)
 
-    def discharge(self, session: Session) -> None:
+    def remove(self, session: Session) -> None:
         """Every session, when its lease is gone."""
         del self._sessions[session]
         self._suspects.pop(session, None)
-        self._blamed.pop(session, None)
+        self._counted.pop(session, None)
         self._alarm.ring()
 
-    def note(self, session: Session) -> None:
+    def notify(self, session: Session) -> None:
         """A call ended, or records came. After a record of one that is alone, the next waits for its commit."""
         if self._suspects or self._alone is not None:  # one that was lost while it was alone is no suspect any more
-            if session is self._alone and _is_ahead(session):
+            if session is self._alone and _awaits_commit(session):
                 session.held_for_isolation = True
             self._alarm.ring()
 
-    def _clear(self) -> None:
+    def _clear_at_tip(self) -> None:
         """Those at whose tip nobody died."""
         for session in list(self._suspects):
             if session.is_at_tip and session.lane.finished_count == session.committed_count:
-                self._acquit(session)
+                self._clear_suspect(session)
 
-    def _acquit(self, session: Session) -> None:
+    def _clear_suspect(self, session: Session) -> None:
         if self._suspects.pop(session, None) is not None:
             session.lane.one_at_a_time = False
-            self._let_in(session)
+            self._release(session)
 
-    def _waits(self, session: Session) -> bool:
-        return session in self._suspects or self._alone is not None or bool(self._blamed)
+    def _is_held(self, session: Session) -> bool:
+        return session in self._suspects or self._alone is not None or bool(self._counted)
 
-    def _let_in(self, session: Session) -> None:
-        session.held_for_isolation = self._waits(session)
+    def _release(self, session: Session) -> None:
+        session.held_for_isolation = self._is_held(session)
         if not session.held_for_isolation:
-            self._sink.shelf.offer(session)
+            self._sink.ready.offer(session)
 
     # whose turn it is
 
     async def run(self) -> None:
         while True:
-            self._clear()
-            await self._spare()
+            self._clear_at_tip()
+            await self._uncount_all()
             suspect = self._next()
             if suspect is None:
                 await self._alarm.wait()
                 continue
             if self._leases.is_performing:
-                await self._sleep(LOOK_MS)  # what is being taken counts this owner, until it is spared
+                await self._sleep(CHECK_MS)  # what is being taken counts this owner, until it is spared
                 continue
             await self._try_alone(suspect)
-            await self._spare()
+            await self._uncount_all()
             if len(self._sessions) > len(self._suspects):
                 await self._sleep(self._rest_ms)
 
     def _next(self) -> Session | None:
         """Of those that have something to handle, the one at which the fewest owners ended."""
-        ready = [session for session in self._suspects if session.is_live and not session.drains and _has_work(session)]
+        ready = [
+            session for session in self._suspects if session.is_live and not session.is_draining and _has_work(session)
+        ]
         return min(ready, key=lambda session: self._suspects[session], default=None)
 
     async def _try_alone(self, suspect: Session) -> None:
         self._alone = suspect
         for session in self._sessions:
             session.held_for_isolation = True
-        if not await self._come_to_rest():
+        if not await self._wait_until_idle():
             return
         await self._commit_all()
-        await self._blame(suspect)
-        if self._leases.is_performing or len(self._blamed) > 1:
+        await self._count_crash(suspect)
+        if self._leases.is_performing or len(self._counted) > 1:
             return
         if self._suspects.get(suspect, 0) >= OWNERS_MAX:
-            self._give_up(suspect)
+            self._stop_at_next_record(suspect)
             return
         clock, at_full_speed = self._ports.clock, suspect.committed_count >= ONE_BY_ONE
         until_ms = clock.now_ms() + TURN_MS
-        while suspect in self._suspects and not suspect.drains and _has_work(suspect) and clock.now_ms() < until_ms:
+        while (
+            suspect in self._suspects and not suspect.is_draining and _has_work(suspect) and clock.now_ms() < until_ms
+        ):
             finished_count, suspect.held_for_isolation = suspect.lane.finished_count, False
-            self._sink.shelf.offer(suspect)
+            self._sink.ready.offer(suspect)
             await self._alarm.wait(until_ms)
-            if _is_ahead(suspect):
+            if _awaits_commit(suspect):
                 suspect.held_for_isolation = True
                 await self._commit_all()
-            self._clear()
+            self._clear_at_tip()
             if suspect.lane.finished_count == finished_count:
-                await self._sleep(LOOK_MS)  # its record is to be tried again later: who asks at once asks without end
+                await self._sleep(CHECK_MS)  # its record is to be tried again later: who asks at once asks without end
         suspect.held_for_isolation = True
         while self._sink.running():
             await self._alarm.wait()
         await self._commit_all()
         if at_full_speed:
-            self._acquit(suspect)
+            self._clear_suspect(suspect)
 
-    async def _come_to_rest(self) -> bool:
+    async def _wait_until_idle(self) -> bool:
         """Waits for what runs, and longer each time that is in vain: meanwhile nothing is started."""
         clock = self._ports.clock
         until_ms = clock.now_ms() + self._rest_ms
@@ -185,7 +189,7 @@ class Quarantine:
         self._rest_ms = TURN_MS
         return True
 
-    def _give_up(self, suspect: Session) -> None:
+    def _stop_at_next_record(self, suspect: Session) -> None:
         record = _next_record(suspect, self._ports.clock.now_ms())
         if record is not None:
             owners = self._suspects.pop(suspect)
@@ -201,30 +205,30 @@ class Quarantine:
         while not await self._checkpointer.commit_all():
             await self._sleep(TURN_MS)
 
-    async def _blame(self, suspect: Session) -> None:
+    async def _count_crash(self, suspect: Session) -> None:
         """If this process dies from now on, it is because of this suspect."""
-        if suspect in self._suspects and suspect not in self._blamed:
-            self._blamed[suspect] = None
-            await self._count(suspect, crash_counted=True)
+        if suspect in self._suspects and suspect not in self._counted:
+            self._counted[suspect] = None
+            await self._write_count(suspect, crash_counted=True)
 
-    async def _spare(self) -> None:
+    async def _uncount_all(self) -> None:
         """From now on it would be because of something else; then that may go on."""
-        if not self._blamed and self._alone is None:
+        if not self._counted and self._alone is None:
             return
-        while self._blamed:
-            session = next(iter(self._blamed))
-            await self._count(session, crash_counted=False)
-            self._blamed.pop(session, None)
+        while self._counted:
+            session = next(iter(self._counted))
+            await self._write_count(session, crash_counted=False)
+            self._counted.pop(session, None)
         self._alone = None
         for session in self._sessions:
-            self._let_in(session)
+            self._release(session)
 
-    async def _count(self, session: Session, *, crash_counted: bool) -> None:
+    async def _write_count(self, session: Session, *, crash_counted: bool) -> None:
         """Writes whether this owner is among those that ended at the shard, until the store has answered."""
-        while not await self._is_written(session, crash_counted=crash_counted):
-            await self._sleep(LOOK_MS)
+        while not await self._try_to_write_count(session, crash_counted=crash_counted):
+            await self._sleep(CHECK_MS)
 
-    async def _is_written(self, session: Session, *, crash_counted: bool) -> bool:
+    async def _try_to_write_count(self, session: Session, *, crash_counted: bool) -> bool:
         async with session.commit_lock:
             if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
                 return True
@@ -241,7 +245,7 @@ def _has_work(session: Session) -> bool:
     return not session.window.is_empty or bool(session.lane.unfinished_count)
 
 
-def _is_ahead(session: Session) -> bool:
+def _awaits_commit(session: Session) -> bool:
     """Whether its next record has to wait for a commit."""
     return session.committed_count < session.lane.finished_count <= ONE_BY_ONE
 

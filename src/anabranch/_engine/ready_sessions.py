@@ -102,7 +102,7 @@ class LoopTurn:
         self.over_ms = self._clock.now_ms() + TURN_MS
 
 
-Stretch = list[Record[bytes]]
+RecordList = list[Record[bytes]]
 
 
 def batch_lane(session: Session) -> BatchLane:
@@ -121,7 +121,7 @@ class BatchFeed:
         self._scheduler = scheduler
         self.on_ended = on_finished
         """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""
-        self.shelf = ReadySessions(one_at_a_time=True)
+        self.ready = ReadySessions(one_at_a_time=True)
 
     @property
     def is_closed(self) -> bool:
@@ -129,25 +129,25 @@ class BatchFeed:
         return self._scheduler.is_closed
 
     def offer(self, session: Session) -> None:
-        self.shelf.offer(session)
+        self.ready.offer(session)
 
     def may_go_on(self, session: Session) -> bool:
         """Whether more of a batch that is out may be started."""
         return session.may_start and self.may_start()
 
-    def take(self) -> tuple[Session, Stretch] | None:
-        return self.shelf.take(self._pick) if self.may_start() else None
+    def take(self) -> tuple[Session, RecordList] | None:
+        return self.ready.take(self._pick) if self.may_start() else None
 
-    def _pick(self, session: Session) -> Stretch | None:
+    def _pick(self, session: Session) -> RecordList | None:
         if not session.may_start:
             return None
         lane = batch_lane(session)
         now_ms = self._ports.clock.now_ms()
-        batch = lane.next(now_ms, ended=session.phase == "ended", no_room=session.has_no_room(now_ms))
+        batch = lane.next(now_ms, ended=session.phase == "ended", no_room=session.reads_blocked(now_ms))
         if batch is None:
             session.settle()
             if (deadline_ms := lane.next_deadline_ms) is not None:
-                self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
+                self._scheduler.call_at(deadline_ms, lambda: self.ready.offer(session))
             self.on_ended(session)
         return batch
 
@@ -157,4 +157,4 @@ class BatchFeed:
             batch_lane(session).finish_through(count)
             session.settle()
             self.on_ended(session)
-            self.shelf.offer(session)
+            self.ready.offer(session)

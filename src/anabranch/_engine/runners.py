@@ -42,8 +42,8 @@ class RunnerTasks:
         self._clock = clock
         self._on_failed = on_failed
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._let_go: dict[asyncio.Task[None], None] = {}
-        self._told_ms: int | None = None
+        self._released: dict[asyncio.Task[None], None] = {}
+        self._cancelled_at_ms: int | None = None
         """When they were told to end."""
         self._on_ignored_cancel: Callable[[], None] = lambda: None
 
@@ -59,17 +59,17 @@ class RunnerTasks:
             task.add_done_callback(self._on_done)
 
     def __contains__(self, task: asyncio.Task[Any] | None) -> bool:
-        return task in self._tasks or task in self._let_go
+        return task in self._tasks or task in self._released
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        self._let_go.pop(task, None)
+        self._released.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failed(error)
 
     def cancel_all(self) -> None:
-        if self._told_ms is None:
-            self._told_ms = self._clock.now_ms()
+        if self._cancelled_at_ms is None:
+            self._cancelled_at_ms = self._clock.now_ms()
         for task in self._tasks:
             task.cancel()
 
@@ -81,15 +81,15 @@ class RunnerTasks:
         finally:
             if self._tasks:
                 self._on_ignored_cancel()
-                self._let_go_of_all()
+                self._release_all()
 
     def _left_ms(self) -> int:
-        assert self._told_ms is not None, "waits for runners that nobody told to end"
-        return self._told_ms + IGNORED_AFTER_MS - self._clock.now_ms()
+        assert self._cancelled_at_ms is not None, "waits for runners that nobody told to end"
+        return self._cancelled_at_ms + IGNORED_AFTER_MS - self._clock.now_ms()
 
-    def _let_go_of_all(self) -> None:
+    def _release_all(self) -> None:
         for task in self._tasks:
-            self._let_go[task] = None
+            self._released[task] = None
             # Whoever ends the loop cancels all tasks that it knows of, and waits for them without an end.
             asyncio._unregister_task(task)  # noqa: SLF001 -- documented, for those who keep tasks themselves
             # It is known to be pending, as to gather(), which does the same; no end of it is worth a warning.
@@ -125,7 +125,7 @@ def resume_call(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[An
             return (yield from steps)
 
 
-async def failed(error: BaseException) -> None:
+async def raise_later(error: BaseException) -> None:
     """The rest of a call that has raised an error."""
     raise error
 
@@ -180,7 +180,7 @@ class RecordRunners:
         member: Member,
         scheduler: Scheduler,
         call: HandlerCall,
-        handling: HandlerOptions,
+        options: HandlerOptions,
         *,
         finishes_at_end: bool = False,
         on_finished: Callable[[Session], None],
@@ -191,15 +191,15 @@ class RecordRunners:
         self._member = member
         self._scheduler = scheduler
         self._call = call
-        self._decode = handling.decode
-        self._direct = _direct_call(call, handling) if ports.before_call is None else None
-        self._policy = handling.policy
+        self._decode = options.decode
+        self._direct = _direct_call(call, options) if ports.before_call is None else None
+        self._policy = options.policy
         self._finishes_at_end = finishes_at_end
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._on_undecodable = on_undecodable
-        self._limit = TimeLimit(ports.clock, handling.policy.timeout)
-        self.shelf = ReadySessions(one_at_a_time=handling.order == "shard")
+        self._limit = TimeLimit(ports.clock, options.policy.timeout)
+        self.ready = ReadySessions(one_at_a_time=options.order == "shard")
         self._turn = LoopTurn(ports.clock)
         self._runners: list[_Runner] = []
         self._stride = SLICE
@@ -212,22 +212,22 @@ class RecordRunners:
         assert task is not None
         runner = _Runner(task)
         self._runners.append(runner)
-        member, shelf = self._member, self.shelf
+        member, ready = self._member, self.ready
         pick: Callable[[Session], _Picked | None] = partial(self._pick, runner)
         while True:
             if self._turn.is_over():
                 await asyncio.sleep(0)
                 continue
-            taken: tuple[Session, _Picked] | None = shelf.take(pick) if member.may_start() else None
+            taken: tuple[Session, _Picked] | None = ready.take(pick) if member.may_start() else None
             if taken is None:
                 if task.cancelling():
                     await clear_cancellation(task, self._is_ending)
-                await shelf.wait()
+                await ready.wait()
                 runner.left = SLICE
                 continue
             session, picked = taken
             if isinstance(picked, _TurnOver):
-                shelf.put_back(session)
+                ready.put_back(session)
                 runner.left = 0
             else:
                 await self._handle(runner, session, picked)
@@ -245,9 +245,9 @@ class RecordRunners:
         assert isinstance(lane, Lane)
         if self._plain_calls_left:
             self._plain_calls_left -= 1
-        elif (call := self._handle_at_once(runner, session, lane)) is not None:
+        elif (call := self._handle_without_waiting(runner, session, lane)) is not None:
             return call
-        elif session.drains:
+        elif session.is_draining:
             return None
         entry = lane.next(clock.now_ms())
         if entry is not None:
@@ -259,19 +259,19 @@ class RecordRunners:
         session.settle()
         deadline_ms = clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
         if deadline_ms is not None:
-            self._scheduler.call_at(deadline_ms, lambda: self.shelf.offer(session))
+            self._scheduler.call_at(deadline_ms, lambda: self.ready.offer(session))
         self._on_finished(session)  # pulling may have passed over records that the owner before had finished
         return None
 
     # calls that do not wait
 
-    def _handle_at_once(self, runner: _Runner, session: Session, lane: Lane) -> _BegunCall | _TurnOver | None:
+    def _handle_without_waiting(self, runner: _Runner, session: Session, lane: Lane) -> _BegunCall | _TurnOver | None:
         """Calls the handler for one record after another, until one fails or begins to wait, the turn is over, or
         there is nothing more to be handled in this way.
         """
         clock = self._ports.clock
         while records := lane.upcoming(clock.now_ms(), min(runner.left, self._stride)):
-            rest = self._handle_stretch(runner, session, records)
+            rest = self._handle_slice(runner, session, records)
             if runner.done_count:
                 runner.left -= runner.done_count
                 lane.pass_over(runner.done_count)
@@ -288,7 +288,7 @@ class RecordRunners:
                 return _TURN_OVER
         return None if self._member.may_start() else _TURN_OVER
 
-    def _handle_stretch(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
+    def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
         """Returns the rest of the call that has failed or begun to wait."""
         runner.session, runner.done_count, runner.is_waiting = session, 0, False
         runner.began = self._call_each(runner, session, records)
@@ -296,7 +296,7 @@ class RecordRunners:
         try:
             waits_for = next(steps, FINISHED)
         except BaseException as error:  # noqa: BLE001 -- raised again where the call is awaited
-            return failed(error)
+            return raise_later(error)
         finally:
             runner.session = runner.record = None
         if waits_for is FINISHED:
@@ -308,7 +308,7 @@ class RecordRunners:
         may_start, turn, cancelling = self._member.may_start, self._turn, runner.task.cancelling
         start = self._direct or partial(self._start, session, 0)
         for record in records:
-            if session.drains or not may_start(turn.over_ms):
+            if session.is_draining or not may_start(turn.over_ms):
                 return
             runner.record = record
             result = await start(record)
@@ -346,7 +346,7 @@ class RecordRunners:
             if result is not None:
                 refuse_unfinished(result)
         except asyncio.CancelledError as error:
-            was_revoked = self._take_back_cancellation(runner)
+            was_revoked = self._clear_revocation(runner)
             if self._is_ending():
                 raise
             # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
@@ -355,13 +355,13 @@ class RecordRunners:
             failure = error
         finally:
             runner.session = runner.record = None
-            self._take_back_cancellation(runner)
+            self._clear_revocation(runner)
         if failure is None and session.is_live:
             lane = session.lane
             assert isinstance(lane, Lane)
             lane.finish(entry)
             session.settle()
-            self.shelf.put_back(session)
+            self.ready.put_back(session)
             self._on_finished(session)
         elif session.is_live:
             self._conclude_failure(session, entry, failure)
@@ -379,7 +379,7 @@ class RecordRunners:
             lane.give_back(entry)
         else:
             self._fail(session, lane, entry, failure)
-        self.shelf.offer(session)
+        self.ready.offer(session)
         self._on_finished(session)
 
     def _fail(self, session: Session, lane: Lane, entry: Entry, failure: BaseException) -> None:
@@ -399,7 +399,7 @@ class RecordRunners:
             reason = f"its handler failed {entry.attempts} times, the last time with {event.error}"
             self._on_failed(session, record, reason, failure)
         else:
-            self._scheduler.call_at(now_ms + pause_ms, lambda: self.shelf.offer(session))
+            self._scheduler.call_at(now_ms + pause_ms, lambda: self.ready.offer(session))
 
     def _give_up(self, session: Session, lane: Lane, failing: Entry) -> None:
         """Only records that wait to be tried again keep the children of an ended shard waiting (rule M4)."""
@@ -425,7 +425,7 @@ class RecordRunners:
         """The session's lease is gone: its running calls are cancelled (a call in a thread runs on, and counts for
         nothing).
         """
-        self.shelf.withdraw(session)
+        self.ready.withdraw(session)
         for runner in self._runners:
             if runner.session is session:
                 self._cancel(runner)
@@ -446,7 +446,7 @@ class RecordRunners:
             runner.task.cancel()
 
     @staticmethod
-    def _take_back_cancellation(runner: _Runner) -> bool:
+    def _clear_revocation(runner: _Runner) -> bool:
         """The runner goes on after a call that was revoked, also after one that took no notice of it."""
         was_revoked, runner.revoked = runner.revoked, False
         if was_revoked:
@@ -474,9 +474,9 @@ class RecordRunners:
         }
 
 
-def _direct_call(call: HandlerCall, handling: HandlerOptions) -> Callable[[Record[bytes]], Awaitable[Any]] | None:
+def _direct_call(call: HandlerCall, options: HandlerOptions) -> Callable[[Record[bytes]], Awaitable[Any]] | None:
     """The handler itself, behind the decoder, where a call of it needs no more than the record."""
-    direct, decode = call.direct, handling.decode
+    direct, decode = call.direct, options.decode
     if direct is None or decode is None:
         return direct
     return lambda record: direct(decode(record))
@@ -493,7 +493,7 @@ class BatchRunners:
         member: Member,
         feed: BatchFeed,
         call: HandlerCall,
-        handling: HandlerOptions,
+        options: HandlerOptions,
         *,
         finishes_at_end: bool = False,
         on_failed: OnFailed,
@@ -503,12 +503,12 @@ class BatchRunners:
         self._member = member
         self._feed = feed
         self._call = call
-        self._handling = handling
-        self._policy = handling.policy
+        self._options = options
+        self._policy = options.policy
         self._finishes_at_end = finishes_at_end
         self._on_failed = on_failed
         self._on_undecodable = on_undecodable
-        self._limit = TimeLimit(ports.clock, handling.policy.timeout)
+        self._limit = TimeLimit(ports.clock, options.policy.timeout)
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
         self._waiting: dict[asyncio.Task[Any], None] = {}
         """Those whose batch is not with the handler now, and will be again: a drain does not wait for them."""
@@ -524,7 +524,7 @@ class BatchRunners:
                 continue
             taken = self._feed.take()
             if taken is None:
-                await self._feed.shelf.wait()
+                await self._feed.ready.wait()
             else:
                 await self._handle(task, *taken)
                 if task.cancelling():
@@ -540,13 +540,13 @@ class BatchRunners:
                 if failure is None:
                     self._feed.finish_through(session, len(records))
                     return
-                pause_ms = self._judge(session, records, failure)
+                pause_ms = self._retry_pause_ms(session, records, failure)
                 if pause_ms is None:
                     return
                 await self._pause(task, session, pause_ms)
         finally:
             del self._running[task]
-            self._take_back_cancellation(task)
+            self._clear_revocation(task)
             self._feed.on_ended(session)
 
     async def _pause(self, task: asyncio.Task[Any], session: Session, pause_ms: int) -> None:
@@ -555,7 +555,7 @@ class BatchRunners:
         try:
             await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + pause_ms)
         except asyncio.CancelledError:
-            if not self._take_back_cancellation(task) or self._is_ending():
+            if not self._clear_revocation(task) or self._is_ending():
                 raise
         finally:
             del self._waiting[task]
@@ -563,7 +563,7 @@ class BatchRunners:
     def _is_ending(self) -> bool:
         return self._feed.is_closed or self._call.is_given_up
 
-    def _take_back_cancellation(self, task: asyncio.Task[Any]) -> bool:
+    def _clear_revocation(self, task: asyncio.Task[Any]) -> bool:
         """The runner goes on after a call that was revoked, also after one that took no notice of it."""
         was_revoked = task in self._revoked
         if was_revoked:
@@ -580,7 +580,7 @@ class BatchRunners:
         try:
             if self._ports.before_call is not None:
                 await self._ports.before_call()
-            decoded, undecodable = self._handling.decode_leading(records)
+            decoded, undecodable = self._options.decode_leading(records)
             if not decoded:
                 return undecodable
             batch: Batch[Any] = Batch(
@@ -592,7 +592,7 @@ class BatchRunners:
             async with self._limit.of_call():
                 await self._call(batch, self._context(session), self._member.may_start)
         except asyncio.CancelledError as error:
-            was_revoked = self._take_back_cancellation(task)
+            was_revoked = self._clear_revocation(task)
             if self._is_ending():
                 raise
             # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
@@ -601,7 +601,7 @@ class BatchRunners:
             return error
         return undecodable
 
-    def _judge(self, session: Session, records: list[Record[bytes]], failure: BaseException) -> int | None:
+    def _retry_pause_ms(self, session: Session, records: list[Record[bytes]], failure: BaseException) -> int | None:
         """After how long to try again; None if this batch is not to be tried by this call any more."""
         if not session.is_live:
             return None
@@ -639,7 +639,7 @@ class BatchRunners:
 
     def revoke(self, session: Session) -> None:
         """The session's lease is gone: its running call is cancelled."""
-        self._feed.shelf.withdraw(session)
+        self._feed.ready.withdraw(session)
         for task, (owner, _) in self._running.items():
             if owner is session and task not in self._revoked:
                 self._revoked[task] = None

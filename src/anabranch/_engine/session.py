@@ -24,11 +24,9 @@ from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisReco
 from anabranch.budget import Budget
 from anabranch.reports import ShardState, StoppedShard
 
-__all__ = ["WANT_OF_ROOM_MS", "Session"]
-
 WHOLE_RECORD = 1 << 62
 """A sub-sequence number above any: the position after everything in a record."""
-WANT_OF_ROOM_MS = 1_000
+BUDGET_FULL_MS = 1_000
 """What the byte budget may be without room before that counts: reads that are under way need much, and give it back."""
 
 
@@ -51,7 +49,7 @@ class Session:
         self.phase: Phase = "reading"
         self.is_live = True
         """Whether its records may still be finished: it is read, or was read to its end."""
-        self.drains = False
+        self.is_draining = False
         """Nothing more is started: the shard is to be handed over, or everything stops."""
         self.held_for_isolation = False
         """Nothing is started: records of a shard on which owners died are handled alone (rule D5)."""
@@ -61,7 +59,7 @@ class Session:
         self.read_after: Position | None = holding.row.checkpoint.watermark
         """Everything up to here was received. Not the checkpoint: that follows what is finished."""
         self.in_read = False
-        self.no_room_since_ms: int | None = None
+        self.budget_full_since_ms: int | None = None
         """Since when it is due to be read, and the byte budget has no room for that."""
         self.children: tuple[ChildShard, ...] = ()
         self.behind_ms: int | None = None
@@ -78,7 +76,7 @@ class Session:
         """What its row says of that, from the first write on."""
         self.trimmed = False
         """It left the stream before it was read to its end."""
-        self.ending = False
+        self.finish_in_progress = False
         """Its end is being written."""
         self.committed_count = 0
         self.commit_lock = asyncio.Lock()
@@ -109,7 +107,7 @@ class Session:
     def may_start(self) -> bool:
         """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
         holding = self.holding
-        may_move = self.is_live and not self.drains and not self.held_for_isolation
+        may_move = self.is_live and not self.is_draining and not self.held_for_isolation
         return may_move and holding.state == "held" and not holding.row.paused
 
     @property
@@ -178,7 +176,7 @@ class Session:
             return _is_last(response)
         return int(response.records[0].sequence_number) > position.sequence_number
 
-    def note_read(self, response: GetRecordsResponse, server_seconds: float) -> None:
+    def record_read(self, response: GetRecordsResponse, server_seconds: float) -> None:
         """The answer that closes a shard says nothing of the time since: its children have what came then."""
         if self._may_repeat and not response.records and not _is_last(response):
             return  # whether the checkpoint's record is still there will show by the first one that comes
@@ -223,10 +221,10 @@ class Session:
         """What it holds, but for what waits behind unfinished records of its keys: that has a limit of its own."""
         return self._held_bytes - self.lane.held_back_bytes
 
-    def has_no_room(self, now_ms: int) -> bool:
+    def reads_blocked(self, now_ms: int) -> bool:
         """It is not read until something is finished, of its own or of others: what waits for more waits in vain."""
-        since_ms = self.no_room_since_ms
-        return self.read_below_bytes > 0 or (since_ms is not None and now_ms >= since_ms + WANT_OF_ROOM_MS)
+        since_ms = self.budget_full_since_ms
+        return self.read_below_bytes > 0 or (since_ms is not None and now_ms >= since_ms + BUDGET_FULL_MS)
 
     def settle(self) -> None:
         """Gives the bytes of finished records back to the budget."""

@@ -57,12 +57,14 @@ from anabranch.events import DataLost, KeysUnordered, ListingFailed, ShardFinish
 
 T = TypeVar("T")
 
-PATIENCE_MS = 5_000
+RETRY_FOR_MS = 5_000
 PAUSE_MS = 200
 PAUSE_MAX_MS = 5_000
 
 
-async def retry_kinesis_call(ports: Ports, call: Callable[[], Awaitable[T]], *, answered_ms: int = PATIENCE_MS) -> T:
+async def retry_kinesis_call(
+    ports: Ports, call: Callable[[], Awaitable[T]], *, retry_answered_ms: int = RETRY_FOR_MS
+) -> T:
     """`answered_ms`: how long a service is asked again that answers with an error which may pass, if longer than
     others.
     """
@@ -75,7 +77,7 @@ async def retry_kinesis_call(ports: Ports, call: Callable[[], Awaitable[T]], *, 
             now_ms = ports.clock.now_ms()
             failures += 1
             pause_ms = backoff_ms(failures, ports.entropy, first_ms=PAUSE_MS, max_ms=PAUSE_MAX_MS)
-            patience_ms = max(answered_ms, PATIENCE_MS) if isinstance(error, ServiceError) else PATIENCE_MS
+            patience_ms = max(retry_answered_ms, RETRY_FOR_MS) if isinstance(error, ServiceError) else RETRY_FOR_MS
             if not error.retryable or now_ms + pause_ms >= begun_ms + patience_ms:
                 raise
         await ports.clock.sleep_until_ms(now_ms + pause_ms)
@@ -92,7 +94,7 @@ async def await_stream(ports: Ports, stream: StreamName, timeout_ms: int) -> Str
         summary = await retry_kinesis_call(
             ports,
             lambda: ports.kinesis.describe_stream_summary(stream),
-            answered_ms=deadline_ms - clock.now_ms(),
+            retry_answered_ms=deadline_ms - clock.now_ms(),
         )
         if summary.status != "CREATING":
             return summary
@@ -110,13 +112,13 @@ async def find_summary(ports: Ports, stream: StreamName) -> StreamSummary | None
 
 
 async def list_all_shards(
-    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, *, answered_ms: int = PATIENCE_MS
+    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, *, retry_answered_ms: int = RETRY_FOR_MS
 ) -> list[Shard]:
     """All pages of one listing; `answered_ms` as in `retry_kinesis_call`, for each page."""
     shards: list[Shard] = []
     token: str | None = None
     while True:
-        page = await _list_page(ports, stream, shard_filter, token, answered_ms)
+        page = await _list_page(ports, stream, shard_filter, token, retry_answered_ms)
         shards.extend(page.shards)
         token = page.next_token
         if token is None:
@@ -130,19 +132,19 @@ async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
 
 
 async def _list_page(
-    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, token: str | None, answered_ms: int
+    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, token: str | None, retry_answered_ms: int
 ) -> ListShardsResponse:
     """The service takes a filter with the first page only: the token stands for it after that."""
     return await retry_kinesis_call(
         ports,
         lambda: ports.kinesis.list_shards(stream, shard_filter=None if token else shard_filter, next_token=token),
-        answered_ms=answered_ms,
+        retry_answered_ms=retry_answered_ms,
     )
 
 
 class CoalescedCall:
-    def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
-        self._look = look
+    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
+        self._call = call
         self._lock = asyncio.Lock()
         self._begun_count = 0
 
@@ -154,7 +156,7 @@ class CoalescedCall:
                 return
             self._begun_count += 1
             try:
-                await self._look()
+                await self._call()
             except BaseException:
                 self._begun_count -= 1  # it has seen nothing
                 raise
@@ -168,7 +170,7 @@ class TrimReporter:
     def horizon_of(self, stream_key: str) -> Horizon:
         return self._horizons[stream_key]
 
-    def look(self, stream_key: str, summary: StreamSummary) -> None:
+    def observe(self, stream_key: str, summary: StreamSummary) -> None:
         server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
         known = self._horizons.get(stream_key)
         if known is None:
@@ -176,7 +178,7 @@ class TrimReporter:
         else:
             known.look(summary.retention_hours, server_seconds)
 
-    def tell(self, session: Session) -> None:
+    def report_loss(self, session: Session) -> None:
         """To be called after a look: the retention may have been raised since the last one."""
         horizon_seconds, position = session.horizon.reached_seconds, session.read_after
         if may_have_lost(session.read_through_seconds, horizon_seconds):
@@ -224,9 +226,9 @@ class StreamBootstrap:
                     f"`anabranch apps delete {self._app.app}`"
                 )
 
-    async def tell_if_new(self, summary: StreamSummary) -> None:
+    async def report_if_recreated(self, summary: StreamSummary) -> None:
         ports, key = self._ports, _stream_key(summary)
-        known = [row for row in await self._insist(ports.store.read_streams) if row.arn == summary.arn]
+        known = [row for row in await self._retry(ports.store.read_streams) if row.arn == summary.arn]
         if known and all(row.stream_key != key for row in known):
             ports.emit(
                 StreamChanged(
@@ -238,7 +240,7 @@ class StreamBootstrap:
 
     async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         """All rows of this stream and generation, finished ones included."""
-        return await self._insist(partial(self._read_lease_rows, row))
+        return await self._retry(partial(self._read_lease_rows, row))
 
     async def _read_lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         rows = await self._ports.store.read_leases(with_finished=True)
@@ -258,7 +260,7 @@ class StreamBootstrap:
 
     async def _put(self, row: StreamRow) -> StreamRow:
         """The row that stands."""
-        return self._ours(await self._insist(partial(self._ports.store.put_stream, row, app_id=self._app.app_id)))
+        return self._require_app(await self._retry(partial(self._ports.store.put_stream, row, app_id=self._app.app_id)))
 
     async def _confirm(self, row: StreamRow) -> StreamRow | None:
         """A mark is not believed where there is no lease at all: rows are never all removed (rule S6)."""
@@ -270,15 +272,17 @@ class StreamBootstrap:
         """
         listing = await self._whole_listing(stream, row)
         while True:
-            missing, marked = await self._insist(partial(self._look_and_mark, row, listing), calls=2)
+            missing, marked = await self._retry(partial(self._look_and_mark, row, listing), calls=2)
             if not missing:
                 return marked
             for lease in missing:
-                if not await self._insist(partial(self._is_open, row)):
+                if not await self._retry(partial(self._is_unmarked, row)):
                     return None
-                self._ours(await self._insist(partial(self._ports.store.create_lease, lease, app_id=self._app.app_id)))
+                self._require_app(
+                    await self._retry(partial(self._ports.store.create_lease, lease, app_id=self._app.app_id))
+                )
 
-    async def _is_open(self, row: StreamRow) -> bool:
+    async def _is_unmarked(self, row: StreamRow) -> bool:
         """Whether nobody has set the mark yet. Where one has, while this worker stood still, what it misses may have
         been handled and cleaned up since, and would begin anew.
         """
@@ -300,7 +304,7 @@ class StreamBootstrap:
         ports = self._ports
         for _ in range(LISTINGS_MAX):
             listing = await list_all_shards(
-                ports, stream, listing_filter(row.origin), answered_ms=self._start_timeout_ms
+                ports, stream, listing_filter(row.origin), retry_answered_ms=self._start_timeout_ms
             )
             plan = plan_bootstrap(row, listing)
             if not isinstance(plan, IncompleteListing):
@@ -308,13 +312,13 @@ class StreamBootstrap:
             await ports.clock.sleep_until_ms(ports.clock.now_ms() + LISTING_RETRY_MS)
         raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
 
-    def _ours(self, row: T | None) -> T:
+    def _require_app(self, row: T | None) -> T:
         """What was made, or stood already; None from the store: the application is another."""
         if row is None:
             raise store_reset(self._ports, self._app)
         return row
 
-    async def _insist(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
+    async def _retry(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
         return await retry_store_call(self._ports, call, deadline_ms=calls * self._call_deadline_ms)
 
 
@@ -323,7 +327,7 @@ def _stream_key(summary: StreamSummary) -> str:
 
 
 END_RETRY_MS = 500
-UNANSWERED = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
+TRANSIENT = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
 """What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
 
 
@@ -347,10 +351,10 @@ class ShardDiscovery:
         self._graphs: dict[str, ShardGraph] = {}
         self._auto: dict[str, None] = {}
         """Keys of streams whose records the service places itself."""
-        self._looks: dict[str, CoalescedCall] = {}
-        self._losses = TrimReporter(ports)
+        self._stream_checks: dict[str, CoalescedCall] = {}
+        self._trim_reporter = TrimReporter(ports)
         self._listings = Alarm(ports.clock)
-        self._beginning: StreamBootstrap
+        self._bootstrap: StreamBootstrap
         self._leases: LeaseLoop
 
     def attach_failure(self, leases: LeaseLoop) -> None:
@@ -365,7 +369,7 @@ class ShardDiscovery:
         return self._names.get(key.stream_key)
 
     def horizon_of(self, key: LeaseKey) -> Horizon:
-        return self._losses.horizon_of(key.stream_key)
+        return self._trim_reporter.horizon_of(key.stream_key)
 
     def is_placed_by_key(self, key: LeaseKey) -> bool:
         """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
@@ -375,7 +379,7 @@ class ShardDiscovery:
 
     async def prepare(self, app: AppRow) -> None:
         """Every stream has its row and its root leases, whoever made them."""
-        self._beginning = StreamBootstrap(
+        self._bootstrap = StreamBootstrap(
             self._ports,
             app,
             self._start,
@@ -384,15 +388,15 @@ class ShardDiscovery:
         )
         for stream in self._wanted:
             summary = await await_stream(self._ports, stream, self._start_timeout_ms)
-            await self._beginning.tell_if_new(summary)
+            await self._bootstrap.report_if_recreated(summary)
             await self._begin(stream, summary)
 
     async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
-        row = await self._beginning.begin(stream, summary)
+        row = await self._bootstrap.begin(stream, summary)
         self._names[row.stream_key] = stream
-        self._losses.look(row.stream_key, summary)
+        self._trim_reporter.observe(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
-        self._looks[row.stream_key] = CoalescedCall(partial(self._same_stream, row.stream_key, None))
+        self._stream_checks[row.stream_key] = CoalescedCall(partial(self._same_stream, row.stream_key, None))
         if summary.record_distribution == "AUTO":
             self._auto[row.stream_key] = None
             self._ports.emit(KeysUnordered(stream=summary.name))
@@ -429,13 +433,13 @@ class ShardDiscovery:
         except StreamNotFoundError as error:
             await self._same_stream(session.key.stream_key, error)
             session.reason = str(error)
-        except UNANSWERED as error:
+        except TRANSIENT as error:
             session.reason = str(error)
         return None
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]
-        leases = await self._beginning.lease_rows(row)
+        leases = await self._bootstrap.lease_rows(row)
         if all(lease.key != session.key for lease in leases):
             return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
@@ -495,17 +499,17 @@ class ShardDiscovery:
         if session.phase == "reading":
             session.trimmed = True
             session.move("end")
-            self._losses.tell(session)
+            self._trim_reporter.report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
         """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
-        await self._looks[session.key.stream_key].wait()
+        await self._stream_checks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
         """Records may have left its shard unread, by what was last known of the stream."""
         await self._same_stream(session.key.stream_key, None)
         await self._look_before(session)
-        self._losses.tell(session)
+        self._trim_reporter.report_loss(session)
 
     async def _look_before(self, session: Session) -> None:
         """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
@@ -549,7 +553,7 @@ class ShardDiscovery:
                 f"stream {row.name} was deleted and created again while this application was reading it; "
                 "restart the worker to read the new stream"
             ) from error
-        self._losses.look(stream_key, summary)
+        self._trim_reporter.observe(stream_key, summary)
         return summary
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
@@ -574,7 +578,7 @@ class ShardDiscovery:
             for row in [self._rows[key] for key in self.stream_keys]:
                 try:
                     await self._look_for_missing(row, cleans_up=is_due)
-                except UNANSWERED as error:
+                except TRANSIENT as error:
                     self._ports.emit(ListingFailed(stream=row.name, error=str(error)))
             if is_due:
                 next_ms = clock.now_ms() + interval_ms
@@ -594,7 +598,7 @@ class ShardDiscovery:
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         life = self._leases.table.member_id
-        leases = await self._beginning.lease_rows(row)
+        leases = await self._bootstrap.lease_rows(row)
         if not leases:
             self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)

@@ -22,27 +22,27 @@ RATE_OVER_MS: Final = 2_000
 """Shorter than the default heartbeat interval, so that each heartbeat has a rate of its own."""
 UNFINISHED_MS: Final = 10_000
 """After this long without a finished record, the one that is waited for is named."""
-ROOM_TOLD_AFTER_MS: Final = 60_000
-ROOM_TOLD_EVERY_MS: Final = 600_000
+BUDGET_REPORTED_AFTER_MS: Final = 60_000
+BUDGET_REPORTED_EVERY_MS: Final = 600_000
 """A full byte budget is normal back-pressure: only a long wait is reported, for one shard in the name of all."""
 
 
-class _Motion(msgspec.Struct):
+class _Progress(msgspec.Struct):
     """How one session has moved since it was last measured."""
 
     session: Session
     since_ms: int
     finished_count: int = 0
     records_per_second: float = 0.0
-    moved_at_ms: int = 0
-    stands_still: bool = False
+    progressed_at_ms: int = 0
+    is_stalled: bool = False
 
 
 class ShardReports:
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
-        self._motions: dict[LeaseKey, _Motion] = {}
-        self._room_told_ms: int | None = None
+        self._progress: dict[LeaseKey, _Progress] = {}
+        self._full_budget_reported_ms: int | None = None
 
     def report(
         self,
@@ -54,10 +54,10 @@ class ShardReports:
         """`blocked_reason`: why no shard of this process moves. `overdue`: sessions with a call that ignores its
         timeout, each with the reason.
         """
-        motions = {session.key: self._measure(session, now_ms) for session in sessions}
-        self._motions = motions
-        found = [self._status(motion, now_ms, blocked_reason, overdue) for motion in motions.values()]
-        self._tell_of_room([motion.session for motion in motions.values()], now_ms)
+        progresses = {session.key: self._measure(session, now_ms) for session in sessions}
+        self._progress = progresses
+        found = [self._status(progress, now_ms, blocked_reason, overdue) for progress in progresses.values()]
+        self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
         found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
         return tuple(found[:SHARDS_MAX])
 
@@ -68,67 +68,73 @@ class ShardReports:
         return tuple(
             session.state(
                 overdue.get(session)
-                or _reason(self._last_seen(session, now_ms), now_ms, blocked_reason)
-                or _want_of_room(session, now_ms)
+                or _stall_reason(self._last_seen(session, now_ms), now_ms, blocked_reason)
+                or _full_budget_reason(session, now_ms)
             )
             for session in sessions
         )
 
-    def _last_seen(self, session: Session, now_ms: int) -> _Motion:
-        motion = self._motions.get(session.key)
-        if motion is None or motion.session is not session or motion.finished_count != session.lane.finished_count:
-            return _Motion(session, now_ms, moved_at_ms=now_ms)
-        return motion
+    def _last_seen(self, session: Session, now_ms: int) -> _Progress:
+        progress = self._progress.get(session.key)
+        if (
+            progress is None
+            or progress.session is not session
+            or progress.finished_count != session.lane.finished_count
+        ):
+            return _Progress(session, now_ms, progressed_at_ms=now_ms)
+        return progress
 
-    def _measure(self, session: Session, now_ms: int) -> _Motion:
-        motion = self._motions.get(session.key)
+    def _measure(self, session: Session, now_ms: int) -> _Progress:
+        progress = self._progress.get(session.key)
         count = session.lane.finished_count
-        if motion is None or motion.session is not session:
-            return _Motion(session, now_ms, count, moved_at_ms=now_ms)
-        elapsed_ms = now_ms - motion.since_ms
-        if count != motion.finished_count or not session.lane.unfinished_count:
-            motion.moved_at_ms = now_ms
+        if progress is None or progress.session is not session:
+            return _Progress(session, now_ms, count, progressed_at_ms=now_ms)
+        elapsed_ms = now_ms - progress.since_ms
+        if count != progress.finished_count or not session.lane.unfinished_count:
+            progress.progressed_at_ms = now_ms
         if elapsed_ms >= RATE_OVER_MS:
-            motion.records_per_second = round((count - motion.finished_count) * 1000 / elapsed_ms, 1)
-            motion.since_ms, motion.finished_count = now_ms, count
-        return motion
+            progress.records_per_second = round((count - progress.finished_count) * 1000 / elapsed_ms, 1)
+            progress.since_ms, progress.finished_count = now_ms, count
+        return progress
 
     def _status(
-        self, motion: _Motion, now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
+        self, progress: _Progress, now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
     ) -> ShardStatus:
-        session = motion.session
-        reason = overdue.get(session) or _reason(motion, now_ms, blocked_reason)
-        if reason is not None and not motion.stands_still and session.is_live:
+        session = progress.session
+        reason = overdue.get(session) or _stall_reason(progress, now_ms, blocked_reason)
+        if reason is not None and not progress.is_stalled and session.is_live:
             # A shard that stopped at a record has said so itself, once and louder.
             self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
-        motion.stands_still = reason is not None
-        reason = reason or _want_of_room(session, now_ms)
+        progress.is_stalled = reason is not None
+        reason = reason or _full_budget_reason(session, now_ms)
         return ShardStatus(
             session.shard_id,
             None if reason is None else reason[:REASON_CHARACTERS_MAX],
             session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
-            motion.records_per_second,
+            progress.records_per_second,
             session.key.stream_key,
         )
 
-    def _tell_of_room(self, sessions: list[Session], now_ms: int) -> None:
-        waiting = [session for session in sessions if _room_waited_ms(session, now_ms) >= ROOM_TOLD_AFTER_MS]
-        told_ms = self._room_told_ms
-        if not waiting or (told_ms is not None and now_ms - told_ms < ROOM_TOLD_EVERY_MS):
+    def _report_full_budget(self, sessions: list[Session], now_ms: int) -> None:
+        waiting = [session for session in sessions if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS]
+        told_ms = self._full_budget_reported_ms
+        if not waiting or (told_ms is not None and now_ms - told_ms < BUDGET_REPORTED_EVERY_MS):
             return
-        self._room_told_ms = now_ms
-        first = max(waiting, key=lambda session: _room_waited_ms(session, now_ms))
+        self._full_budget_reported_ms = now_ms
+        first = max(waiting, key=lambda session: _budget_wait_ms(session, now_ms))
         count = "1 shard waits" if len(waiting) == 1 else f"{len(waiting)} shards wait"
         self._emit(
             StandstillBegan(
-                stream=first.stream.name, shard_id=first.shard_id, reason=f"{_want_of_room(first, now_ms)}; {count}"
+                stream=first.stream.name,
+                shard_id=first.shard_id,
+                reason=f"{_full_budget_reason(first, now_ms)}; {count}",
             )
         )
 
 
-def _reason(motion: _Motion, now_ms: int, blocked_reason: str | None) -> str | None:
+def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) -> str | None:
     """Why it is stalled. A shard that finishes records is not, however much waits in it."""
-    session = motion.session
+    session = progress.session
     if session.reason is not None:
         return session.reason
     if session.held_for_isolation and not session.window.is_empty:
@@ -136,9 +142,9 @@ def _reason(motion: _Motion, now_ms: int, blocked_reason: str | None) -> str | N
     if blocked_reason is not None:
         return blocked_reason
     request = session.holding.request
-    if session.drains and request is not None:
+    if session.is_draining and request is not None:
         return f"it is being handed over to {request.requester}"
-    waited_ms = now_ms - motion.moved_at_ms
+    waited_ms = now_ms - progress.progressed_at_ms
     lane, first = session.lane, session.lane.first_unfinished
     if first is None or waited_ms < UNFINISHED_MS:
         return None
@@ -148,15 +154,15 @@ def _reason(motion: _Motion, now_ms: int, blocked_reason: str | None) -> str | N
     return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting
 
 
-def _room_waited_ms(session: Session, now_ms: int) -> int:
+def _budget_wait_ms(session: Session, now_ms: int) -> int:
     """How long it has waited for room in the byte budget, with nothing left to handle; 0 if it does not."""
-    since_ms = session.no_room_since_ms
+    since_ms = session.budget_full_since_ms
     has_nothing = session.is_live and session.lane.first_unfinished is None
     return now_ms - since_ms if since_ms is not None and has_nothing else 0
 
 
-def _want_of_room(session: Session, now_ms: int) -> str | None:
-    waited_ms, budget = _room_waited_ms(session, now_ms), session.budget
+def _full_budget_reason(session: Session, now_ms: int) -> str | None:
+    waited_ms, budget = _budget_wait_ms(session, now_ms), session.budget
     if waited_ms < UNFINISHED_MS:
         return None
     return (

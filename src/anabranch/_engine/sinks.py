@@ -19,10 +19,10 @@ from anabranch.records import Record
 
 
 class Sink(Protocol):
-    shelf: ReadySessions
+    ready: ReadySessions
     runner_count: int
     """How many tasks run `run_one`; none where the caller's own loop does the work."""
-    by_hand: bool
+    manual_ack: bool
     """Whether the caller says of each record when it is finished."""
 
     def make_lane(self, session: Session) -> Lane | BatchLane: ...
@@ -38,11 +38,11 @@ class Sink(Protocol):
 class _HandlerSink:
     """Runners of ours call the handler."""
 
-    def __init__(self, runners: RecordRunners | BatchRunners, shelf: ReadySessions, concurrency: int) -> None:
+    def __init__(self, runners: RecordRunners | BatchRunners, ready: ReadySessions, concurrency: int) -> None:
         self._runners = runners
-        self.shelf = shelf
+        self.ready = ready
         self.runner_count = concurrency
-        self.by_hand = False
+        self.manual_ack = False
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return self._runners.running()
@@ -68,7 +68,7 @@ class _HandlerSink:
 
 class RecordSink(_HandlerSink):
     def __init__(self, runners: RecordRunners, order: OrderMode, limits: LaneLimits, concurrency: int) -> None:
-        super().__init__(runners, runners.shelf, concurrency)
+        super().__init__(runners, runners.ready, concurrency)
         self._order: OrderMode = order
         self._limits = limits
 
@@ -78,7 +78,7 @@ class RecordSink(_HandlerSink):
 
 class BatchSink(_HandlerSink):
     def __init__(self, runners: BatchRunners, feed: BatchFeed, limits: BatchLimits, concurrency: int) -> None:
-        super().__init__(runners, feed.shelf, concurrency)
+        super().__init__(runners, feed.ready, concurrency)
         self._limits = limits
 
     def make_lane(self, session: Session) -> BatchLane:
@@ -88,35 +88,35 @@ class BatchSink(_HandlerSink):
 class IteratorSink:
     """The caller's own loop walks; `walk` is what it asks."""
 
-    def __init__(self, walk: RecordIterator, feed: BatchFeed, limits: BatchLimits) -> None:
-        self.walk = walk
+    def __init__(self, iterator: RecordIterator, feed: BatchFeed, limits: BatchLimits) -> None:
+        self.iterator = iterator
         self._limits = limits
-        self.shelf = feed.shelf
+        self.ready = feed.ready
         self.runner_count = 0
-        self.by_hand = False
+        self.manual_ack = False
 
     def make_lane(self, session: Session) -> BatchLane:
         return BatchLane(session.row.checkpoint, session.window, self._limits)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        in_hand = self.walk.in_hand
+        in_hand = self.iterator.in_hand
         return [] if in_hand is None else [in_hand]
 
     def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- there is one loop, and one in hand
-        return task_stack(self.walk.task)
+        return task_stack(self.iterator.task)
 
     def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
         return {}
 
     def revoke(self, session: Session) -> None:
         """The walk looks before each record; what is in the caller's hands cannot be taken back."""
-        self.shelf.withdraw(session)
+        self.ready.withdraw(session)
 
     def interrupt(self, session: Session | None = None) -> None:
         """What is in the caller's hands cannot be interrupted."""
 
     def before_commit(self) -> None:
-        self.walk.settle()
+        self.iterator.settle()
 
     async def run_one(self) -> None:
         raise AssertionError("the caller's loop does the walking")

@@ -17,8 +17,8 @@ from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports.clock import Clock
 
-LOOK_EVERY_MS = 100
-STOPPED_LOOK_EVERY_MS = 1_000
+CHECK_EVERY_MS = 100
+STOPPED_CHECK_EVERY_MS = 1_000
 STOPPED_MS_MAX = 60_000
 """How long all shards may be stopped: time for a person, or for another worker that hands over a shard."""
 
@@ -42,7 +42,7 @@ class StopWatcher:
         self,
         clock: Clock,
         scheduler: Scheduler,
-        ends: StopConditions,
+        stop_conditions: StopConditions,
         sessions: Mapping[LeaseKey, Session],
         leases: LeaseLoop,
         *,
@@ -51,7 +51,7 @@ class StopWatcher:
     ) -> None:
         self._clock = clock
         self._scheduler = scheduler
-        self._ends = ends
+        self._conditions = stop_conditions
         self._sessions = sessions
         self._leases = leases
         self._is_busy = is_busy
@@ -62,39 +62,39 @@ class StopWatcher:
         self._all_stopped_at_ms: int | None = None
 
     def start(self) -> None:
-        if self._ends.is_set:
+        if self._conditions.is_set:
             self._active_at_ms = self._clock.now_ms()
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_ms = self._clock.now_ms()
-        if self._ends.at_tip and self._is_at_tip(now_ms):
+        if self._conditions.at_tip and self._is_at_tip(now_ms):
             self._on_end("it has reached its end (until=)")
         elif self._is_idle(now_ms):
             self._on_end("it had nothing to do for idle_timeout")
         else:
-            self._scheduler.call_at(now_ms + LOOK_EVERY_MS, self._look)
+            self._scheduler.call_at(now_ms + CHECK_EVERY_MS, self._check)
 
-    def note_stopped(self) -> None:
+    def watch_stopped(self) -> None:
         """A shard is stopped at a record."""
         if not self._watches_stopped:
             self._watches_stopped = True
-            self._look_at_stopped()
+            self._check_stopped()
 
-    def _look_at_stopped(self) -> None:
+    def _check_stopped(self) -> None:
         now_ms, sessions = self._clock.now_ms(), self._sessions.values()
         stopped_count = sum(session.phase == "stopped" for session in sessions)
         if not stopped_count:
             self._watches_stopped, self._all_stopped_at_ms = False, None
             return
-        if stopped_count < len(sessions) or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+        if stopped_count < len(sessions) or not all(self._is_accounted_for(row, now_ms) for row in self._unfinished()):
             self._all_stopped_at_ms = None
         elif self._all_stopped_at_ms is None:
             self._all_stopped_at_ms = now_ms
         elif now_ms - self._all_stopped_at_ms >= STOPPED_MS_MAX:
             self._on_end(f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s")
             return
-        self._scheduler.call_at(now_ms + STOPPED_LOOK_EVERY_MS, self._look_at_stopped)
+        self._scheduler.call_at(now_ms + STOPPED_CHECK_EVERY_MS, self._check_stopped)
 
     def _is_idle(self, now_ms: int) -> bool:
         """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken or read. Who could
@@ -103,25 +103,30 @@ class StopWatcher:
         finished_count = sum(session.lane.finished_count for session in self._sessions.values())
         moved, self._finished_count = finished_count != self._finished_count, finished_count
         behind = any(session.behind_ms != 0 for session in self._sessions.values() if session.phase == "reading")
-        if moved or behind or self._is_busy() or not all(self._is_minded(row, now_ms) for row in self._unfinished()):
+        if (
+            moved
+            or behind
+            or self._is_busy()
+            or not all(self._is_accounted_for(row, now_ms) for row in self._unfinished())
+        ):
             self._active_at_ms = now_ms
-        timeout_ms = self._ends.idle_timeout_ms
+        timeout_ms = self._conditions.idle_timeout_ms
         return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms
 
     def _is_at_tip(self, now_ms: int) -> bool:
         return bool(self._leases.table.leases) and all(
-            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_minded(row, now_ms)
+            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_accounted_for(row, now_ms)
             for row in self._unfinished()
         )
 
     def _unfinished(self) -> list[LeaseRow]:
         return [row for row in self._leases.table.leases.values() if not row.is_finished]
 
-    def _is_minded(self, row: LeaseRow, now_ms: int) -> bool:
+    def _is_accounted_for(self, row: LeaseRow, now_ms: int) -> bool:
         """Whether this shard is read here, or is not for this worker to read as things stand."""
         if row.key in self._sessions or gate.open_parents(row, self._leases.table.leases):
             return True
         if row.owner is not None and self._leases.detector.is_heartbeating(row.owner, now_ms):
             return True
-        limit = self._ends.shards_max
+        limit = self._conditions.shards_max
         return limit is not None and len(self._sessions) >= limit

@@ -115,7 +115,7 @@ def _note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-def begin(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
+def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
     """A task of the group. Where that is going down, for whatever reason, nothing more is begun, and that is no error
     of who asked. Says whether it was.
     """

@@ -22,13 +22,13 @@ from anabranch._engine.leases.store_calls import retry_store_call
 from anabranch._engine.poller import Poller
 from anabranch._engine.ports import Ports
 from anabranch._engine.quarantine import Quarantine
-from anabranch._engine.runners import RunnerTasks, failed
+from anabranch._engine.runners import RunnerTasks, raise_later
 from anabranch._engine.session import Session
 from anabranch._engine.shard_discovery import ShardDiscovery, Start
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.sinks import Sink
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
-from anabranch._engine.tasks import begin
+from anabranch._engine.tasks import start_in_group
 from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
 from anabranch._model.sequence_numbers import Position
 from anabranch._model.streams import StreamName
@@ -61,7 +61,7 @@ class WorkerPlan:
     pace: PaceLimits
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     store_name: str = "memory"
-    ends: StopConditions = field(default_factory=StopConditions)
+    stop_conditions: StopConditions = field(default_factory=StopConditions)
     until_seconds: float | None = None
     """Records that arrived at this time or later are left alone."""
 
@@ -91,10 +91,10 @@ class FenceWatch:
         self._scheduler = scheduler
         self._member = member
         self._sink = sink
-        self._told: dict[tuple[Session, Position], None] = {}
+        self._reported: dict[tuple[Session, Position], None] = {}
         """Calls that were named and still run."""
 
-    def note(self) -> None:
+    def schedule(self) -> None:
         """A heartbeat was answered."""
         valid_until_ms = self._member.heartbeat_status.fence.valid_until_ms
         if valid_until_ms is not None:
@@ -109,26 +109,28 @@ class FenceWatch:
     def _on_grace_over(self) -> None:
         """What still runs now may run beside the next owner's calls (rule L11)."""
         if not self._member.may_start():
-            self.tell()
+            self.report_running()
 
     def on_lost(self, session: Session) -> None:
         """The lease is another's. Handler calls are cancelled, and named if they outlive their grace; what the caller's
         own loop works on cannot be cancelled, and is named at once.
         """
         if self._sink.runner_count == 0:
-            self.tell(session)
+            self.report_running(session)
         elif any(owner is session for owner, _ in self._sink.running()):
             over_ms = self._ports.clock.now_ms() + self._member.timing.grace_ms
-            self._scheduler.call_at(over_ms, lambda: self.tell(session))
+            self._scheduler.call_at(over_ms, lambda: self.report_running(session))
 
-    def tell(self, lost: Session | None = None) -> None:
+    def report_running(self, lost: Session | None = None) -> None:
         """Names the calls that run now, all of them or those of one session, each of them once."""
         running = self._sink.running()
-        self._told = {call: None for session, record in running if (call := (session, record.position)) in self._told}
+        self._reported = {
+            call: None for session, record in running if (call := (session, record.position)) in self._reported
+        }
         for session, record in running:
             call = (session, record.position)
-            if call not in self._told and (lost is None or session is lost):
-                self._told[call] = None
+            if call not in self._reported and (lost is None or session is lost):
+                self._reported[call] = None
                 self._ports.emit(self._zombie(session, record))
 
     def zombies(self) -> list[ZombieCall]:
@@ -158,24 +160,24 @@ class Worker:
         self._ports = ports
         self._plan = plan
         self.budget = budget
-        self.scheduler = Scheduler(ports.clock, self._on_stray_error)
+        self.scheduler = Scheduler(ports.clock, self._on_callback_error)
         self.sessions: dict[LeaseKey, Session] = {}
         self._reports = ShardReports(ports.emit)
         self._sink: Sink
         self.member: Member
         self.app: AppRow
         self.leases: LeaseLoop
-        self._lineage: ShardDiscovery
+        self._discovery: ShardDiscovery
         self._poller: Poller
         self._checkpointer: Checkpointer
-        self._drain: Drainer
-        self._partings: ShardHandover
+        self._drainer: Drainer
+        self._handover: ShardHandover
         self._quarantine: Quarantine
-        self._end_watch: StopWatcher
+        self._stop_watcher: StopWatcher
         self.fence_watch: FenceWatch
         self._group: asyncio.TaskGroup
         self._task: asyncio.Task[Any] | None = None
-        self._runners = RunnerTasks(ports.clock, self._on_stray_error)
+        self._runners = RunnerTasks(ports.clock, self._on_callback_error)
         self._stop = Alarm(ports.clock)
         self._stop_deadline_ms: int | None = None
         self.is_stopping = False
@@ -183,7 +185,7 @@ class Worker:
         self.on_leaving: Callable[[], None] = lambda: None
         """Called when what still runs is not waited for any more."""
         self.has_joined = False
-        self.settled = asyncio.Event()
+        self.start_finished = asyncio.Event()
         """Set when the worker has joined its application, or has failed to."""
         self.report: StopReport | None = None
         self.end_reason: str | None = None
@@ -198,12 +200,12 @@ class Worker:
         except* _LeftError:
             pass
         finally:
-            self.settled.set()
+            self.start_finished.set()
             self.scheduler.close()
             if self.has_joined:
                 self.member.close()
                 self.is_stopping = True
-                self._sink.shelf.wake_all()
+                self._sink.ready.wake_all()
             for session in self.sessions.values():
                 self._end(session)  # however it ended: a budget that is shared gets its bytes back
 
@@ -211,14 +213,14 @@ class Worker:
         async with self._runners, asyncio.TaskGroup() as group:
             self._group = group
             try:
-                await self._live(group, make_sink)
+                await self._join_and_run(group, make_sink)
             finally:
                 self.scheduler.close()  # a group that is going down takes no task any more
                 self._runners.cancel_all()
                 if self.has_joined:
                     self._poller.paused = True
 
-    async def _live(self, group: asyncio.TaskGroup, make_sink: SinkMaker) -> None:
+    async def _join_and_run(self, group: asyncio.TaskGroup, make_sink: SinkMaker) -> None:
         ports, plan = self._ports, self._plan
         stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
         self.member = Member(ports, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
@@ -226,30 +228,32 @@ class Worker:
         self.fence_watch = FenceWatch(ports, self.scheduler, self.member, self._sink)
         if plan.settings.leases.on_zombie == "exit":
             self.member.zombies = self.fence_watch.zombies
-        self._drain = Drainer(ports.clock, self._sink.running)
-        self._lineage = ShardDiscovery(ports, plan.streams, plan.start, plan.settings, plan.timing)
+        self._drainer = Drainer(ports.clock, self._sink.running)
+        self._discovery = ShardDiscovery(ports, plan.streams, plan.start, plan.settings, plan.timing)
         self.app = await open_application(ports, plan)
         await self.member.look_around()
-        await self._lineage.prepare(self.app)
+        await self._discovery.prepare(self.app)
         await self.member.join()
-        self._wire(group)
-        self._runners.start(self._sink.run_one, self._sink.runner_count, on_ignored_cancel=self.fence_watch.tell)
+        self._make_parts(group)
+        self._runners.start(
+            self._sink.run_one, self._sink.runner_count, on_ignored_cancel=self.fence_watch.report_running
+        )
         tasks = [
             group.create_task(self.leases.run(), name="leases"),
             group.create_task(self._checkpointer.run(), name="checkpoints"),
-            group.create_task(self._lineage.run(), name="lineage"),
+            group.create_task(self._discovery.run(), name="shard discovery"),
             group.create_task(self._quarantine.run(), name="quarantine"),
         ]
         ports.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
-        self._end_watch.start()
+        self._stop_watcher.start()
         self.has_joined = True
-        self.settled.set()
+        self.start_finished.set()
         while self._stop_deadline_ms is None:
             await self._stop.wait()
         self.report = await self._leave(tasks, self._stop_deadline_ms)
         raise _LeftError
 
-    def _wire(self, group: asyncio.TaskGroup) -> None:
+    def _make_parts(self, group: asyncio.TaskGroup) -> None:
         ports, plan = self._ports, self._plan
         self.leases = LeaseLoop(
             ports,
@@ -259,10 +263,10 @@ class Worker:
             on_dropped=self._on_dropped,
             on_drain=self._on_drain,
             is_healthy=lambda: self._poller.healthy,
-            status=lambda: self._reports.report(self.sessions.values(), *self._standing()),
+            status=lambda: self._reports.report(self.sessions.values(), *self._stall_inputs()),
         )
-        self.leases.table.streams = self._lineage.stream_keys
-        self._lineage.attach_failure(self.leases)
+        self.leases.table.streams = self._discovery.stream_keys
+        self._discovery.attach_failure(self.leases)
         self._checkpointer = Checkpointer(
             ports, self.leases, plan.settings.checkpoints, before_commit=self._sink.before_commit
         )
@@ -271,33 +275,33 @@ class Worker:
             self.scheduler,
             self.budget,
             group,
-            self._lineage,
+            self._discovery,
             on_records=self._on_records,
             on_unreadable=lambda session: self.leases.give_unreadable(session.key),
         )
         self._poller.paused = self._paused
-        self._partings = ShardHandover(
-            ports, self.leases, self._checkpointer, self._drain, self._sink, plan.settings.leases
+        self._handover = ShardHandover(
+            ports, self.leases, self._checkpointer, self._drainer, self._sink, plan.settings.leases
         )
         self._quarantine = Quarantine(ports, self.leases, self._checkpointer, self._sink, on_failed=self.on_failed)
         drain_ms = round(plan.settings.leases.drain_deadline * 1000)
-        self._end_watch = StopWatcher(
+        self._stop_watcher = StopWatcher(
             ports.clock,
             self.scheduler,
-            plan.ends,
+            plan.stop_conditions,
             self.sessions,
             self.leases,
             is_busy=self._is_busy,
-            on_end=lambda reason: self._end_by_itself(reason, drain_ms),
+            on_end=lambda reason: self._stop_by_itself(reason, drain_ms),
         )
         self.member.on_status = self._on_status
 
     def _spawn(self, work: Work, name: str) -> None:
-        begin(self._group, work, name)
+        start_in_group(self._group, work, name)
 
-    def _on_stray_error(self, error: BaseException) -> None:
+    def _on_callback_error(self, error: BaseException) -> None:
         """What no task awaits ends the worker all the same (P7)."""
-        self._spawn(failed(error), "what nobody awaits")
+        self._spawn(raise_later(error), "callback-error")
 
     def stop(self, deadline_ms: int) -> None:
         """Ends the worker in order; `report` says how it went."""
@@ -307,11 +311,11 @@ class Worker:
             self._stop_deadline_ms, self.is_stopping = deadline_ms, True
             self._stop.ring()
             if self.has_joined:
-                self._drain.shorten_deadline(deadline_ms)
+                self._drainer.shorten_deadline(deadline_ms)
             for session in self.sessions.values():
-                session.drains = True  # in this step: a handler that stops its consumer is not called again
+                session.is_draining = True  # in this step: a handler that stops its consumer is not called again
 
-    def _end_by_itself(self, reason: str, drain_ms: int) -> None:
+    def _stop_by_itself(self, reason: str, drain_ms: int) -> None:
         if not self.is_stopping:
             self.end_reason = reason
             self.stop(self._ports.clock.now_ms() + drain_ms)
@@ -321,17 +325,17 @@ class Worker:
         sessions = list(self.sessions.values())
         self._poller.paused = True
         self.leases.draining = True
-        self._sink.shelf.wake_all()
-        left = await self._drain.wait(sessions, deadline_ms)
+        self._sink.ready.wake_all()
+        left = await self._drainer.wait(sessions, deadline_ms)
         self.on_leaving()
         self._runners.cancel_all()
         for task in tasks:
             task.cancel()
         for session in sessions:
-            self._checkpointer.note(session)
-        committed = await self._drain.write_until_accepted(self._checkpointer.commit_all, deadline_ms)
+            self._checkpointer.mark_dirty(session)
+        committed = await self._drainer.write_until_accepted(self._checkpointer.commit_all, deadline_ms)
         await self._runners.end()  # before others may take the shards: a call that ends when it is told to has its time
-        released = await self._drain.write_until_accepted(self.member.leave, deadline_ms)
+        released = await self._drainer.write_until_accepted(self.member.leave, deadline_ms)
         stopped = [session.stopped for session in sessions if session.stopped is not None and session.phase != "lost"]
         for session in sessions:
             self._end(session)
@@ -353,25 +357,25 @@ class Worker:
 
     def _on_held(self, holding: Holding) -> None:
         plan, row = self._plan, holding.row
-        stream = self._lineage.stream_of(row.key)
+        stream = self._discovery.stream_of(row.key)
         assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
         unpacker = Unpacker(
             stream.name,
             row.key.shard_id,
-            row.hash_key_range if self._lineage.is_placed_by_key(row.key) else None,
+            row.hash_key_range if self._discovery.is_placed_by_key(row.key) else None,
             plan.settings.polling.misrouted,
             until_seconds=plan.until_seconds,
         )
         pace = Pace(plan.pace, self._ports.clock.now_ms())
-        session = Session(holding, stream, unpacker, pace, self.budget, self._lineage.horizon_of(row.key))
+        session = Session(holding, stream, unpacker, pace, self.budget, self._discovery.horizon_of(row.key))
         session.lane = self._sink.make_lane(session)
         self.sessions[row.key] = session
-        self._tell(LeaseTaken, session, fence_token=row.fence_token)
+        self._emit_for(LeaseTaken, session, fence_token=row.fence_token)
         before, now = row.checkpoint, session.lane.order
         if before.order != now and before != Checkpoint(seen_through_seconds=before.seen_through_seconds):
-            self._tell(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
-        self._quarantine.admit(session)
-        if self._quarantine.is_hopeless(session):
+            self._emit_for(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
+        self._quarantine.add(session)
+        if self._quarantine.has_given_up_on(session):
             reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
             session.stopped = _stopped_shard(session, reason)
             self._spawn(self._stop_shard(session, None, reason, None), f"stop {session.shard_id}")
@@ -380,17 +384,17 @@ class Worker:
             session.reason = row.stopped.reason
             session.stopped = _stopped_shard(session, session.reason, row.stopped.position, row.stopped.partition_key)
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
-            self._end_watch.note_stopped()
+            self._stop_watcher.watch_stopped()
             return
-        self._tell(ShardStarted, session, position=str(row.checkpoint.watermark or row.start.type))
+        self._emit_for(ShardStarted, session, position=str(row.checkpoint.watermark or row.start.type))
         self._poller.add(session)
-        self._sink.shelf.offer(session)
+        self._sink.ready.offer(session)
 
     def _on_dropped(self, key: LeaseKey, reason: str) -> None:
         session = self.sessions.pop(key)
         if reason not in {"finished", "given", "released"}:
             self.fence_watch.on_lost(session)
-        self._quarantine.discharge(session)
+        self._quarantine.remove(session)
         if session.phase not in {"finished", "lost"}:
             session.move("finish" if reason == "finished" and session.phase == "ended" else "lose")
         self._poller.remove(session)
@@ -398,11 +402,11 @@ class Worker:
         self._checkpointer.forget(session)
         session.empty()
         if reason == "given" and session.holding.request is not None:
-            self._tell(LeaseGiven, session, to_member=session.holding.request.requester)
+            self._emit_for(LeaseGiven, session, to_member=session.holding.request.requester)
         elif reason == "released":
-            self._tell(LeaseReleased, session)
+            self._emit_for(LeaseReleased, session)
         elif reason != "finished":
-            self._tell(LeaseLost, session, reason=reason)
+            self._emit_for(LeaseLost, session, reason=reason)
 
     def _on_drain(self, request: HandOffRequest) -> None:
         session = self.sessions.get(request.key)
@@ -410,38 +414,38 @@ class Worker:
             self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
 
     async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
-        if not await self._partings.give(session, request):
-            self._sink.shelf.offer(session)
-            self._poller.poke(session)
+        if not await self._handover.give(session, request):
+            self._sink.ready.offer(session)
+            self._poller.wake(session)
 
     def _on_status(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
-        self._sink.shelf.wake_all()
+        self._sink.ready.wake_all()
         status = self.member.heartbeat_status
         if status.fence.ending is not None or (status.row is not None and status.row.wanted):
             self.leases.wake()
-        self.fence_watch.note()
+        self.fence_watch.schedule()
 
     # records come and are finished
 
     def _on_records(self, session: Session) -> None:
         strays, skipped = session.unpacker.take_counts()
         if strays or skipped:
-            self._tell(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
-        self._sink.shelf.offer(session)
+            self._emit_for(Misrouted, session, delivered_count=strays, skipped_aggregate_count=skipped)
+        self._sink.ready.offer(session)
         self.on_finished(session)
 
     def on_finished(self, session: Session) -> None:
         """Something of this session may have been finished."""
-        if self._drain.waits:
-            self._drain.note()
-        self._quarantine.note(session)
+        if self._drainer.has_waiters:
+            self._drainer.notify()
+        self._quarantine.notify(session)
         if not session.is_live:
             return
-        self._checkpointer.note(session)
-        if session.phase == "ended" and session.is_exhausted and not session.ending:
-            session.ending = True
-            self._spawn(self._lineage.finish(session, self._checkpointer), f"finish {session.shard_id}")
+        self._checkpointer.mark_dirty(session)
+        if session.phase == "ended" and session.is_exhausted and not session.finish_in_progress:
+            session.finish_in_progress = True
+            self._spawn(self._discovery.finish(session, self._checkpointer), f"finish {session.shard_id}")
 
     def on_failed(self, session: Session, record: Record[bytes], reason: str, error: BaseException | None) -> None:
         """A record's policy has ended in Stop."""
@@ -453,8 +457,8 @@ class Worker:
     async def _stop_shard(
         self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
     ) -> None:
-        await self._partings.stop_shard(session, record, reason, error)
-        self._end_watch.note_stopped()
+        await self._handover.stop_shard(session, record, reason, error)
+        self._stop_watcher.watch_stopped()
 
     def on_undecodable(self, session: Session, error: UndecodableError) -> None:
         """A record whose payload does not decode is not retried: its shard stops there."""
@@ -465,7 +469,7 @@ class Worker:
     def _is_busy(self) -> bool:
         """Something is at work here, or would be: a pause is no silence. What the caller keeps in hand is no work."""
         return self._paused or any(
-            not session.window.is_empty or (session.lane.unfinished_count and not self._sink.by_hand)
+            not session.window.is_empty or (session.lane.unfinished_count and not self._sink.manual_ack)
             for session in self.sessions.values()
             if session.is_live
         )
@@ -478,12 +482,12 @@ class Worker:
             member_id=self.member.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.member.may_start()),
             paused=self._paused,
-            shards=self._reports.states(tuple(self.sessions.values()), *self._standing()),
+            shards=self._reports.states(tuple(self.sessions.values()), *self._stall_inputs()),
             budget_used_bytes=self.budget.used_bytes,
             budget_limit_bytes=self.budget.limit_bytes,
         )
 
-    def _standing(self) -> tuple[int, str | None, Mapping[Session, str]]:
+    def _stall_inputs(self) -> tuple[int, str | None, Mapping[Session, str]]:
         """Now, what keeps all shards from moving, and those that calls hold up which ignore their time-out."""
         now_ms = self._ports.clock.now_ms()
         if not self.has_joined:
@@ -493,7 +497,7 @@ class Worker:
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""
-        await self._sink.shelf.wait()
+        await self._sink.ready.wait()
 
     @property
     def is_called_by_handler(self) -> bool:
@@ -509,9 +513,9 @@ class Worker:
         if self.has_joined and not self.is_stopping:
             self._poller.paused = False
             for session in self.sessions.values():
-                self._poller.poke(session)
+                self._poller.wake(session)
 
-    def _tell(self, kind: type, session: Session, **details: object) -> None:
+    def _emit_for(self, kind: type, session: Session, **details: object) -> None:
         self._ports.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))
 
 

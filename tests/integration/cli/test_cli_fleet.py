@@ -46,7 +46,7 @@ class Worker:
         self.consumer = Consumer("orders", app="billing", settings=SETTINGS, aws=aws, on_failure=Retry(attempts=1))
         self._task = asyncio.get_running_loop().create_task(self.consumer.run(self._handle, handle_signals=False))
         async with asyncio.timeout(15):
-            while not (self.consumer._consuming and self.consumer._consuming.worker.has_joined):  # noqa: ASYNC110
+            while not (self.consumer._consumer_run and self.consumer._consumer_run.worker.has_joined):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             while len(self.consumer.status().shards) < 2:  # noqa: ASYNC110 -- both leases are taken
                 await asyncio.sleep(0.01)

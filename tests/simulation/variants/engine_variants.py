@@ -203,7 +203,7 @@ async def _begin_anew(self):
 
 async def _do_not_drain(self, sessions, deadline_ms):
     for session in sessions:
-        session.drains = True
+        session.is_draining = True
     return []
 
 
@@ -339,6 +339,6 @@ MISTAKES = {
         "one owner",
         ROLLED_BACK,
     ),
-    "trimmed records are not told": Mistake([(TrimReporter, "tell", lambda *_: None)], "no loss", TRIMMING),
+    "trimmed records are not told": Mistake([(TrimReporter, "report_loss", lambda *_: None)], "no loss", TRIMMING),
     "a parent that is not listed opens the gate": Mistake(_gate_by_listing(), "parents first", TRIMMING),
 }

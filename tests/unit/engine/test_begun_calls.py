@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from anabranch._engine.runners import FINISHED, failed, resume_call
+from anabranch._engine.runners import FINISHED, raise_later, resume_call
 
 
 def begin(call):
@@ -94,7 +94,7 @@ def test_a_cancelled_call_is_cancelled():
 
 def test_a_call_that_has_failed_raises_its_error_where_it_is_awaited():
     with pytest.raises(ValueError, match="wrong"):
-        asyncio.run(failed(ValueError("wrong")))
+        asyncio.run(raise_later(ValueError("wrong")))
 
 
 def test_a_call_that_nobody_awaits_any_more_is_closed_once():

@@ -69,7 +69,7 @@ def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
     async def main():
         checkpointer, leases = make_checkpointer("unknown")
         for number in range(3 * WRITES_AT_ONCE):
-            checkpointer.note(make_session(number))
+            checkpointer.mark_dirty(make_session(number))
         assert not await checkpointer.commit_all()
         first = [row.key for row in leases.written]
         assert len(first) == WRITES_AT_ONCE
@@ -89,7 +89,7 @@ def test_a_store_that_refuses_at_once_is_asked_once_an_interval_however_much_is_
         running = asyncio.create_task(checkpointer.run())
         for second in range(1, 4):
             for _ in range(20):
-                checkpointer.note(session)
+                checkpointer.mark_dirty(session)
                 await asyncio.sleep(0)
             assert len(leases.written) == second
             clock.advance(1_000)
@@ -159,7 +159,7 @@ def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
         session = make_session(takes_without_progress=3)
         session.lane.one_at_a_time = True
         leases.holdings[session.key] = session.holding
-        checkpointer.note(session)
+        checkpointer.mark_dirty(session)
         committing = asyncio.create_task(checkpointer.run())
         await until(lambda: bool(leases.written), "the commit, while no time passes", 2)
         committing.cancel()
@@ -173,7 +173,7 @@ def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draini
     async def main():
         checkpointer, leases = make_checkpointer("lost")
         leases.draining = draining
-        checkpointer.note(make_session())
+        checkpointer.mark_dirty(make_session())
         assert await checkpointer.commit_all()  # there is nothing left to try
         assert checkpointer.has_lost == draining
 

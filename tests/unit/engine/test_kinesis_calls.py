@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from anabranch._engine.ports import Ports
-from anabranch._engine.shard_discovery import PATIENCE_MS, await_stream, list_all_shards, retry_kinesis_call
+from anabranch._engine.shard_discovery import RETRY_FOR_MS, await_stream, list_all_shards, retry_kinesis_call
 from anabranch._model.streams import StreamName
 from anabranch._wire.messages import ListShardsResponse
 from anabranch.errors import AccessDeniedError, AnabranchError, ThrottledError, TransportError
@@ -50,22 +50,22 @@ UNREACHABLE = TransportError("no route")
 
 @pytest.mark.parametrize("error", [THROTTLED, UNREACHABLE])
 def test_what_may_pass_is_waited_for(error):
-    assert 0 < asked_for_ms(error) <= PATIENCE_MS
+    assert 0 < asked_for_ms(error) <= RETRY_FOR_MS
 
 
 def test_a_service_that_throttles_is_asked_for_as_long_as_the_start_may_take():
-    assert 110_000 < asked_for_ms(THROTTLED, answered_ms=120_000) <= 120_000
+    assert 110_000 < asked_for_ms(THROTTLED, retry_answered_ms=120_000) <= 120_000
 
 
 def test_an_endpoint_that_nobody_reaches_is_named_soon_all_the_same():
-    assert asked_for_ms(UNREACHABLE, answered_ms=120_000) <= PATIENCE_MS
+    assert asked_for_ms(UNREACHABLE, retry_answered_ms=120_000) <= RETRY_FOR_MS
 
 
 @pytest.mark.parametrize(
     "error", [AccessDeniedError("no", operation="ListShards", code="AccessDeniedException"), AnabranchError("odd")]
 )
 def test_what_is_wrong_for_good_is_said_at_once(error):
-    assert asked_for_ms(error, answered_ms=120_000) == 0
+    assert asked_for_ms(error, retry_answered_ms=120_000) == 0
 
 
 class Active(NamedTuple):
@@ -94,7 +94,7 @@ def test_a_start_outlasts_a_minute_of_throttling_and_what_runs_asks_again_later(
         ports = outside_with(clock, ThrottledForAMinute(clock))
         with pytest.raises(ThrottledError):
             await list_all_shards(ports, STREAM, None)
-        assert await list_all_shards(ports, STREAM, None, answered_ms=120_000) == []
+        assert await list_all_shards(ports, STREAM, None, retry_answered_ms=120_000) == []
         assert clock.now_ms() >= 60_000
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.unpacking import Unpacker
 from anabranch._engine.ports import Ports
-from anabranch._engine.quarantine import LOOK_MS, Quarantine
+from anabranch._engine.quarantine import CHECK_MS, Quarantine
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._model.streams import StreamName
@@ -41,10 +41,10 @@ def test_the_others_go_on_when_a_suspect_was_lost_in_its_turn_and_its_last_call_
             return "written"
 
         sink = SimpleNamespace(
-            by_hand=False,
+            manual_ack=False,
             running=lambda: running,
             before_commit=lambda: None,
-            shelf=SimpleNamespace(offer=offered.append),
+            ready=SimpleNamespace(offer=offered.append),
         )
         quarantine = Quarantine(
             Ports(kinesis=None, store=None, clock=clock, entropy=random.Random(1), emit=[].append),
@@ -54,20 +54,20 @@ def test_the_others_go_on_when_a_suspect_was_lost_in_its_turn_and_its_last_call_
             on_failed=lambda *_: None,
         )
         suspect, other = make_session(0, takes=3), make_session(1, takes=1)
-        quarantine.admit(suspect)
-        quarantine.admit(other)
+        quarantine.add(suspect)
+        quarantine.add(other)
         task = asyncio.create_task(quarantine.run())
         await until(lambda: suspect in offered, "its turn")
         running.append("a call")
         suspect.move("lose")
-        quarantine.discharge(suspect)
+        quarantine.remove(suspect)
         await asyncio.sleep(0)
-        clock.advance(LOOK_MS)
+        clock.advance(CHECK_MS)
         for _ in range(5):
             await asyncio.sleep(0)
         assert other.held_for_isolation
         running.clear()
-        quarantine.note(suspect)
+        quarantine.notify(suspect)
         await until(lambda: not other.held_for_isolation, "the turn of the other")
         assert other in offered
         task.cancel()

@@ -13,9 +13,9 @@ def nothing(_):
     return None
 
 
-async def waiting(shelf, count):
+async def waiting(ready, count):
     """Tasks that wait at the shelf."""
-    tasks = [asyncio.create_task(shelf.wait()) for _ in range(count)]
+    tasks = [asyncio.create_task(ready.wait()) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
 
@@ -31,46 +31,46 @@ async def count_woken(tasks):
 
 
 def test_sessions_are_served_in_turn():
-    shelf = ReadySessions()
+    ready = ReadySessions()
     for session in "abc":
-        shelf.offer(session)
-    assert [shelf.take(everything)[0] for _ in range(7)] == list("abcabca")
+        ready.offer(session)
+    assert [ready.take(everything)[0] for _ in range(7)] == list("abcabca")
 
 
 def test_a_session_that_has_nothing_leaves_the_shelf_until_it_is_offered_again():
-    shelf = ReadySessions()
-    shelf.offer("a")
-    assert shelf.take(nothing) is None
-    assert shelf.take(everything) is None
-    shelf.offer("a")
-    assert shelf.take(everything) == ("a", "A")
+    ready = ReadySessions()
+    ready.offer("a")
+    assert ready.take(nothing) is None
+    assert ready.take(everything) is None
+    ready.offer("a")
+    assert ready.take(everything) == ("a", "A")
 
 
 def test_what_is_handed_out_one_at_a_time_is_followed_only_after_it_is_offered_again():
-    shelf = ReadySessions(one_at_a_time=True)
-    shelf.offer("a")
-    assert shelf.take(everything) == ("a", "A")
-    assert shelf.take(everything) is None
-    shelf.put_back("a")
-    assert shelf.take(everything) == ("a", "A")
+    ready = ReadySessions(one_at_a_time=True)
+    ready.offer("a")
+    assert ready.take(everything) == ("a", "A")
+    assert ready.take(everything) is None
+    ready.put_back("a")
+    assert ready.take(everything) == ("a", "A")
 
 
 def test_a_session_that_is_withdrawn_is_not_served():
-    shelf = ReadySessions()
-    shelf.offer("a")
-    shelf.withdraw("a")
-    shelf.withdraw("b")
-    assert shelf.take(everything) is None
+    ready = ReadySessions()
+    ready.offer("a")
+    ready.withdraw("a")
+    ready.withdraw("b")
+    assert ready.take(everything) is None
 
 
 def test_an_offer_wakes_one_and_who_finds_work_wakes_the_next_if_there_is_more():
     async def main():
-        shelf = ReadySessions(one_at_a_time=True)
-        tasks = await waiting(shelf, 3)
-        shelf.offer("a")
-        shelf._ready["b"] = None
-        assert shelf.take(everything) == ("a", "A")
-        assert shelf.take(everything) == ("b", "B")
+        ready = ReadySessions(one_at_a_time=True)
+        tasks = await waiting(ready, 3)
+        ready.offer("a")
+        ready._ready["b"] = None
+        assert ready.take(everything) == ("a", "A")
+        assert ready.take(everything) == ("b", "B")
         assert await count_woken(tasks) == 2
 
     asyncio.run(main())
@@ -78,9 +78,9 @@ def test_an_offer_wakes_one_and_who_finds_work_wakes_the_next_if_there_is_more()
 
 def test_who_puts_back_wakes_nobody_since_it_looks_again_itself():
     async def main():
-        shelf = ReadySessions()
-        tasks = await waiting(shelf, 2)
-        shelf.put_back("a")
+        ready = ReadySessions()
+        tasks = await waiting(ready, 2)
+        ready.put_back("a")
         assert await count_woken(tasks) == 0
 
     asyncio.run(main())
@@ -88,9 +88,9 @@ def test_who_puts_back_wakes_nobody_since_it_looks_again_itself():
 
 def test_a_waiter_that_is_cancelled_in_its_turn_passes_it_on():
     async def main():
-        shelf = ReadySessions()
-        first, second = await waiting(shelf, 2)
-        shelf.offer("a")
+        ready = ReadySessions()
+        first, second = await waiting(ready, 2)
+        ready.offer("a")
         first.cancel()
         assert await count_woken([second]) == 1
         assert first.cancelled()

@@ -75,7 +75,7 @@ def test_a_runner_that_does_not_end_is_let_go_of_and_kept_until_it_does(monkeypa
         may_end.set()
         await asyncio.sleep(0.01)
         assert ended == [True]
-        assert not runners._let_go
+        assert not runners._released
         assert told == [1]
 
     asyncio.run(main())
@@ -117,6 +117,6 @@ def test_who_is_cancelled_while_runners_end_lets_go_of_them_at_once():
         await asyncio.wait([ending])
         assert ending.cancelled()
         assert told == [1]
-        await asyncio.wait(runners._let_go)
+        await asyncio.wait(runners._released)
 
     asyncio.run(main())

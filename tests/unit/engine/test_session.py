@@ -101,7 +101,7 @@ def answer(*records, behind_ms=0, following="next"):
 def hear(session, response, server_seconds):
     """One read, as the poller makes it; whether records may have been lost before it."""
     lost = session.may_have_lost(response, server_seconds)
-    session.note_read(response, server_seconds)
+    session.record_read(response, server_seconds)
     read(session, *response.records)
     return lost
 

@@ -106,7 +106,7 @@ def test_a_call_that_ignores_its_time_out_is_the_first_reason():
 def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     session = make_session()
     assert ShardReports(lambda event: None).report([session], 0, blocked_reason="paused")[0].reason == "paused"
-    session.drains = True
+    session.is_draining = True
     session.holding.request = HandOffRequest(session.key, "other")
     assert ShardReports(lambda event: None).report([session], 0)[0].reason == "it is being handed over to other"
     session.reason = "no such key"
@@ -130,11 +130,11 @@ def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back()
 
 def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
     reports, session = ShardReports(lambda event: None), make_session()
-    session.no_room_since_ms = 5_000
+    session.budget_full_since_ms = 5_000
     session.budget.try_reserve(session.budget.limit_bytes)
     assert reports.report([session], 14_999)[0].reason is None
     assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
-    session.no_room_since_ms = None
+    session.budget_full_since_ms = None
     assert reports.report([session], 15_001)[0].reason is None
 
 
@@ -162,7 +162,7 @@ def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_aft
     told, sessions = [], [make_session(number) for number in range(50)]
     reports = ShardReports(told.append)
     for number, session in enumerate(sessions):
-        session.no_room_since_ms = number
+        session.budget_full_since_ms = number
     reports.report(sessions, 0)
     for second in range(60):
         reports.report(sessions, second * 1000)
@@ -181,7 +181,7 @@ def test_turns_of_a_full_budget_are_not_reported():
     told, sessions = [], [make_session(number) for number in range(50)]
     reports = ShardReports(told.append)
     for second in range(1_000):
-        sessions[second % 50].no_room_since_ms = second * 1000  # it was read, and waits again
+        sessions[second % 50].budget_full_since_ms = second * 1000  # it was read, and waits again
         reports.report(sessions, second * 1000)
     assert told == []
 
@@ -189,7 +189,7 @@ def test_turns_of_a_full_budget_are_not_reported():
 def test_a_shard_that_waits_for_room_tells_what_else_comes():
     told, session = [], make_session()
     reports = ShardReports(told.append)
-    session.no_room_since_ms = 0
+    session.budget_full_since_ms = 0
     reports.report([session], 20_000)
     reports.report([session], 21_000, blocked_reason="told to pause")
     assert [event.reason for event in told] == ["told to pause"]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from anabranch._engine.tasks import begin
+from anabranch._engine.tasks import start_in_group
 
 
 def test_nothing_is_begun_in_a_group_that_is_going_down_and_that_is_no_second_error():
@@ -18,11 +18,11 @@ def test_nothing_is_begun_in_a_group_that_is_going_down_and_that_is_no_second_er
 
     async def main():
         async with asyncio.TaskGroup() as group:
-            assert begin(group, fail(), "fail")
+            assert start_in_group(group, fail(), "fail")
             try:
                 await asyncio.sleep(60)
             finally:
-                assert not begin(group, late(), "late")
+                assert not start_in_group(group, late(), "late")
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(main())

@@ -24,64 +24,64 @@ _HANDS: Final = 8
 """Records that are worked on at once where they are acknowledged by hand."""
 
 
-async def _run(consuming: ConsumerRun, labour: Labour) -> None:
-    await consuming.start(consuming.handle_records(HandlerCall(labour.handle, threads=1)))
-    await consuming.wait()
+async def _run(run: ConsumerRun, labour: Labour) -> None:
+    await run.start(run.handle_records(HandlerCall(labour.handle, threads=1)))
+    await run.wait()
 
 
-async def _run_batches(consuming: ConsumerRun, labour: Labour) -> None:
-    await consuming.start(consuming.handle_batches(HandlerCall(labour.handle_batch, threads=1), _BATCHES))
-    await consuming.wait()
+async def _run_batches(run: ConsumerRun, labour: Labour) -> None:
+    await run.start(run.handle_batches(HandlerCall(labour.handle_batch, threads=1), _BATCHES))
+    await run.wait()
 
 
-async def _each_record(consuming: ConsumerRun, labour: Labour) -> None:
+async def _each_record(run: ConsumerRun, labour: Labour) -> None:
     try:
-        async with aclosing(consuming.records()) as records:
+        async with aclosing(run.records()) as records:
             async for record in records:
                 await labour.walk([record])
     finally:
-        await _leave(consuming)
+        await _leave(run)
 
 
-async def _each_batch(consuming: ConsumerRun, labour: Labour) -> None:
+async def _each_batch(run: ConsumerRun, labour: Labour) -> None:
     try:
-        async with aclosing(consuming.batches(_BATCHES)) as batches:
+        async with aclosing(run.batches(_BATCHES)) as batches:
             async for batch in batches:
                 await labour.walk(batch.records)
     finally:
-        await _leave(consuming)
+        await _leave(run)
 
 
-async def _by_hand(consuming: ConsumerRun, labour: Labour) -> None:
+async def _manual_ack(run: ConsumerRun, labour: Labour) -> None:
     hands = asyncio.Semaphore(_HANDS)
     try:
-        async with asyncio.TaskGroup() as group, aclosing(consuming.records(by_hand=True)) as records:
+        async with asyncio.TaskGroup() as group, aclosing(run.records(manual_ack=True)) as records:
             async for record in records:
                 # Begun in the step that hands it out: a queue of ours would let the fence pass unseen.
-                group.create_task(_acknowledge(record, labour.begin([record]), consuming, labour, hands))
+                group.create_task(_acknowledge(record, labour.begin([record]), run, labour, hands))
                 await hands.acquire()
     finally:
-        await _leave(consuming)
+        await _leave(run)
 
 
 async def _acknowledge(
-    record: Record[Any], calls: list[Call], consuming: ConsumerRun, labour: Labour, hands: asyncio.Semaphore
+    record: Record[Any], calls: list[Call], run: ConsumerRun, labour: Labour, hands: asyncio.Semaphore
 ) -> None:
     try:
         await labour.retry_store_call([record], calls)
-        consuming.ack([record])
+        run.ack([record])
     finally:
         hands.release()
 
 
-async def _leave(consuming: ConsumerRun) -> None:
+async def _leave(run: ConsumerRun) -> None:
     """What leaving `async with Consumer` does, with the error that leaves it, if there is one."""
-    await consuming.leave(sys.exception(), _DRAIN_SECONDS)
+    await run.leave(sys.exception(), _DRAIN_SECONDS)
 
 
 FORMS: Final[dict[Form, Callable[[ConsumerRun, Labour], Awaitable[None]]]] = {
     "batches": _each_batch,
-    "by_hand": _by_hand,
+    "by_hand": _manual_ack,
     "records": _each_record,
     "run": _run,
     "run_batches": _run_batches,

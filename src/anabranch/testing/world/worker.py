@@ -64,12 +64,12 @@ class SimulatedWorker:
             emit=self._hear,
             before_call=self._labour.before_call if self._options.gaps else None,
         )
-        self._consuming = ConsumerRun(ports, self._plan(timing), self._handling(), self._budget)
+        self._consumer_run = ConsumerRun(ports, self._plan(timing), self._handler_options(), self._budget)
         self.task = process.spawn(self._live(), process.name)
 
     @property
     def has_joined(self) -> bool:
-        return self._consuming.worker.has_joined
+        return self._consumer_run.worker.has_joined
 
     @property
     def is_at_work(self) -> bool:
@@ -85,14 +85,14 @@ class SimulatedWorker:
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
             timing=timing,
             pace=PaceLimits(),
-            ends=StopConditions(at_tip=options.ends_at_tip),
+            stop_conditions=StopConditions(at_tip=options.ends_at_tip),
             settings=ConsumerSettings(
                 checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
                 leases=LeaseSettings(hand_off=options.hand_off, drain_deadline=options.drain_seconds),
             ),
         )
 
-    def _handling(self) -> HandlerOptions:
+    def _handler_options(self) -> HandlerOptions:
         options, given = self._options, self._around.handling
         policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
         decode = self._labour.decode if given.decode is None and options.undecodable else given.decode
@@ -117,7 +117,7 @@ class SimulatedWorker:
 
     async def _live(self) -> None:
         try:
-            await FORMS[self._options.form](self._consuming, self._labour)
+            await FORMS[self._options.form](self._consumer_run, self._labour)
             if not self.is_stopping:
                 self._journal.succeeded(self.process.world_ms(), self.process.name)
         except PretendedError as error:
@@ -152,7 +152,7 @@ class SimulatedWorker:
 
     async def _stop(self) -> None:
         try:
-            report = await self._consuming.stop(_STOP_SECONDS)
+            report = await self._consumer_run.stop(_STOP_SECONDS)
         except Exception:  # noqa: BLE001 -- it is told in _live
             return
         if report.committed and report.released and not report.leftovers:

@@ -102,3 +102,8 @@ def test_a_budget_is_bytes_or_one_to_share():
     shared = Budget()
     assert ConsumerSettings(budget=shared).budget is shared
     assert ConsumerSettings(budget=64 << 20).budget == 64 << 20
+
+
+def test_an_exclusive_name_must_be_given():
+    with pytest.raises(ConfigurationError, match="worker_id_exclusive needs a worker_id"):
+        LeaseSettings(worker_id_exclusive=True)

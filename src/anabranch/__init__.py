@@ -15,8 +15,8 @@ from anabranch.reports import ConsumerStatus, FleetStatus, FlushReport, StopRepo
 from anabranch.values import json_lines
 
 if TYPE_CHECKING:
-    from anabranch._engine.writing.delivery import Delivery
     from anabranch._engine.writing.write_thread import SyncDelivery
+    from anabranch._engine.writing.writer import Delivery
     from anabranch.application import Application
     from anabranch.consumer import Consumer
     from anabranch.producer import Producer
@@ -59,7 +59,7 @@ __all__ = [
 _LAZY = {
     "Application": "anabranch.application",
     "Consumer": "anabranch.consumer",
-    "Delivery": "anabranch._engine.writing.delivery",
+    "Delivery": "anabranch._engine.writing.writer",
     "Producer": "anabranch.producer",
     "SyncDelivery": "anabranch._engine.writing.write_thread",
     "SyncProducer": "anabranch.sync_producer",

@@ -15,8 +15,7 @@ from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.pipeline import WritingRules
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_hook, make_emit
-from anabranch._engine.writing.delivery import Delivery
-from anabranch._engine.writing.writer import Writer
+from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._model.entropy import Entropy
 from anabranch._model.kinds import check_seconds, wrong_kinds
 from anabranch._model.streams import parse_stream, wrong_stream

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
-from anabranch._core.writing.routing import check_keys
+from anabranch._core.writing.lanes import check_keys
 from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, WriteThread
 from anabranch._model.kinds import check_seconds
 from anabranch._model.streams import parse_stream

@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from anabranch._core.writing.aggregation import OutgoingRecord, cost_of
+from anabranch._core.writing.bundles import OutgoingRecord, cost_of
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
 from anabranch._model.sequence_numbers import Position

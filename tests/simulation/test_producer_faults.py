@@ -28,8 +28,9 @@ INVALID = InvalidRequestError("bad", operation="PutRecords", code="ValidationExc
 DENIED = AccessDeniedError("no", operation="PutRecords", code="AccessDeniedException")
 THROTTLED = PutRecordsResultEntry(None, None, "ProvisionedThroughputExceededException", "slow down")
 
-# The handle that users hold, and the thread of the blocking producer: no steps of the writer.
-APART = {"anabranch._engine.writing.delivery", "anabranch._engine.writing.write_thread"}
+# Not steps of the writer: the thread of the blocking producer, and the handle that users hold.
+OTHER_MODULES = {"anabranch._engine.writing.write_thread"}
+OF_THE_HANDLE = ("Delivery.", "_wake", "_running_loop", "_resolve")
 # What runs when the writer ends, as a last resort.
 LAST_RESORT = "Writer._abandon"
 # Before there is a record.
@@ -53,7 +54,7 @@ class Faults:
             importlib.import_module(found.name)
             for package in (anabranch._core.writing, anabranch._engine.writing)
             for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-            if found.name not in APART
+            if found.name not in OTHER_MODULES
         ]
         for module in modules:
             for function in vars(module).values():
@@ -78,7 +79,9 @@ class Faults:
 
     def _wrap(self, function):
         name = function.__qualname__
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or name == FIRST:
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            return function
+        if name == FIRST or name.startswith(OF_THE_HANDLE):
             return function
 
         @functools.wraps(function)

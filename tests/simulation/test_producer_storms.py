@@ -9,8 +9,7 @@ import random
 import pytest
 from memory_kinesis import MemoryKinesis
 
-from anabranch._engine.writing.intake import Intake
-from anabranch._engine.writing.writer import Writer
+from anabranch._engine.writing.writer import Intake, Writer
 from anabranch.config import ProducerSettings
 from anabranch.errors import BufferFull, DeliveryFailed, ThrottledError, TransportError, UnavailableError
 from anabranch.testing.checkers import WriteOutcomes

@@ -3,11 +3,9 @@
 import pytest
 from producer_world import run_world
 
+from anabranch._core.writing.lanes import Placement, Routing
 from anabranch._core.writing.pipeline import Pipeline
-from anabranch._core.writing.placement import Placement
-from anabranch._core.writing.retry import RULINGS, Next, Outcome, Ruling
-from anabranch._core.writing.routing import Routing
-from anabranch._core.writing.settlement import Settlement
+from anabranch._core.writing.settlement import RULINGS, Next, Outcome, Ruling, Settlement
 from anabranch._core.writing.shard_map import ShardMap
 
 SEEDS = 200

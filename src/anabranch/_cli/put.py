@@ -32,7 +32,7 @@ from anabranch.errors import ConfigurationError, DeliveryFailed
 from anabranch.limits import RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from anabranch._engine.writing.delivery import Delivery
+    from anabranch._engine.writing.writer import Delivery
     from anabranch.producer import Producer
     from anabranch.records import PutResult
 

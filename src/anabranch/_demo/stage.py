@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from anabranch._demo.audit import Handling
-from anabranch._engine.writing.delivery import Delivery
+from anabranch._engine.writing.writer import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError

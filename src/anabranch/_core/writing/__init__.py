@@ -1,1 +1,1 @@
-"""How records reach the stream: shard map, aggregation, limiter, collection, retries, order lanes."""
+"""How records reach the stream."""

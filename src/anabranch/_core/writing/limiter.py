@@ -20,8 +20,6 @@ from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_WRITE_BURST_BYTES, SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
-__all__ = ["RefusedShare", "ShardPace"]
-
 DECREASE: Final = 0.7
 INCREASE_PER_MS: Final = 0.05 / 1_000
 FACTOR_MIN: Final = 0.02

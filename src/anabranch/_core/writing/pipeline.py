@@ -13,12 +13,8 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from anabranch._core.writing.aggregation import Bundle, OutgoingRecord, Packing
-from anabranch._core.writing.collection import Call, collect
-from anabranch._core.writing.failures import Failures
-from anabranch._core.writing.lanes import Lane
-from anabranch._core.writing.placement import Placement
-from anabranch._core.writing.routing import Routing, check_keys
+from anabranch._core.writing.bundles import Bundle, Failures, OutgoingRecord, Packing
+from anabranch._core.writing.lanes import Call, Lane, Placement, Routing, check_keys, collect
 from anabranch._core.writing.settlement import ORDER_MESSAGE, OURS, Settlement
 from anabranch._core.writing.shard_map import ShardMap
 from anabranch._model.entropy import Entropy
@@ -28,8 +24,6 @@ from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import AnabranchError
 from anabranch.events import AggregationOff, Event, KeyBlocked, ShardMapFailed, StreamChanged
 from anabranch.limits import PARTITION_KEY_CHARACTERS_MAX, RECORD_BYTES_MAX
-
-__all__ = ["Pipeline", "Steps", "WritingRules"]
 
 EXPIRY_CHECKS_APART_MS: Final = 100
 BLOCKED_TOLD_APART_MS: Final = 10_000

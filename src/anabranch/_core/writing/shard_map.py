@@ -31,8 +31,6 @@ from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch._model.shards import Shard
 
-__all__ = ["MapState", "MappedShard", "ShardMap", "digest_of_hash_key"]
-
 HASH_KEY_BYTES: Final = 16
 _LOWEST: Final = bytes(HASH_KEY_BYTES)
 _HIGHEST: Final = b"\xff" * HASH_KEY_BYTES

@@ -11,8 +11,6 @@ import sys
 import threading
 from typing import Protocol
 
-__all__ = ["EndsAtExit", "TellsAtExit", "end_at_exit", "end_no_more", "tell_at_exit", "tell_no_more"]
-
 
 class EndsAtExit(Protocol):
     def begin_exit(self) -> None:

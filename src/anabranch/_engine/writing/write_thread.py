@@ -17,19 +17,16 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, Protocol
 
-from anabranch._core.writing.aggregation import cost_of
+from anabranch._core.writing.bundles import cost_of
 from anabranch._engine.tasks import single_cause
-from anabranch._engine.writing.delivery import Delivery
-from anabranch._engine.writing.intake import failure_of
 from anabranch._engine.writing.process_exit import end_at_exit, end_no_more
+from anabranch._engine.writing.writer import Delivery, failure_of
 from anabranch._model.kinds import check_seconds
 from anabranch._ports.daemon_threads import DaemonThreads
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
 from anabranch.reports import FlushReport
-
-__all__ = ["HandedRecord", "SyncDelivery", "WriteThread"]
 
 _log = logging.getLogger("anabranch")
 

@@ -2,7 +2,7 @@
 
 import random
 
-from anabranch._core.writing.aggregation import OutgoingRecord, cost_of
+from anabranch._core.writing.bundles import OutgoingRecord, cost_of
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.shards import Shard

@@ -1,7 +1,7 @@
 import pytest
 from stream_of_shards import MIDDLE, Desk, listing, shard, shard_id, written
 
-from anabranch._core.writing.aggregation import AGGREGATE_BYTES, AGGREGATE_BYTES_LOADED
+from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_LOADED
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, open_aggregate
 from anabranch.limits import MIB
 

@@ -1,7 +1,7 @@
 import pytest
 from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, shard_id, written
 
-from anabranch._core.writing.routing import REMEMBERED_KEYS_MAX
+from anabranch._core.writing.lanes import REMEMBERED_KEYS_MAX
 from anabranch._wire.messages import PutRecordsResultEntry
 from anabranch.errors import AccessDeniedError, InvalidRequestError, TransportError
 
@@ -365,7 +365,7 @@ def test_what_waits_for_a_listing_that_does_not_answer_times_out_as_perhaps_writ
 
 
 def test_the_memory_of_keys_is_bounded(monkeypatch):
-    monkeypatch.setattr("anabranch._core.writing.routing.REMEMBERED_KEYS_MAX", 10)
+    monkeypatch.setattr("anabranch._core.writing.lanes.REMEMBERED_KEYS_MAX", 10)
     desk = Desk(listing(1))
     for number in range(25):
         desk.put(b"x", f"key-{number}")

@@ -1,7 +1,7 @@
 import pytest
 from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, shard_id, written
 
-from anabranch._core.writing.retry import RULINGS, Outcome, outcome_of_error
+from anabranch._core.writing.settlement import RULINGS, Outcome, outcome_of_error
 from anabranch._wire.messages import PutRecordsResultEntry
 from anabranch.errors import (
     AccessDeniedError,

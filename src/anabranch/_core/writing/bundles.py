@@ -14,7 +14,7 @@ A record is also its own delivery handle (the engine's `Delivery` extends it): o
 its bundle, so whatever becomes of the bundle is known to the handle without a look-up.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +26,6 @@ from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_ENTRIES_MAX
 from anabranch.records import Attempt, PutResult
-
-__all__ = ["AGGREGATE_BYTES", "AGGREGATE_BYTES_LOADED", "Bundle", "OutgoingRecord", "Packing", "cost_of"]
 
 AGGREGATE_BYTES: Final = 50 * KIB  # two of the 25 KB units that the service bills
 AGGREGATE_BYTES_LOADED: Final = 256 * KIB  # where a lane has to wait anyway
@@ -217,3 +215,44 @@ class Bundle:
         self.records = []
         self.entry = None
         self.builder = None
+
+
+class Failures:
+    __slots__ = ("_unseen", "blocks_keys", "freed_bytes", "keys", "on_seen")
+
+    def __init__(self, *, blocks_keys: bool) -> None:
+        self.blocks_keys = blocks_keys
+        self.keys: dict[str, None] = {}
+        """Keys whose later records fail too."""
+        self.freed_bytes = 0
+        """What failures that were seen gave back to the buffer, until the engine takes it."""
+        self.on_seen: Callable[[], None] | None = None
+        """Called when the buffer has got room by it."""
+        self._unseen: dict[int, OutgoingRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._unseen)
+
+    def add(self, records: Iterable[OutgoingRecord]) -> None:
+        for record in records:
+            self._unseen[id(record)] = record
+            if self.blocks_keys:
+                self.keys[record.partition_key] = None
+
+    def see(self, record: OutgoingRecord) -> None:
+        """Its failure has come to the knowledge of whoever wrote it. One is enough to acknowledge its key."""
+        if self._unseen.pop(id(record), None) is not None:
+            self.freed_bytes += cost_of(record.data, record.partition_key)
+            self.keys.pop(record.partition_key, None)
+            if self.on_seen is not None:
+                self.on_seen()
+
+    def see_all(self) -> list[OutgoingRecord]:
+        records = list(self._unseen.values())
+        for record in records:
+            self.see(record)
+        return records
+
+    def take_freed_bytes(self) -> int:
+        freed, self.freed_bytes = self.freed_bytes, 0
+        return freed

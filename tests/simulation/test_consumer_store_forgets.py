@@ -175,9 +175,7 @@ class StoreThatIsEmptiedInAStart(MemoryLeaseStore):
         self._members, self._leases = {}, {}
 
 
-@pytest.mark.parametrize(
-    "begun_anew", [pytest.param(False, id="emptied", marks=pytest.mark.long), pytest.param(True, id="begun anew")]
-)
+@pytest.mark.parametrize("begun_anew", [pytest.param(False, id="emptied"), pytest.param(True, id="begun anew")])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_start_leaves_nothing_in_a_store_that_was_emptied_under_it(window, begun_anew):
     happened, seen = [], []

@@ -20,13 +20,6 @@ def _consume(consumer):
     asyncio.run(main())
 
 
-def test_an_endpoint_that_refuses_connections_is_named_with_advice(monkeypatch):
-    monkeypatch.setattr(shard_discovery, "PATIENCE_MS", 200)
-    aws = Aws(region="us-east-1", endpoint_url="http://127.0.0.1:9", credentials=Credentials())
-    with pytest.raises(errors.TransportError, match=r"127\.0\.0\.1:9"):
-        _consume(Consumer("orders", aws=aws))
-
-
 def test_a_missing_region_reads_like_advice():
     with pytest.raises(errors.CredentialsError, match="region"):
         _consume(Consumer("orders"))

@@ -8,8 +8,7 @@ import hashlib
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.lanes import Lane
-from anabranch._core.reading.unpacking import Unpacker
-from anabranch._core.reading.window import Window
+from anabranch._core.reading.window import Unpacker, Window
 from shard_records import SHARD, STREAM, aggregated, plain
 
 STEPS_MAX = 20_000
@@ -86,7 +85,7 @@ class Owner:
         upcoming = self.lane.upcoming(self.now_ms, self.draw.randint(1, 4))
         count = self.draw.randint(0, len(upcoming))
         if count:
-            self.lane.pass_over(count)
+            self.lane.finish_prefix(count)
             self.started += upcoming[:count]
             self.finished += upcoming[:count]
         if count < len(upcoming) and self.draw.random() < 0.5:

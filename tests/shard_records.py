@@ -1,7 +1,6 @@
 """One shard's records, as reads bring them and as handlers see them, for tests of the pure core."""
 
-from anabranch._core.reading.unpacking import Unpacker
-from anabranch._core.reading.window import Window
+from anabranch._core.reading.window import Unpacker, Window
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record

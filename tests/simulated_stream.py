@@ -25,7 +25,7 @@ from anabranch._engine.ports import Ports
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.server.exchange import Abandon, Request, Response
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.errors import TransportError
 from anabranch.local.faults import Faults

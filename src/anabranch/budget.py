@@ -1,9 +1,8 @@
-"""One byte budget for everything that a consumer has read and not finished; several consumers may share one.
+"""A byte budget for all records that a consumer has read and not finished. Several consumers can share one.
 
-The rules (P5): room is reserved before a read, for the largest answer there can be, and the difference is given
-back when the answer is here (rule B1); who finds no room is called again when there is some, and nothing is ever
-dropped to make room. What waits behind unfinished records of its keys has a bounded part of it, so that a few shards
-with such keys do not take the room that all others read with (rule D6).
+A read reserves room for the largest possible answer, and returns the difference when the answer arrives (rule B1).
+Readers without room are called back later; nothing is dropped to make room (P5). Records that wait for unfinished
+records of their keys may use only a part of the budget, so that a few shards cannot block all others (rule D6).
 """
 
 from collections import deque
@@ -15,7 +14,7 @@ from anabranch.limits import GET_RECORDS_BYTES_MAX, MIB
 __all__ = ["READ_RESERVE_BYTES", "Budget"]
 
 READ_RESERVE_BYTES = 24 * MIB
-"""A full GetRecords answer of 10 MiB in JSON: its text, and the bytes decoded from it (rule B1)."""
+"""For a full GetRecords answer of 10 MiB: its JSON text and the decoded bytes (rule B1)."""
 
 assert READ_RESERVE_BYTES > 2 * GET_RECORDS_BYTES_MAX
 
@@ -32,7 +31,7 @@ class Budget:
         self.used_bytes = 0
         self.peak_bytes = 0
         self.held_back_bytes = 0
-        """Of all shards, what waits behind unfinished records of its keys."""
+        """Bytes of records of all shards that wait for unfinished records of their keys."""
         self.held_back_bytes_max = limit_bytes // 8
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
@@ -47,8 +46,8 @@ class Budget:
         return True
 
     def wait(self, wanted_bytes: int, on_room: Callable[[], None]) -> None:
-        """Calls back once, when there is room for so much: the caller then reserves it. Who has waited longest is
-        called first, so that of several who share a budget none takes all the room that comes back.
+        """Calls back once when there is room; the caller then reserves it. First come, first served, so that no
+        consumer of a shared budget takes all freed room.
         """
         self._waiting.append((wanted_bytes, on_room))
 

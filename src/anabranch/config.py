@@ -1,7 +1,6 @@
-"""Settings by subject: frozen values that are checked whole, so that every violation is named at once.
+"""Settings, as frozen values. All violations are reported at once.
 
-Each field says what it trades and where its default comes from. Durations are seconds. AWS's own quotas are no
-settings; they are in `limits`.
+Durations are seconds. AWS's quotas are not settings; they are in `limits`.
 """
 
 import re
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from anabranch._model.kinds import wrong_fields
+from anabranch._model.kinds import field_type_violations
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import ConfigurationError
 
@@ -25,34 +24,33 @@ def _refuse(violations: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aws:
-    """Which AWS to talk to, and as whom.
-
-    What is left out comes from the standard chain: environment, profile, container, instance.
+    """The AWS region, endpoint and credentials. Defaults come from the standard chain: environment, profile, container,
+    instance.
     """
 
     region: str | None = None
     profile: str | None = None
-    """A profile of the shared configuration files."""
+    """A profile in the shared AWS configuration files."""
     endpoint_url: str | None = None
-    """Another address for Kinesis, such as a local one."""
+    """Another endpoint for Kinesis, such as a local server."""
     session: Any = None
     """A `boto3.Session` or `botocore.session.Session` to take credentials, region and configuration from."""
     credentials: Any = None
-    """An object of botocore's kind: `get_frozen_credentials()`, or `access_key`, `secret_key` and `token`."""
+    """An object like botocore's: with `get_frozen_credentials()`, or with `access_key`, `secret_key` and `token`."""
 
     def __post_init__(self) -> None:
         violations: list[str] = []
         if self.region is not None and _REGION.fullmatch(self.region) is None:
             violations.append(f"region: a region looks like eu-west-1, not {self.region!r}")
         if self.profile is not None and self.session is not None:
-            violations.append("profile: a session already has its profile; give one of the two")
+            violations.append("profile: a session already has a profile; pass one of the two")
         if self.endpoint_url is not None and not _is_endpoint(self.endpoint_url):
             violations.append(f"endpoint_url: an endpoint looks like http://localhost:4567, not {self.endpoint_url!r}")
         if self.session is not None and not callable(getattr(self.session, "get_credentials", None)):
-            violations.append(f"session: a boto3 or botocore session is wanted, not {type(self.session).__name__}")
+            violations.append(f"session: must be a boto3 or botocore session, not {type(self.session).__name__}")
         if self.credentials is not None and not _are_credentials(self.credentials):
             violations.append(
-                "credentials: an object with get_frozen_credentials(), or with access_key and secret_key, is wanted, "
+                "credentials: must be an object with get_frozen_credentials(), or with access_key and secret_key, "
                 f"not {type(self.credentials).__name__}"
             )
         _refuse(violations)
@@ -81,38 +79,38 @@ def _are_credentials(value: Any) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     worker_id: str | None = None
-    """A name for people; None: host name and process id. Ownership never depends on it."""
+    """A readable name; by default the host name and process id. Ownership does not depend on it."""
     worker_id_exclusive: bool = False
-    """Whether the platform vouches that no two processes ever run under one `worker_id`, not even for a moment and not
-    on two sides of a broken network. Then a restart takes its shards back at once, in stores that cannot see for
-    themselves that a process is dead; if it is not so, records are handled twice, and out of order."""
+    """Set it only if the platform guarantees that no two processes ever run with the same `worker_id`, not even briefly
+    or during a network partition. Then a restarted worker takes its shards back at once, with every store. If the
+    guarantee is broken, records are handled twice and out of order."""
     expiry: float = 10.0
-    """A worker that showed no life for this long loses its shards. Shorter recovers faster from crashes and forgives
-    shorter pauses; heartbeat, fence and grace follow from it. KCL's default is the same."""
+    """A worker without heartbeats for this long loses its shards. A shorter expiry recovers faster from crashes, but
+    tolerates only shorter pauses. The heartbeat interval and all other times follow from it. Same default as KCL."""
     max_shards: int | None = None
-    """How many shards this worker takes at most; None: its fair share."""
+    """How many shards this worker holds at most; None for its fair share."""
     stall_limit: float = 120.0
-    """When the event loop has stood still for this long, the worker gives its shards up on purpose."""
+    """If the event loop is blocked for this long, the worker gives up its shards."""
     drain_deadline: float = 20.0
-    """How long a stop or a hand-off waits for running handler calls. After a stop, the calls are cancelled; after a
-    hand-off, `hand_off` says. It leaves 10 s of Kubernetes's default grace period for the last commits."""
+    """How long a stop or a hand-off waits for running handler calls. Then a stop cancels them; for a hand-off see
+    `hand_off`. The default leaves 10 s of Kubernetes's default grace period for the last commits."""
     hand_off: Literal["keep", "force"] = "keep"
-    """When handler calls outlast `drain_deadline` while another worker waits for their shard: `keep` keeps the shard
-    and repeats nothing; `force` cancels them and gives the shard away when the last of them has ended. What was
-    cancelled is handled again by the new owner. Calls in threads cannot be cancelled, and are waited for."""
+    """If handler calls outlast `drain_deadline` while another worker waits for the shard: `keep` keeps the shard and
+    repeats nothing; `force` cancels the calls, and gives the shard away when they have ended. The new owner handles the
+    cancelled records again. We wait for calls in threads, which cannot be cancelled."""
     on_zombie: Literal["report", "exit"] = "report"
-    """What follows when a handler call outlives its lease: `report` says so and lets it run; `exit` ends the process at
-    once, before another worker can start the same record. For sinks that cannot refuse a write by its fence token."""
+    """If a handler call outlives its lease: `report` emits an event and lets it run; `exit` ends the process at once,
+    before another worker can start the same record. For sinks that cannot check the fence token."""
     create: Literal["if_missing", "never"] = "if_missing"
-    """Whether a start makes the application where the store holds none. `never` is for production: a store that was
-    emptied, or a name that was misspelt, is then an error and not an application that begins anew."""
+    """Whether to create the application if the store does not have it. Use `never` in production: an emptied store or a
+    misspelt name is then an error, and not a new application that starts over."""
     any_order: bool = False
-    """Whether this worker joins others that have another `order=`: to roll out a change of it without a stop of all.
-    Meanwhile each shard is handled in the order of its owner, and `OrderChanged` says what a change of owners repeats.
-    Workers without this setting still refuse to start beside those that differ."""
+    """Whether this worker joins workers with another `order=`, for a rolling change. Meanwhile each shard is handled in
+    the order of its owner, and `OrderChanged` reports what a change of owners repeats. Workers without this setting
+    still refuse to start beside workers with another order."""
 
     def __post_init__(self) -> None:
-        _refuse(wrong_fields(self))
+        _refuse(field_type_violations(self))
         violations = []
         if self.expiry < 3.0:
             violations.append(f"expiry is {self.expiry} s; it must be at least 3 s")
@@ -133,25 +131,25 @@ class LeaseSettings:
         if self.worker_id is not None and not 1 <= len(self.worker_id) <= 128:
             violations.append("worker_id must have 1 to 128 characters")
         if self.worker_id_exclusive and self.worker_id is None:
-            violations.append("worker_id_exclusive needs a worker_id: the name that no other process has")
+            violations.append("worker_id_exclusive needs a worker_id that no other process has")
         _refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingSettings:
     shard_share: float = 1.0
-    """The part of each shard's read quota (5 reads and 2 MiB a second, shared by all polling applications of a stream)
+    """The share of each shard's read quota (5 reads and 2 MiB per second, for all polling applications of a stream)
     that this application may use."""
     idle_interval: float = 1.0
-    """The longest pause between two reads of a shard that has nothing new: latency against calls. KCL: 1 s."""
+    """The longest pause between two reads of an idle shard. Longer means fewer calls and more latency. KCL: 1 s."""
     listing_interval: float = 30.0
-    """How often the stream's shards are listed, to find those that no read has named."""
+    """How often to list the stream's shards, to find those that no read has named."""
     misrouted: Literal["by_writer", "deliver", "skip"] = "by_writer"
-    """What becomes of aggregates with records of another shard: by_writer delivers them, marked, but skips those of our
-    own producer, which sends them again."""
+    """What to do with aggregates that contain records of another shard. `by_writer` delivers and marks them, but skips
+    those of our own producer, which sends them again."""
 
     def __post_init__(self) -> None:
-        _refuse(wrong_fields(self))
+        _refuse(field_type_violations(self))
         violations = []
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
@@ -167,14 +165,16 @@ class PollingSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
     interval: float = 1.0
-    """Finished records are committed this often: after a crash, what was finished since the last commit is repeated."""
+    """How often finished records are committed. After a crash, records finished since the last commit are repeated."""
     records: int = 10_000
-    """Commit sooner when this many records of a shard are finished."""
+    """Commit earlier when this many records of a shard are finished."""
     replay_bytes_max: int = 256 << 20
-    """With order="key": how much may be finished beyond an unfinished record, and be read again after a crash."""
+    """With order="key": how many bytes may be finished after an unfinished record. They are read again after a
+    crash.
+    """
 
     def __post_init__(self) -> None:
-        _refuse(wrong_fields(self))
+        _refuse(field_type_violations(self))
         violations = []
         if not 0.01 <= self.interval <= 300:
             violations.append(f"interval is {self.interval} s; it must be from 0.01 to 300 s")
@@ -191,15 +191,16 @@ class ConsumerSettings:
     polling: PollingSettings = field(default_factory=PollingSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     budget: Budget | int = 256 << 20
-    """Bytes that may be read and unfinished at once; a `Budget` is shared with other consumers of the same loop."""
+    """How many bytes of records may be read and unfinished. Pass a `Budget` to share it with other consumers of the
+    same event loop."""
     start_timeout: float = 120.0
-    """How long the start waits for a stream that is being created, and while the service throttles or fails."""
+    """How long the start waits while a stream is being created, or while the service throttles or fails."""
     at_shard_end: Literal["wait", "finish"] = "wait"
-    """When all of a closed shard is finished but records that have failed and wait to be tried again, so that only they
-    keep its children waiting: `wait` tries them as `on_failure` says, `finish` takes its last step (`then`) at once."""
+    """If only failed records that wait for a retry keep a closed shard from finishing, and so its children from
+    starting: `wait` retries them as `on_failure` says; `finish` takes its last step (`then`) at once."""
 
     def __post_init__(self) -> None:
-        _refuse(wrong_fields(self))
+        _refuse(field_type_violations(self))
         violations = []
         if isinstance(self.budget, int) and self.budget < READ_RESERVE_BYTES:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
@@ -213,10 +214,12 @@ class ConsumerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     shard_share: float = 1.0
-    """The part of each shard's write quota (1,000 records and 1 MiB a second) that this producer may use. Where several
-    producers write, each finds its part by itself; a lower share leaves room from the start."""
+    """The share of each shard's write quota (1,000 records and 1 MiB per second) that this producer may use. Several
+    producers adapt to each other; a lower share leaves room from the start."""
     requests_in_flight: int = 8
-    """PutRecords calls of one stream at a time: throughput over long round trips against connections."""
+    """Concurrent PutRecords calls per stream. More gives more throughput over long round trips, with more
+    connections.
+    """
     after_failure: Literal["fail", "continue"] = "fail"
     """With order="key", what becomes of later records of a key whose record failed: `fail` fails them too, until that
     failure has been seen (awaited, taken by on_undelivered, or raised by flush); `continue` writes them."""
@@ -228,7 +231,7 @@ class ProducerSettings:
     """When a program ends without closing its `SyncProducer`: the seconds that delivering the rest may take."""
 
     def __post_init__(self) -> None:
-        _refuse(wrong_fields(self))
+        _refuse(field_type_violations(self))
         violations = []
         if self.exit_timeout < 0:
             violations.append(f"exit_timeout is {self.exit_timeout} s; it must not be negative")

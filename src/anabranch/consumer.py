@@ -30,10 +30,10 @@ from anabranch._engine.ports import Ports
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._engine.worker import WorkerPlan
-from anabranch._model.kinds import wrong_kinds
+from anabranch._model.kinds import type_violations
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import StreamName, parse_stream
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings
 from anabranch.errors import ConfigurationError, UsageError
@@ -436,7 +436,7 @@ BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
 
 
 def check_kinds(given: Mapping[str, object]) -> None:
-    if wrong := wrong_kinds(given, KINDS):
+    if wrong := type_violations(given, KINDS):
         raise ConfigurationError(wrong)
 
 
@@ -483,7 +483,7 @@ def check_streams(
 
 def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
     given = {"max_records": max_records, "max_bytes": max_bytes, "max_wait": max_wait}
-    if wrong := wrong_kinds(given, BATCH_KINDS):
+    if wrong := type_violations(given, BATCH_KINDS):
         raise ConfigurationError(wrong)
     if max_records < 1 or max_bytes < 1 or max_wait < 0:
         raise ConfigurationError(

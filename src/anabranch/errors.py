@@ -3,33 +3,32 @@
     AnabranchError                       base of all; `.retryable` says whether the same call may succeed later
     ├── ConfigurationError               a setting is wrong; every violation is listed at once
     ├── UsageError                       the call does not fit the object's state (closed producer, second iterator)
-    ├── CodecError                       bytes that are no valid frame or body; nothing of them was used
-    ├── TransportError                   retryable: no answer from the service (connect, TLS, time-out, broken answer)
-    ├── CredentialsError                 no usable credentials or region; the message says where they are looked for
+    ├── CodecError                       invalid bytes; nothing of them was used
+    ├── TransportError                   retryable: no usable answer (connect, TLS, timeout, invalid answer)
+    ├── CredentialsError                 no usable credentials or region; the message says where we looked
     ├── ServiceError                     the service answered with an error: .operation .code .status .request_id
     │   ├── ThrottledError               retryable: over a quota
     │   ├── UnavailableError             retryable: 5xx, internal failure
     │   ├── ExpiredIteratorError         retryable with a new iterator
     │   ├── ExpiredTokenError            retryable with fresh credentials, or a corrected clock
     │   ├── ResourceInUseError           retryable: the stream or consumer is changing, or the subscription is taken
-    │   ├── AccessDeniedError            IAM or KMS said no
+    │   ├── AccessDeniedError            IAM or KMS refused the call
     │   ├── StreamNotFoundError          no such stream, shard or consumer in this account and region
     │   └── InvalidRequestError          the service did not accept the request's content
-    ├── StreamError                      the stream is not what this application was reading
-    │   ├── StreamDeletedError           it is gone
-    │   └── StreamRecreatedError         another one has its name now
-    ├── LeaseError                       of the leases, or of the store that keeps them
-    │   ├── LeaseStoreError              retryable: the store did not answer, or could not do what was asked
-    │   ├── LeaseStoreInvalidError       the store is unusable as it is: no database, wrong schema, refused place
-    │   └── FleetMismatchError           this worker's streams or settings differ from those of its live fleet
-    ├── ShardStoppedError                a run ended by itself with a shard stopped at a record; .report names it
-    ├── ConsumerFailedError              a background task ended in an unexpected error; __cause__ is that error
-    └── ProducerError                    the producer has failed; its thread could not be started
-        ├── BufferFull                   retryable: the producer's buffer has no room now
-        └── DeliveryFailed               records were not delivered; .results has each with every attempt
+    ├── StreamError                      the stream is not the one that this application was reading
+    │   ├── StreamDeletedError           it was deleted
+    │   └── StreamRecreatedError         it was deleted and created again
+    ├── LeaseError                       a problem with leases or their store
+    │   ├── LeaseStoreError              retryable: the store did not answer, or the call failed
+    │   ├── LeaseStoreInvalidError       the store cannot be used: no database, wrong schema, network file system
+    │   └── FleetMismatchError           this worker's streams or settings differ from those of the running fleet
+    ├── ShardStoppedError                a run ended with a shard stopped at a record; .report names it
+    ├── ConsumerFailedError              a background task failed unexpectedly; __cause__ is the error
+    └── ProducerError                    the producer failed, or its thread could not be started
+        ├── BufferFull                   retryable: the producer's buffer is full
+        └── DeliveryFailed               records were not delivered; .results has each of them with all attempts
 
-Losing a race is an outcome and per-record results are values: neither is raised. A class's docstring is its
-default message.
+Lost races and results of single records are values, and not raised. A class's docstring is its default message.
 """
 
 from collections.abc import Sequence
@@ -87,11 +86,11 @@ class ConfigurationError(AnabranchError, ValueError):
 
 
 class UsageError(AnabranchError):
-    """The call does not fit the object's state."""
+    """The call does not fit the state of the object."""
 
 
 class CodecError(AnabranchError, ValueError):
-    """These bytes are not what they should be."""
+    """The bytes are invalid."""
 
 
 class TransportError(AnabranchError):
@@ -102,7 +101,7 @@ class TransportError(AnabranchError):
     def __init__(self, message: str | None = None, *, maybe_sent: bool = True) -> None:
         super().__init__(message)
         self.maybe_sent = maybe_sent
-        """False only where it is certain that the service never saw the request."""
+        """False only if the service certainly never saw the request."""
 
 
 class CredentialsError(AnabranchError):
@@ -134,7 +133,7 @@ class ServiceError(AnabranchError):
         self.status = status
         self.request_id = request_id
         self.retry_after_seconds = retry_after_seconds
-        """How long the service asked to be left alone, where it did."""
+        """How long the service asked to wait, if it did."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_service_error, (
@@ -168,7 +167,7 @@ class ThrottledError(ServiceError):
 
 
 class UnavailableError(ServiceError):
-    """The service failed inside."""
+    """The service had an internal failure."""
 
     retryable = True
 
@@ -212,7 +211,7 @@ class StreamDeletedError(StreamError):
 
 
 class StreamRecreatedError(StreamError):
-    """The stream was deleted and created anew while this application was reading it."""
+    """The stream was deleted and created again while this application was reading it."""
 
 
 class LeaseError(AnabranchError):
@@ -220,7 +219,7 @@ class LeaseError(AnabranchError):
 
 
 class LeaseStoreError(LeaseError):
-    """The lease store did not do what was asked."""
+    """The lease store call failed."""
 
     retryable = True
 
@@ -230,11 +229,11 @@ class LeaseStoreInvalidError(LeaseError):
 
 
 class FleetMismatchError(LeaseError):
-    """This worker's settings differ from those of its live fleet."""
+    """This worker's settings differ from those of the running fleet."""
 
 
 class ShardStoppedError(AnabranchError):
-    """The run ended while a shard that it holds was stopped at a record."""
+    """The run ended while one of its shards was stopped at a record."""
 
     def __init__(self, message: str | None = None, *, report: "StopReport | None" = None) -> None:
         super().__init__(message)
@@ -243,26 +242,26 @@ class ShardStoppedError(AnabranchError):
 
 
 class ConsumerFailedError(AnabranchError):
-    """A part of the consumer ended in an unexpected error."""
+    """A part of the consumer failed unexpectedly."""
 
 
 class ProducerError(AnabranchError):
     """Something went wrong while writing."""
 
 
-class BufferFull(ProducerError):  # noqa: N818 -- the standard library's queue.Full, in our words
-    """The producer's buffer has no room for this record now."""
+class BufferFull(ProducerError):  # noqa: N818 -- like the standard library's queue.Full
+    """The producer's buffer is full."""
 
     retryable = True
 
 
-class DeliveryFailed(ProducerError):  # noqa: N818 -- an outcome that is raised only where it was asked for
+class DeliveryFailed(ProducerError):  # noqa: N818 -- a result that is raised only on request
     """A record was not delivered."""
 
     def __init__(self, message: str | None = None, *, results: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.results: tuple[Any, ...] = tuple(results)
-        """One PutResult for each record that was not delivered, with the record and every attempt."""
+        """One PutResult for each record that was not delivered."""
 
     @property
     def result(self) -> Any:

@@ -1,12 +1,11 @@
-"""Kinesis events as AWS Lambda hands them to a function, opened into the records that were written.
+"""Deaggregates the Kinesis events that AWS Lambda passes to a function.
 
     def handler(event, context):
         for record in anabranch.deaggregate(event):
             print(record.partition_key, record.data)
 
-Lambda knows nothing of aggregates, so a function sees their bytes; here they become the records inside. Lambda does
-not tell a shard's range of hash keys either: aggregates that straddled a reshard cannot be told apart, and are
-opened like any other.
+Lambda does not open KPL aggregates; this does. Lambda does not pass the shard's hash key range either, so aggregates
+that were written during a reshard cannot be recognised, and are opened like any other.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 import pybase64
 
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
+from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch._wire.aggregate import open_aggregate
 from anabranch.errors import CodecError
 from anabranch.records import Record
@@ -25,7 +24,9 @@ __all__ = ["deaggregate"]
 
 
 def deaggregate(event: Mapping[str, Any], *, decode: Decoder[Any] = bytes) -> list[Record[Any]]:
-    """The records of a Lambda event, in order; `record.sequence_number` is the item identifier of a batch failure."""
+    """The records of a Lambda event, in order. Use `record.sequence_number` as the item identifier of a batch
+    failure.
+    """
     to_value = decode_with(decode)
     records: list[Record[Any]] = []
     try:
@@ -33,7 +34,7 @@ def deaggregate(event: Mapping[str, Any], *, decode: Decoder[Any] = bytes) -> li
             records += _open(item)
     except (KeyError, TypeError, AttributeError) as error:
         raise CodecError(
-            "this is no Kinesis event of Lambda's: that has Records, each with a `kinesis` part of data, partitionKey "
+            "this is not a Kinesis event from Lambda: it needs Records, each with `kinesis` data, partitionKey "
             f"and sequenceNumber ({type(error).__name__}: {error})"
         ) from error
     if to_value is None:
@@ -66,5 +67,5 @@ def _open(item: Mapping[str, Any]) -> list[Record[Any]]:
 
 
 def _stream_name(arn: str) -> str:
-    """`orders` of arn:aws:kinesis:eu-west-1:123456789012:stream/orders, also with a consumer behind it."""
+    """`orders` from arn:aws:kinesis:eu-west-1:123456789012:stream/orders, also from a consumer's ARN."""
     return arn.partition(":stream/")[2].partition("/")[0]

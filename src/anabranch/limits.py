@@ -1,7 +1,7 @@
 """AWS's quotas and the protocol's fixed numbers, each with its source.
 
-They are facts, not settings: nothing here is meant to be changed by a user. `API` is the Amazon Kinesis Data
-Streams API Reference, `GUIDE` its Developer Guide ("Quotas and limits").
+They are facts, not settings. `API` is the Amazon Kinesis Data Streams API Reference, `GUIDE` its Developer Guide
+("Quotas and limits").
 """
 
 from typing import Final

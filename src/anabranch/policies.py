@@ -1,12 +1,12 @@
-"""What follows a failed handler call: how often it is tried again, and what happens after the last attempt.
+"""What happens after a failed handler call: retries, and what follows the last attempt.
 
-The default ends in `Stop`: the shard stands still loudly, its lease kept and the record named. Nothing is skipped in
-silence.
+The default ends in `Stop`: if a record keeps failing, its shard stops there and reports it. Nothing is skipped
+silently.
 """
 
 from dataclasses import dataclass, field
 
-from anabranch._model.kinds import wrong_fields
+from anabranch._model.kinds import field_type_violations
 from anabranch.errors import ConfigurationError
 
 __all__ = ["Retry", "Stop"]
@@ -14,27 +14,27 @@ __all__ = ["Retry", "Stop"]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the shard at the record that failed, keep its lease, and say so. A process that starts later tries it again,
+    """Stop the shard at the failed record, keep its lease, and report it. A process that starts later retries it
     once.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Try again with growing, jittered pauses; the record's key (or its shard) waits meanwhile."""
+    """Retry with growing, jittered pauses. The record's key (or its shard) waits meanwhile."""
 
     attempts: int = 3
-    """Calls in all, the first included. Failed ones are counted over fail-overs, too."""
+    """Total calls, including the first. Retry counts survive failover."""
     backoff: float = 0.2
-    """The longest first pause in seconds; it doubles with every attempt."""
+    """The longest first pause in seconds. It doubles with every attempt."""
     backoff_max: float = 30.0
     timeout: float | None = None
-    """Seconds that one call may take. An asynchronous handler is cancelled and a process killed; a thread cannot be
-    ended. The next attempt starts after this one has ended: where it goes on, that is the reason of the standstill."""
+    """Seconds that one call may take. An async handler is cancelled, and a process is killed; a thread cannot be
+    stopped. The next attempt starts after this one has ended. While a call keeps running, its shard is stalled."""
     then: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        if violations := wrong_fields(self):
+        if violations := field_type_violations(self):
             raise ConfigurationError(violations)
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")

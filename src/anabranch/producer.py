@@ -17,10 +17,9 @@ from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_hook, make_emit
 from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._model.entropy import Entropy
-from anabranch._model.kinds import check_seconds, wrong_kinds
+from anabranch._model.kinds import check_seconds, type_violations
 from anabranch._model.streams import parse_stream, wrong_stream
-from anabranch._ports.clock import Clock
-from anabranch._ports.kinesis_writing import KinesisWriting
+from anabranch._ports import Clock, KinesisWriting
 from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.events import Event
@@ -290,7 +289,7 @@ def _check(
     if aggregate not in {"shard", "key", None}:
         violations.append(f"aggregate is {aggregate!r}; it must be 'shard', 'key' or None")
     numbers = {"linger": linger, "delivery_timeout": delivery_timeout, "buffer_bytes": buffer_bytes}
-    if wrong := wrong_kinds(numbers, {"linger": float, "delivery_timeout": float, "buffer_bytes": int}):
+    if wrong := type_violations(numbers, {"linger": float, "delivery_timeout": float, "buffer_bytes": int}):
         raise ConfigurationError([*violations, *wrong])
     if linger < 0:
         violations.append(f"linger is {linger} s; it must not be negative")

@@ -1,4 +1,4 @@
-"""What a consumer says of itself, and what can be said of a whole fleet. Plain values, ready for `--json`."""
+"""The status of a consumer, a producer or a whole fleet. Plain values, ready for `--json`."""
 
 from typing import Literal
 
@@ -20,13 +20,13 @@ __all__ = [
 
 
 class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is stopped at a record: nothing from this record on is handled until a new worker tries again."""
+    """A shard that is stopped at a record. It is not handled from there on until a new worker retries."""
 
     stream: str
     shard_id: str
     reason: str
     position: str | None
-    """Of the record; None if nobody knows it, because its owners died without naming it."""
+    """Of the record; None if unknown, because the owners crashed without reporting it."""
     partition_key: str | None
     record: Record[bytes] | None = None
     """The record itself; None if another worker stopped the shard."""
@@ -39,16 +39,16 @@ class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """How a stop went. Clean means: everything started was finished and committed, the leases are free, and no shard of
-    this worker is stopped at a record.
+    """The result of a stop. `clean`: all started records were finished and committed, the leases are free, and no shard
+    of this worker is stopped at a record.
     """
 
     leftovers: tuple[Record[bytes], ...] = ()
     """Records whose handlers still ran at the deadline; they will be handled again."""
     committed: bool = True
-    """False if the store took no final checkpoint: what was finished since the last one will be handled again."""
+    """False if the final checkpoint could not be written: records finished since the last one will be handled again."""
     released: bool = True
-    """False if the store gave no answer to the leave: the leases are free only after their expiry."""
+    """False if the store did not answer: the leases become free only after their expiry."""
     stopped: tuple[StoppedShard, ...] = ()
     """The shards of this worker that are stopped at a record."""
 
@@ -58,12 +58,12 @@ class StopReport(msgspec.Struct, frozen=True):
 
 
 class FlushReport(msgspec.Struct, frozen=True):
-    """How a flush went. What failed for good is not in it: that is raised."""
+    """The result of a flush. Failed records are raised, not reported here."""
 
     complete: bool = True
     """False if the deadline came first."""
     pending_count: int = 0
-    """Records that were still on their way then; they stay on it."""
+    """Records that were still being sent at the deadline; the producer continues to send them."""
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     """reading, ended, stopped."""
     reason: str | None
-    """Why it stands still; None while it moves."""
+    """Why it is stalled; None if it is not."""
     checkpoint: str | None
     millis_behind_latest: int | None
     unfinished_count: int
@@ -88,10 +88,10 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     app: str | None
     member_id: str | None
-    """None until it has joined its application, and after the run."""
+    """None before the consumer has joined its application, and after the run."""
     fenced: bool
-    """Whether it may start no handler call: it has not joined, the run is over, or no heartbeat was acknowledged for
-    too long."""
+    """True if it must not start handler calls: it has not joined, the run is over, or no heartbeat was acknowledged in
+    time."""
     paused: bool
     shards: tuple[ShardState, ...]
     budget_used_bytes: int
@@ -99,27 +99,27 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a worker process, as seen from outside."""
+    """One run of a worker process, as seen from outside."""
 
     member_id: str
     worker_id: str
     state: Literal["live", "silent", "dead", "sealed", "left"]
-    """silent: its heart was watched and stood still for its expiry; dead: its process is gone for certain; sealed: the
-    others have given it up; left: it stopped in order."""
-    beats: bool
-    """Whether its heart was seen to beat by whoever looks: never on the first look."""
+    """silent: it sent no heartbeat for its expiry; dead: its process is known to be dead; sealed: the other workers
+    declared it dead; left: it stopped gracefully."""
+    heartbeat_seen: bool
+    """Whether a heartbeat was seen since the observer started. Always False on the first look."""
     heartbeat_age: float
-    """Seconds since then, or since the first look."""
+    """Seconds since the last heartbeat that was seen, or since the first look."""
     expiry: float
-    """Seconds without a heartbeat after which the others may give it up."""
+    """Seconds without a heartbeat after which the others may declare it dead."""
     joined_seconds: float
-    """Wall-clock time of its own machine, in seconds since 1970."""
+    """Wall-clock time of its machine, in seconds since 1970."""
     shard_count: int
     shards_max: int | None
     records_per_second: float
     reads_healthy: bool
     draining: bool
-    """It stops, and takes nothing more."""
+    """It is stopping, and takes no more shards."""
 
     @property
     def is_live(self) -> bool:
@@ -127,7 +127,7 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record at which a shard stopped on purpose."""
+    """The record at which a shard stopped."""
 
     reason: str
     position: str | None
@@ -138,29 +138,29 @@ class StoppedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of an application, as its rows tell."""
+    """One shard of an application, from its lease rows."""
 
     stream: str
     shard_id: str
     state: Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
-    """still: held by a live member that names a reason; stopped: at a record that could not be handled; waiting: for
-    its parents; orphaned: its owner shows no life; unowned: nobody holds it."""
+    """still: stalled, its owner reports the reason; stopped: at a record that could not be handled; waiting: for its
+    parents; orphaned: its owner sends no heartbeats; unowned: no worker holds it."""
     reason: str | None
-    """Why it does not move; None while it does, and when it is finished."""
+    """Why it makes no progress; None if it does, or is finished."""
     owner: str | None
     """The member that holds its lease."""
     worker_id: str | None
     checkpoint: str | None
-    """Everything up to here is handled; None: nothing yet, it starts at `starts_at`."""
+    """All records up to here are handled. None if none is; reading starts at `starts_at`."""
     starts_at: str
     checkpointed_seconds: float | None
-    """When that was written, in seconds since 1970."""
+    """When the checkpoint was written, in seconds since 1970."""
     millis_behind_latest: int | None
-    """As its owner said with its last heartbeat; None where nobody said anything."""
+    """From its owner's last heartbeat; None if unknown."""
     records_per_second: float | None
     records_handled: int
     waits_for: tuple[str, ...]
-    """Its parents that are not finished."""
+    """Its unfinished parents."""
     children: tuple[str, ...]
     stopped: StoppedRecord | None
     takes_without_progress: int
@@ -168,7 +168,7 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An application: all its members and shards, as its lease store has them now."""
+    """An application with all its members and shards, from its lease store."""
 
     app: str
     created_seconds: float
@@ -176,8 +176,8 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FleetMember, ...]
     shards: tuple[FleetShard, ...]
     unreported_count: int
-    """Shards of live members of which no heartbeat has said anything: those just taken, and where a member holds more
-    than a heartbeat has room for, those least far behind."""
+    """Shards of live members without a report: those just taken and, if a member holds more than fit into a heartbeat,
+    those that are least behind."""
 
     @property
     def live_members(self) -> tuple[FleetMember, ...]:
@@ -189,12 +189,12 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def still_shards(self) -> tuple[FleetShard, ...]:
-        """Those that do not move, whatever the reason."""
+        """Unfinished shards that make no progress."""
         return tuple(shard for shard in self.unfinished_shards if shard.state != "moving")
 
     @property
     def millis_behind_latest(self) -> int | None:
-        """Of the shard that is furthest behind; None where nobody said anything."""
+        """The largest of all shards; None if unknown."""
         lags = [shard.millis_behind_latest for shard in self.shards if shard.millis_behind_latest is not None]
         return max(lags, default=None)
 

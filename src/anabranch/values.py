@@ -1,4 +1,4 @@
-"""From bytes to values and back: what `decode=` and `encode=` take.
+"""Bytes to values and back: what `decode=` and `encode=` accept.
 
 | given                                   | decodes                     | encodes                      |
 |-----------------------------------------|-----------------------------|------------------------------|
@@ -10,7 +10,7 @@
 | a function                              | what it returns             | the bytes that it returns    |
 | `json_lines(type)`                      | a list, one value a line    | one line a value             |
 
-pydantic is recognised by its method, never imported. Errors are left as they are: the caller knows the record.
+pydantic models are recognised by their methods; pydantic is not imported. Errors are raised unchanged.
 """
 
 import inspect
@@ -31,7 +31,7 @@ Encoder: TypeAlias = type[T] | Callable[[T], bytes]
 
 
 class JsonLines(msgspec.Struct, frozen=True):
-    """A body of several values, one a line; the record is acknowledged as one."""
+    """Several values in one record, one per line. The record is acknowledged as a whole."""
 
     type: Any
 
@@ -47,7 +47,7 @@ def json_lines(of: Any = Any) -> Any:
 
 
 def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
-    """A function from bytes to the value; None where the value is the data itself."""
+    """A function from bytes to the value; None if the value is the data itself."""
     if decode is bytes:
         return None
     if decode is str:
@@ -61,9 +61,11 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
         try:
             return msgspec.json.Decoder(decode).decode
         except TypeError as error:
-            raise ConfigurationError(f"decode={decode!r} is no type that JSON can be decoded into: {error}") from error
+            raise ConfigurationError(
+                f"decode={decode!r} is not a type that JSON can be decoded into: {error}"
+            ) from error
     if inspect.iscoroutinefunction(decode):
-        raise ConfigurationError(f"decode={decode!r} is asynchronous: decoding takes a plain function of bytes")
+        raise ConfigurationError(f"decode={decode!r} is asynchronous: it must be a plain function of bytes")
     if callable(decode):
         function: Callable[[bytes], Any] = decode
         return function
@@ -90,7 +92,7 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
 
 
 def _is_type(given: Any) -> bool:
-    """Types, also generic ones as list[int] and unions as Order | Refund, but no functions."""
+    """Types, including generic ones (list[int]) and unions (Order | Refund), but not functions."""
     return inspect.isclass(given) or get_origin(given) is not None or given is Any or hasattr(given, "__supertype__")
 
 

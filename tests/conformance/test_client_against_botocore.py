@@ -12,15 +12,15 @@ from botocore.config import Config
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import KinesisControl
 from anabranch._aws.kinesis_client import ClientSettings, open_kinesis
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.start_positions import (
+from anabranch._model.streams import (
     TRIM_HORIZON,
+    ShardFilter,
     StartingPosition,
     after_sequence_number,
     at_sequence_number,
     at_timestamp,
+    parse_stream,
 )
-from anabranch._model.streams import parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
 from anabranch.errors import InvalidRequestError, StreamNotFoundError

@@ -11,9 +11,7 @@ from botocore.parsers import JSONParser
 from botocore.serialize import create_serializer
 from hypothesis import given, strategies as st
 
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.start_positions import StartingPosition
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire.bodies import (
     JSON,
     decode_aws_error,

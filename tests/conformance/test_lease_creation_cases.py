@@ -17,9 +17,7 @@ from anabranch._core.shards.gate import classify_missing_shard
 from anabranch._core.shards.graph import ShardGraph, gaps
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import AppRow, Finish, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Shard, ShardFilter, at_timestamp
 from anabranch.errors import LeaseStoreError
 from anabranch.stores import MemoryLeaseStore
 

@@ -18,8 +18,7 @@ from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
-from anabranch._model.start_positions import TRIM_HORIZON
-from anabranch._model.streams import parse_stream
+from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.event_stream import encode_message
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.errors import ServiceError, TransportError

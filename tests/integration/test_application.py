@@ -52,7 +52,7 @@ def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
                 assert [shard.state for shard in status.shards] == ["moving", "moving"]
                 assert status.millis_behind_latest is not None
                 status = await application.status(watch=True)
-                assert [(member.state, member.beats, member.shard_count) for member in status.members] == [
+                assert [(member.state, member.heartbeat_seen, member.shard_count) for member in status.members] == [
                     ("live", True, 2)
                 ]
                 with pytest.raises(UsageError, match="has live workers"):

@@ -19,7 +19,7 @@ PREAMBLE = """
 import asyncio, json, sys
 from msgspec.structs import replace
 from anabranch._model.leases import AppRow, HeartbeatWrite, Checkpoint, Conflict, LeaseKey, LeaseRow, MemberRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.errors import LeaseStoreError
 from anabranch.stores import SqliteLeaseStore
 

@@ -5,7 +5,7 @@ as the service has it, so that there is a second in which neither is open.
 """
 
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch._wire.messages import ChildShard
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._model.leases import Checkpoint
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from shard_owners import BatchOwner, Shard
 from shard_records import places
 

@@ -7,7 +7,7 @@ import random
 
 from hypothesis import given, strategies as st
 
-from anabranch._core.checkpoints.tracker import adopt
+from anabranch._core.tracker import adopt
 from anabranch._model.leases import Checkpoint
 from shard_owners import Shard, make_owner, says_finished
 from shard_records import places

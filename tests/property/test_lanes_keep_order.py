@@ -60,7 +60,7 @@ def test_records_of_a_key_are_started_one_at_a_time_and_in_stream_order(order, s
     for key in "abc" if order == "key" else "":
         assert [p for p in started if key_of[p] == key] == [p for p in key_of if key_of[p] == key]
     assert owner.lane._held_back_bytes == 0
-    assert owner.lane.standstill is None
+    assert owner.lane.stall_reason is None
 
 
 @given(order=ORDERS, shard=SHARDS, limits=LIMITS, seed=st.integers(0, 2**32))

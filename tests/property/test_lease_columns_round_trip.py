@@ -7,8 +7,7 @@ from hypothesis import given, strategies as st
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, StreamRow
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, after_sequence_number, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
 from anabranch.stores import sqlite_tables as tables
 from anabranch.stores.sqlite_tables import Table

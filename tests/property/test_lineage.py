@@ -17,8 +17,7 @@ from anabranch._core.shards.bootstrap import IncompleteListing, missing_leases, 
 from anabranch._core.shards.gate import ShardEnd, adoptable, open_parents, plan_end, plan_trimmed, removable
 from anabranch._core.shards.graph import ShardGraph, gaps, has_overlap, overlaps
 from anabranch._model.leases import Checkpoint, StreamRow
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import TRIM_HORIZON, Position
 
 RANDOM = st.integers(0, 2**32 - 1).map(Random)
 

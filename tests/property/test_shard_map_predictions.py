@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from anabranch._core.writing.shard_map import MapState, ShardMap, digest_of_hash_key
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 
 HIGHEST = (1 << 128) - 1
 hash_keys = st.integers(0, HIGHEST)

@@ -4,9 +4,9 @@ in order, and what is marked or left out is what the policy says.
 
 from hypothesis import given, strategies as st
 
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
 from anabranch._model.hash_keys import HashKeyRange, hash_key
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch._wire.aggregate import PRODUCER_TAG
 from anabranch.limits import HASH_KEY_MAX
 from shard_records import SHARD, STREAM, aggregated, places, plain

@@ -4,10 +4,8 @@ import random
 
 from hypothesis import given, strategies as st
 
-from anabranch._core.reading.pages import Portion
-from anabranch._core.reading.unpacking import Unpacker
-from anabranch._core.reading.window import Window
-from anabranch._model.sequence_numbers import Position
+from anabranch._core.reading.window import RecordSlice, Unpacker, Window
+from anabranch._model.streams import Position
 from shard_records import SHARD, STREAM, aggregated, plain
 
 KEYS = st.text(min_size=1, max_size=3)
@@ -41,14 +39,14 @@ class Account:
             self.out.append(pulled)
 
     def pull_some(self):
-        portion = self.window.pull_some(self.draw.randint(1, 5), self.draw.randint(0, 40))
-        if portion is not None:
-            self.out.append(portion)
+        pulled = self.window.pull_some(self.draw.randint(1, 5), self.draw.randint(0, 40))
+        if pulled is not None:
+            self.out.append(pulled)
 
     def finish(self):
         if self.out:
             out = self.out.pop(self.draw.randrange(len(self.out)))
-            if isinstance(out, Portion):
+            if isinstance(out, RecordSlice):
                 self.window.finish_some(out)
             else:
                 self.window.finish(*out)

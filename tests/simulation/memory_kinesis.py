@@ -8,8 +8,7 @@ from collections import Counter
 
 from anabranch._aws.errors import service_error
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Position, Shard
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import ListShardsResponse, PutRecordsResponse, PutRecordsResultEntry, StreamSummary

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Position, Shard
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
 from anabranch.errors import AccessDeniedError, StreamNotFoundError, ThrottledError, TransportError, UnavailableError

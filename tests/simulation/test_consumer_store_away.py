@@ -119,6 +119,6 @@ def test_a_consumer_that_cannot_join_for_want_of_the_store_says_so():
             consumer = world.consumer(app="billing", leases=store, until="tip", on_event=happened.append)
             await consumer.run(lambda record: None, handle_signals=False)
             (said,) = [str(event) for event in happened if isinstance(event, events.StoreUnanswered)]
-            assert "2 times in a row, and is asked again: the disk is full" in said
+            assert "2 times in a row, retrying: the disk is full" in said
 
     run(main, 20)

@@ -102,7 +102,7 @@ def test_a_call_that_outlives_its_lease_is_told_with_its_stack(way):
 
             await until(zombies, "the zombie")
             assert "in_the_loop" in zombies()[0].stack
-            assert "stands at:" in str(zombies()[0])
+            assert "is at:" in str(zombies()[0])
             assert "_engine" not in zombies()[0].stack.partition("in_")[0]
             store.is_deaf = False
             handler.let_go.set()

@@ -71,13 +71,13 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(kind, setting, message
     "setting, message",
     [
         ({"region": "Frankfurt"}, "a region looks like eu-west-1, not 'Frankfurt'"),
-        ({"profile": "p", "session": Session()}, "a session already has its profile"),
+        ({"profile": "p", "session": Session()}, "a session already has a profile"),
         ({"endpoint_url": "localhost:4567"}, "an endpoint looks like http://localhost:4567, not 'localhost:4567'"),
         ({"endpoint_url": "http://"}, "an endpoint looks like"),
         ({"endpoint_url": "http://host:0"}, "an endpoint looks like"),
         ({"endpoint_url": "http://host:99999"}, "an endpoint looks like"),
-        ({"session": object()}, "a boto3 or botocore session is wanted, not object"),
-        ({"credentials": object()}, r"an object with get_frozen_credentials\(\).* is wanted, not object"),
+        ({"session": object()}, "must be a boto3 or botocore session, not object"),
+        ({"credentials": object()}, r"must be an object with get_frozen_credentials\(\).*, not object"),
     ],
 )
 def test_an_aws_that_cannot_be_reached_is_refused_by_name(setting, message):

@@ -48,16 +48,16 @@ def test_an_event_is_a_value_with_a_level(kind):
 
 def test_optional_details_are_told_when_they_are_there():
     assert str(sample(events.ConsumerStopped, leftover_count=0)) == "stopped"
-    assert str(sample(events.ConsumerStopped, leftover_count=2)) == "stopped, 2 records were left unfinished"
+    assert str(sample(events.ConsumerStopped, leftover_count=2)) == "stopped, 2 records are unfinished"
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
     assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
     assert str(sample(events.ShardStopped, position=None, reason="asked to")) == (
-        "stopped: asked to; its lease is kept, and a worker that starts later tries again"
+        "stopped: asked to; its lease is kept; a worker that starts later retries"
     )
     assert "at record 7 (partition key 'k')" in str(sample(events.ShardStopped, position="7", partition_key="k"))
     lost = sample(events.DataLost, read_through_seconds=0.0, trimmed_through_seconds=3_600.0)
-    assert "of arrivals from 1970-01-01T00:00:00Z until 1970-01-01T01:00:00Z" in str(lost)
+    assert "that arrived from 1970-01-01T00:00:00Z until 1970-01-01T01:00:00Z" in str(lost)
     assert sample(events.OrderChanged, repeats=True).level == logging.WARNING
     assert sample(events.OrderChanged, repeats=False).level == logging.INFO
     assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")
-    assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("again in 20 ms")
+    assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("retrying in 20 ms")

@@ -63,7 +63,7 @@ def test_an_empty_event_has_no_records():
 
 @pytest.mark.parametrize("event", [{}, {"Records": [{"Sns": {}}]}, {"Records": [None]}, {"Records": 5}, None])
 def test_another_event_is_refused_with_what_was_expected(event):
-    with pytest.raises(CodecError, match="no Kinesis event"):
+    with pytest.raises(CodecError, match="not a Kinesis event"):
         anabranch.deaggregate(event)
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.records import Attempt, Batch, Context, PutResult
 from shard_records import make_record
 

@@ -100,7 +100,7 @@ def test_what_is_neither_type_nor_function_is_refused(make):
 
 
 def test_a_type_that_json_cannot_become_is_refused_when_the_consumer_is_made():
-    with pytest.raises(ConfigurationError, match="no type that JSON"):
+    with pytest.raises(ConfigurationError, match="not a type that JSON"):
         decode_with(dict[Order, int] | dict[int, Order] | Order | Line)
 
 

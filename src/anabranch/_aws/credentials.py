@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from anabranch._ports.daemon_threads import DaemonThreads
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.errors import CredentialsError, UsageError
 

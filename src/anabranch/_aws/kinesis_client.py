@@ -26,9 +26,7 @@ from anabranch._http.client.body_stream import BodyStream
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.start_positions import StartingPosition
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire import bodies
 from anabranch._wire.bodies import AwsError, decode_subscription_message
 from anabranch._wire.event_stream import MessageDecoder

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.errors import ServiceError, ThrottledError, TransportError, UnavailableError
 
 T = TypeVar("T")

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anabranch._cli.options import aws_from
 from anabranch._cli.output import CommandFailed
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Shard, ShardFilter, StreamName
 from anabranch.errors import AnabranchError, StreamNotFoundError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import msgspec
 
 from anabranch._cli.options import add_aws_options, add_json_option, add_leases_option, aws_from, stream_argument
 from anabranch._cli.output import DONE, FAILED, counted, make_console, print_json, styled
-from anabranch._model.start_positions import StartingPosition
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import StartingPosition, StreamName
 from anabranch._version import __version__
 from anabranch.config import Aws
 from anabranch.errors import AccessDeniedError, AnabranchError, InvalidRequestError, StreamNotFoundError
@@ -169,7 +168,7 @@ class _StreamExamination:
         yield await self._fan_out(summary)
 
     async def _an_open_shard(self) -> str:
-        from anabranch._model.shard_filters import AT_LATEST
+        from anabranch._model.streams import AT_LATEST
 
         page = await self._client.list_shards(self._stream, shard_filter=AT_LATEST, max_results=1)
         return page.shards[0].shard_id

@@ -25,8 +25,7 @@ from anabranch._cli.options import (
     timestamp,
 )
 from anabranch._cli.output import DONE, CommandFailed, counted, make_console, print_json
-from anabranch._model.shards import Shard
-from anabranch._model.streams import parse_stream
+from anabranch._model.streams import Shard, parse_stream
 from anabranch.errors import AnabranchError
 from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
@@ -116,7 +115,9 @@ def _holder(shard: FleetShard, owner: FleetMember | None) -> str:
     if owner.state in {"left", "sealed"}:
         how = "has stopped gracefully" if owner.state == "left" else "was declared dead by the others"
         return f"Its last holder, {owner.worker_id}, {how}."
-    beat = f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if owner.is_live and owner.beats else ""
+    beat = (
+        f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if owner.is_live and owner.heartbeat_seen else ""
+    )
     return f"{owner.worker_id} holds it{beat}."
 
 
@@ -246,7 +247,7 @@ _REMEDIES: Final = (
     ),
     ("has not been finished", "check that record's handler: it is running or waiting, or its retry is due later"),
     (
-        "bytes of later ones are finished",
+        "bytes of later records are finished",
         "check that record's handler; a larger replay_bytes_max lets other keys go further",
     ),
     ("have unfinished records", _SLOW_KEYS),

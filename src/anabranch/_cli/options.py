@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from anabranch._model.hash_keys import check_partition_key, parse_hash_key
-from anabranch._model.shards import shard_index
-from anabranch._model.streams import StreamName, parse_stream
+from anabranch._model.streams import StreamName, parse_stream, shard_index
 from anabranch.config import Aws
 
 _DIGITS_MAX: Final = 18

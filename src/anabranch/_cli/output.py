@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.limits import HASH_KEY_MAX
 

@@ -26,8 +26,7 @@ from anabranch._cli.options import (
 )
 from anabranch._cli.output import DONE, FAILED, counted, say
 from anabranch._model.hash_keys import check_partition_key
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError, DeliveryFailed
 from anabranch.limits import RECORD_BYTES_MAX
 

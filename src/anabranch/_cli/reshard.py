@@ -34,9 +34,7 @@ from anabranch._cli.output import (
 )
 from anabranch._cli.progress import progress, wait_until_shards
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shard_filters import AT_LATEST
-from anabranch._model.shards import Shard
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import AT_LATEST, Shard, StreamName
 from anabranch.errors import ConfigurationError
 from anabranch.limits import UPDATE_SHARD_COUNT_PER_DAY
 

@@ -19,7 +19,7 @@ from anabranch._cli.output import (
     share,
     styled,
 )
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 
 if TYPE_CHECKING:
     from rich.text import Text

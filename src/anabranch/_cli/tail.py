@@ -23,13 +23,12 @@ from anabranch._cli.options import (
     timestamp,
 )
 from anabranch._cli.output import DONE, CommandFailed
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError
 from anabranch.records import Record
 
 if TYPE_CHECKING:
-    from anabranch._model.shards import Shard
+    from anabranch._model.streams import Shard
     from anabranch.consumer import Consumer
     from anabranch.records import Record
 

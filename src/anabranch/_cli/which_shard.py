@@ -17,7 +17,7 @@ from anabranch._cli.options import (
 )
 from anabranch._cli.output import CommandFailed, print_json, print_table, say
 from anabranch._model.hash_keys import check_partition_key, md5_hash_key
-from anabranch._model.shard_filters import AT_LATEST
+from anabranch._model.streams import AT_LATEST
 from anabranch.errors import ConfigurationError
 
 __all__ = ["add_arguments", "run"]

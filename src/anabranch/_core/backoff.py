@@ -4,6 +4,7 @@ The pause doubles with each failure, up to a limit. Jitter spreads the retries o
 """
 
 from anabranch._model.entropy import Entropy
+from anabranch.policies import Retry
 
 
 def backoff_ms(failures: int, entropy: Entropy, *, first_ms: float, max_ms: float, min_share: float = 0.0) -> int:
@@ -13,3 +14,10 @@ def backoff_ms(failures: int, entropy: Entropy, *, first_ms: float, max_ms: floa
     """
     ceiling_ms = min(max_ms, first_ms * 2.0 ** min(failures - 1, 30))
     return round(ceiling_ms * (min_share + (1.0 - min_share) * entropy.random()))
+
+
+def retry_in_ms(policy: Retry, failed_attempts: int, entropy: Entropy) -> int | None:
+    """The pause before the next handler call, with full jitter; None after the last attempt."""
+    if failed_attempts >= policy.attempts:
+        return None
+    return backoff_ms(failed_attempts, entropy, first_ms=policy.backoff * 1000, max_ms=policy.backoff_max * 1000)

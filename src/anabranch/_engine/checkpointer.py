@@ -16,7 +16,7 @@ from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._model.leases import Finish, LeaseRow
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.config import CheckpointSettings
 from anabranch.events import CheckpointFailed
 from anabranch.records import Record

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
 
-from anabranch._ports.clock import Clock, Timer
+from anabranch._ports import Clock, Timer
 
 if sys.platform == "linux":
     from time import CLOCK_BOOTTIME, clock_gettime_ns

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.session import Session
 from anabranch._model.leases import OrderMode
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.errors import ConfigurationError
 from anabranch.events import HandlerFailed
 from anabranch.policies import Retry

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
-from anabranch._core.checkpoints.tracker import Entry
 from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._core.tracker import Entry
 from anabranch._engine.handler_calls import Decode, HandlerOptions, OnUndecodable, UndecodableError, task_stack
 from anabranch._engine.leases.member import Member
 from anabranch._engine.ports import Ports

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from anabranch._core.reading.health import ReadHealth
+from anabranch._core.reading.pace import ReadHealth
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import BUDGET_FULL_MS, Session

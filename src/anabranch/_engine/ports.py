@@ -4,9 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from anabranch._model.entropy import Entropy
-from anabranch._ports.clock import Clock
-from anabranch._ports.kinesis import Kinesis
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import Clock, Kinesis, LeaseStore
 from anabranch.events import Event
 
 

@@ -15,7 +15,7 @@ from anabranch._engine.clock import Scheduler
 from anabranch._engine.leases.member import Member
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.records import Record
 
 T = TypeVar("T")

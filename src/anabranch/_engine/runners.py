@@ -12,9 +12,9 @@ from functools import partial
 from traceback import StackSummary
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-from anabranch._core.checkpoints.tracker import Entry
+from anabranch._core.backoff import retry_in_ms
 from anabranch._core.handling.lanes import Lane
-from anabranch._core.handling.retries import retry_in_ms
+from anabranch._core.tracker import Entry
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.handler_calls import (
     IGNORED_AFTER_MS,
@@ -33,7 +33,7 @@ from anabranch._engine.leases.member import Member
 from anabranch._engine.ports import Ports
 from anabranch._engine.ready_sessions import BatchFeed, LoopTurn, ReadySessions, batch_lane
 from anabranch._engine.session import Session
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.records import Batch, Context, Record
 
 
@@ -274,7 +274,7 @@ class RecordRunners:
             rest = self._handle_slice(runner, session, records)
             if runner.done_count:
                 runner.left -= runner.done_count
-                lane.pass_over(runner.done_count)
+                lane.finish_prefix(runner.done_count)
                 session.settle()
                 self._on_finished(session)
             if rest is not None:

@@ -13,13 +13,9 @@ from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.reading.lifecycle import Move, Phase, next_phase
 from anabranch._core.reading.pace import Pace
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
-from anabranch._core.reading.unpacking import Unpacker
-from anabranch._core.reading.window import Window
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
 from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import StartingPosition, after_sequence_number, at_sequence_number
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Position, StartingPosition, StreamName, after_sequence_number, at_sequence_number
 from anabranch._wire.messages import ChildShard, GetRecordsResponse, KinesisRecord
 from anabranch.budget import Budget
 from anabranch.reports import ShardState, StoppedShard

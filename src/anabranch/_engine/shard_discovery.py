@@ -36,10 +36,7 @@ from anabranch._engine.leases.store_reset import store_reset
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shard_filters import AT_TRIM_HORIZON, ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON
-from anabranch._model.streams import StreamName, parse_stream
+from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName, parse_stream
 from anabranch._wire.messages import ListShardsResponse, StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (

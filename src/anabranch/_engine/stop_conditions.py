@@ -15,7 +15,7 @@ from anabranch._engine.clock import Scheduler
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 
 CHECK_EVERY_MS = 100
 STOPPED_CHECK_EVERY_MS = 1_000

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from anabranch._core.checkpoints.tracker import discards
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
+from anabranch._core.tracker import discards
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.handler_calls import UndecodableError, failed_attempt
@@ -30,8 +30,7 @@ from anabranch._engine.sinks import Sink
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import start_in_group
 from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Position, StreamName
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
 from anabranch.errors import LeaseStoreInvalidError

@@ -1,8 +1,6 @@
-"""Randomness as an argument, so that the core imports none: `random.Random` fulfils it, and so does a simulation's."""
+"""Randomness as an argument, so that the core stays deterministic. `random.Random` implements it."""
 
 from typing import Protocol
-
-__all__ = ["Entropy"]
 
 
 class Entropy(Protocol):

@@ -1,7 +1,7 @@
-"""Are values of the kinds that were declared for them? Wrong ones come from environment variables and files: `"32"` for
-32, or a number that is none.
+"""Checks that settings have their declared types. Wrong ones come from environment variables and files: `"32"` for 32,
+or NaN.
 
-Only kinds are judged, so that what is said of them afterwards may compare them; sizes and choices are its business.
+Only types are checked here, so that later checks can compare the values.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,9 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["check_seconds", "wrong_fields", "wrong_kinds"]
 
-
-def wrong_kinds(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the given values, each in words."""
+def type_violations(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
+    """One text for each value of a wrong type."""
     return [
         f"{name} is {given[name]!r}; it must be {' or '.join(map(_words, _choices(kind)))}"
         for name, kind in kinds.items()
@@ -21,14 +19,14 @@ def wrong_kinds(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[s
     ]
 
 
-def wrong_fields(settings: object) -> list[str]:
-    """As `wrong_kinds`, for an object whose class declares its fields."""
+def field_type_violations(settings: object) -> list[str]:
+    """Like `type_violations`, for an object whose class declares its fields."""
     kinds = get_type_hints(type(settings))
-    return wrong_kinds({name: getattr(settings, name) for name in kinds}, kinds)
+    return type_violations({name: getattr(settings, name) for name in kinds}, kinds)
 
 
 def check_seconds(name: str, given: object) -> None:
-    """TypeError unless it is a number of seconds, or None."""
+    """Raises TypeError unless it is a number of seconds or None."""
     if given is not None and not isinstance(given, int | float):
         raise TypeError(f"{name} is {given!r}; it must be a number of seconds, or None")
 

@@ -1,14 +1,11 @@
-"""The rows of a lease store: what a fleet remembers about an application.
+"""The rows of a lease store: the persistent state of an application.
 
-An application has one `AppRow`, a `StreamRow` for each stream that it reads, a `LeaseRow` for each shard, a
-`MemberRow` for each life of a worker process, and `ControlRow`s for commands. Rows are immutable; every write
-replaces one row under a condition.
+An application has one `AppRow`, a `StreamRow` for each stream, a `LeaseRow` for each shard, a `MemberRow` for each run
+of a worker process, and `ControlRow`s for commands. Rows are immutable; every write replaces one row under a condition.
 
-Rules that hold in every row:
-- rows name members, never worker ids: a member is one life of one process, so two processes can never pass for
-  each other;
-- `version` of a lease grows by one with every write, `epoch` with every take, and neither ever goes back;
-- `watermark` only advances within one `seek_epoch`; `finished` is final within one generation.
+- Rows name members, never worker ids. A member is one run of one process, so two processes are never confused.
+- The `version` of a lease grows by one with every write, its `epoch` with every take. Neither ever goes back.
+- The `watermark` only advances within one `seek_epoch`. A finish is final within one generation.
 """
 
 from typing import Final, Literal
@@ -16,60 +13,40 @@ from typing import Final, Literal
 import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
-
-__all__ = [
-    "PROTOCOL",
-    "AppRow",
-    "Checkpoint",
-    "Conflict",
-    "ControlRow",
-    "Finish",
-    "HandOffRequest",
-    "HeartbeatWrite",
-    "LeaseKey",
-    "LeaseRow",
-    "MemberRow",
-    "OpenKey",
-    "OrderMode",
-    "ShardStatus",
-    "Stopped",
-    "StreamRow",
-]
+from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition
 
 OrderMode = Literal["shard", "key", "none"]
 
 PROTOCOL: Final = "1.0"
-"""Of the rows and what they mean, major and minor: a worker joins no fleet of a higher major (rule U2)."""
+"""The version of the rows and their meaning. A worker does not join a fleet with a higher major version (rule U2)."""
 
 
 class AppRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The birth certificate (rule L14): a running process never makes a second one."""
+    """The application's identity (rule L14). A running process never creates a second one."""
 
     app: str
     app_id: str
-    """A random identity; another one under the same name means that the store was reset."""
+    """Random. Another id under the same name means that the store was reset."""
     created_wall_ms: int
     incarnation: str = ""
-    """The storage that the fleet trusts; another one is recorded only after the longest expiry was waited out, so that
-    a process that starts just after a roll-back knows of it too (rule L13).
+    """The storage that the fleet trusts. Another one is recorded only after the longest expiry, so that a process that
+    starts just after a rollback knows of it too (rule L13).
     """
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream of the application, as it was when the application first saw it."""
+    """One stream, as it was when the application first saw it."""
 
     stream_key: str
-    """Identity over re-creation: `account:stream:creationEpochSeconds`, as KCL's multi-stream keys."""
+    """`account:stream:creationEpochSeconds`, as in KCL. A stream that was created again has another key."""
     name: str
     arn: str
     created_seconds: float
     origin: StartingPosition
-    """Where its root leases start; `latest` is pinned here as a time, once for all workers (rule T1)."""
+    """Where its root leases start. `latest` is stored here as a time, once for all workers (rule T1)."""
     generation: int = 0
     bootstrapped: bool = False
-    """True once every root lease exists; nobody reads before that (rule S2)."""
+    """True once all root leases exist; no worker reads before that (rule S2)."""
     version: int = 0
 
 
@@ -83,7 +60,7 @@ class OpenKey(msgspec.Struct, frozen=True):
     """A partition key with an unfinished record between watermark and frontier (rule M1)."""
 
     digest: bytes
-    """Eight bytes of the partition key's digest. A clash repeats a record; it never skips one."""
+    """Eight bytes of the partition key's digest. A collision repeats records, but never skips one."""
     first_open: Position
     attempts: int = 0
     state: Literal["open", "dead_lettering"] = "open"
@@ -92,19 +69,19 @@ class OpenKey(msgspec.Struct, frozen=True):
 class Checkpoint(msgspec.Struct, frozen=True):
     """How far a shard is handled.
 
-    Everything up to `watermark` is finished; of what lies above it, up to `frontier`, a record is finished
-    unless its key is in `open_keys` and it is not before that key's first open record.
+    All records up to `watermark` are finished. Between `watermark` and `frontier`, a record is unfinished only if its
+    key is in `open_keys` and it is at or after that key's first open record.
     """
 
     watermark: Position | None = None
-    """None: nothing is finished; reading starts at the lease's `start`."""
+    """None if nothing is finished: reading starts at the lease's `start`."""
     frontier: Position | None = None
     open_keys: tuple[OpenKey, ...] = ()
     seek_epoch: int = 0
     order: OrderMode = "shard"
     seen_through_seconds: float | None = None
-    """What arrived before, by the service's clock, was handled; of a shard that nobody has read yet: was in its parents
-    (rule T4).
+    """All records that arrived before this time, by the service's clock, were handled. If the shard was never read:
+    they were in its parents (rule T4).
     """
 
 
@@ -116,7 +93,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """Why a shard stands still on purpose (rule D4): its lease is kept, and the record is named."""
+    """Why a shard is stopped at a record (rule D4). Its lease is kept."""
 
     reason: str
     position: Position | None
@@ -128,22 +105,22 @@ class Stopped(msgspec.Struct, frozen=True):
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     key: LeaseKey
     start: StartingPosition = TRIM_HORIZON
-    """Where a shard without a watermark is read from: the pin for a root, its beginning for every other shard."""
+    """Where reading starts without a watermark: the origin for a root, the beginning for every other shard."""
     waits_for: tuple[str, ...] = ()
-    """The parents that had a row when this one was made; set once (rule S1)."""
+    """The parents that had a row when this one was created; never changes (rule S1)."""
     hash_key_range: HashKeyRange | None = None
-    """The shard's part of the hash space, so that lineage and strays can be judged after it has left the listing."""
+    """Kept to know the shard's lineage after it has left the listing."""
     owner: str | None = None
     version: int = 0
     epoch: int = 0
-    """The fence token's low part: one more than any parent's at first start, one more with each take (rule U3)."""
+    """The low part of the fence token: above all parents at the first start, one more with each take (rule U3)."""
     checkpoint: Checkpoint = Checkpoint()
     finish: Finish | None = None
     stopped: Stopped | None = None
     paused: bool = False
     takes_without_progress: int = 0
-    """Grows with each take, falls to zero with each commit that advances: a record that kills its owners shows (rule
-    D5).
+    """Grows with each take, and falls to zero with each commit that advances. A high number shows a record that kills
+    its owners (rule D5).
     """
     records_handled: int = 0
     checkpointed_at_wall_ms: int | None = None
@@ -154,46 +131,46 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fence_token(self) -> int:
-        """One integer that only grows along a line of descent (rule U3)."""
+        """Only grows, also from parent to child (rule U3)."""
         return (self.key.generation << 32) | self.epoch
 
 
 class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of one of its shards; kept short, since every heartbeat carries it."""
+    """What a member reports about one of its shards; short, because it is in every heartbeat."""
 
     shard_id: str
     reason: str | None = None
-    """Why it stands still; None while it moves."""
+    """Why it is stalled; None if it is not."""
     millis_behind_latest: int | None = None
     records_per_second: float = 0.0
     stream_key: str = ""
 
 
 class HandOffRequest(msgspec.Struct, frozen=True):
-    """A member asks the row's member to give it a lease (rule L12: given, never taken)."""
+    """A member asks the owner to give it a lease (rule L12)."""
 
     key: LeaseKey
     requester: str
 
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a worker process in the fleet (rules L1 to L3)."""
+    """One run of a worker process in the fleet (rules L1 to L3)."""
 
     member_id: str
     worker_id: str
     counter: int = 0
     state: Literal["live", "sealed", "left"] = "live"
-    """Sealed and left are final; only then can this member's leases be taken."""
+    """Sealed and left are final. Only then can this member's leases be taken."""
     expiry_ms: int
-    """After this long without a new counter, others may seal this member: always the victim's own number."""
+    """After this long without a new counter, others may seal this member."""
     protocol: str = PROTOCOL
     fingerprint: str = ""
     """Settings that a fleet must share (rule U2)."""
     shards_max: int | None = None
-    """How many shards this member takes at most; the balance of every other member respects it."""
+    """How many shards this member holds at most; all members respect it."""
     load: int = 0
     lease_version: int = 0
-    """Grows when this member's leases change, so that others know when to read the lease rows again."""
+    """Grows when this member's leases change: then others read the lease rows again."""
     reads_healthy: bool = True
     draining: bool = False
     wanted: tuple[HandOffRequest, ...] = ()
@@ -202,22 +179,22 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """What a heartbeat writes beside the counter."""
+    """What a heartbeat writes."""
 
     member_id: str
     attempt: int
-    """Grows with every attempt, also over failures; the stored counter becomes the larger of the two (rule L2)."""
+    """Grows with every attempt, including failed ones. The stored counter becomes the larger of the two (rule L2)."""
     load: int = 0
     lease_version: int = 0
     reads_healthy: bool = True
     draining: bool = False
     status: tuple[ShardStatus, ...] = ()
     answered: tuple[HandOffRequest, ...] = ()
-    """Requests that this member has answered, to be removed from `wanted`."""
+    """Requests that this member has answered; they are removed from `wanted`."""
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """A lease was not written, since its condition did not hold; this is the row as it is now (None: there is none)."""
+    """A lease was not written because its condition failed. `row` is the stored row; None if there is none."""
 
     row: LeaseRow | None
 

@@ -1,12 +1,131 @@
-"""A stream's name: short, or an ARN that also says the region and the account."""
+"""Streams, shards, and positions in a shard.
+
+A sequence number is a decimal integer of up to 129 digits: an integer in positions, a string on the wire and in
+records. Only positions of the same shard can be compared.
+"""
 
 import re
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch.limits import STREAM_NAME_CHARACTERS_MAX
 
-__all__ = ["StreamName", "parse_stream", "wrong_stream"]
+BEFORE_FIRST_SUB: Final = -1
+
+_SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,128}")  # API: pattern of SequenceNumber
+_SUB_SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")  # KCL keeps it in 64 bits
+
+
+def is_sequence_number(text: str) -> bool:
+    return _SEQUENCE_NUMBER.fullmatch(text) is not None
+
+
+def parse_sequence_number(text: str) -> int:
+    if not is_sequence_number(text):
+        raise ValueError(f"a sequence number is a decimal integer without leading zeros, not {text!r}")
+    return int(text)
+
+
+class Position(NamedTuple):
+    """A record, or one sub-record of a KPL aggregate. Sub-records share the sequence number of their aggregate, and are
+    numbered from 0. `BEFORE_FIRST_SUB` sorts before all of them.
+    """
+
+    sequence_number: int
+    sub_sequence_number: int = BEFORE_FIRST_SUB
+
+    def __str__(self) -> str:
+        if self.sub_sequence_number == BEFORE_FIRST_SUB:
+            return str(self.sequence_number)
+        return f"{self.sequence_number}:{self.sub_sequence_number}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """Parses the result of `str`: `49590…` or `49590…:3`."""
+        number, colon, sub = text.partition(":")
+        if colon and _SUB_SEQUENCE_NUMBER.fullmatch(sub) is None:
+            raise ValueError(
+                f"a position is a sequence number, or one with ':' and a sub-sequence number, not {text!r}"
+            )
+        return cls(parse_sequence_number(number), int(sub) if colon else BEFORE_FIRST_SUB)
+
+
+PositionType = Literal["AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "AT_TIMESTAMP", "TRIM_HORIZON", "LATEST"]
+
+
+class StartingPosition(msgspec.Struct, frozen=True):
+    """Where reading begins, as in GetShardIterator and SubscribeToShard.
+
+    The engine never sends LATEST: it stores "latest" as a time, so that a crash before the first checkpoint loses
+    nothing (rule T1). LATEST is for tools that only look at a stream.
+    """
+
+    type: PositionType
+    sequence_number: str | None = None
+    timestamp_seconds: float | None = None
+
+
+TRIM_HORIZON = StartingPosition("TRIM_HORIZON")
+
+
+def at_sequence_number(sequence_number: int | str) -> StartingPosition:
+    return StartingPosition("AT_SEQUENCE_NUMBER", str(sequence_number))
+
+
+def after_sequence_number(sequence_number: int | str) -> StartingPosition:
+    return StartingPosition("AFTER_SEQUENCE_NUMBER", str(sequence_number))
+
+
+def at_timestamp(seconds: float) -> StartingPosition:
+    return StartingPosition("AT_TIMESTAMP", None, seconds)
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard as the service lists it. Only its end changes, once, when the shard is closed."""
+
+    shard_id: str
+    hash_key_range: HashKeyRange
+    starting_sequence_number: int
+    ending_sequence_number: int | None = None
+    """None while the shard is open."""
+    parent_shard_id: str | None = None
+    adjacent_parent_shard_id: str | None = None
+    """Only for the child of a merge."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.ending_sequence_number is None
+
+    @property
+    def parent_shard_ids(self) -> tuple[str, ...]:
+        """Two after a merge, one after a split, none for a root. Parents may already be trimmed."""
+        return tuple(parent for parent in (self.parent_shard_id, self.adjacent_parent_shard_id) if parent is not None)
+
+
+def shard_index(shard_id: str) -> int:
+    """The number in `shardId-000000000042`."""
+    prefix, dash, digits = shard_id.rpartition("-")
+    if not (dash and prefix and digits.isascii() and digits.isdigit()):
+        raise ValueError(f"a shard id looks like shardId-000000000042, not {shard_id!r}")
+    return int(digits)
+
+
+FilterType = Literal[
+    "AFTER_SHARD_ID", "AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP"
+]
+
+
+class ShardFilter(msgspec.Struct, frozen=True):
+    type: FilterType
+    shard_id: str | None = None
+    timestamp_seconds: float | None = None
+
+
+AT_LATEST = ShardFilter("AT_LATEST")
+AT_TRIM_HORIZON = ShardFilter("AT_TRIM_HORIZON")
+
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 _ARN = re.compile(
@@ -15,6 +134,8 @@ _ARN = re.compile(
 
 
 class StreamName(msgspec.Struct, frozen=True):
+    """A stream's name, or its ARN with region and account."""
+
     name: str
     arn: str | None = None
     region: str | None = None

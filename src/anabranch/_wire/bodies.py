@@ -13,11 +13,7 @@ import msgspec
 from pybase64 import b64decode, b64encode
 
 from anabranch._model.hash_keys import HashKeyRange, parse_hash_key
-from anabranch._model.sequence_numbers import parse_sequence_number
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import StartingPosition
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Shard, ShardFilter, StartingPosition, StreamName, parse_sequence_number
 from anabranch._wire.event_stream import HeaderValue, Message
 from anabranch._wire.messages import (
     ChildShard,

@@ -7,7 +7,7 @@ Only the record and the PutRecords entry are decoded straight from JSON, so thei
 import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 
 
 class KinesisRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store

@@ -21,7 +21,7 @@ from anabranch._model.leases import (
     MemberRow,
     StreamRow,
 )
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.errors import UsageError
 
 __all__ = ["MemoryLeaseStore"]

@@ -30,7 +30,7 @@ from anabranch._model.leases import (
     MemberRow,
     StreamRow,
 )
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.errors import UsageError
 from anabranch.stores import sqlite_tables as tables
 from anabranch.stores.sqlite_database import Database, check_place, file_system, has_true_locks

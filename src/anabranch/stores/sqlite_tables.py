@@ -23,8 +23,7 @@ from anabranch._model.leases import (
     ShardStatus,
     StreamRow,
 )
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import StartingPosition, at_timestamp
+from anabranch._model.streams import Position, StartingPosition, at_timestamp
 from anabranch.errors import LeaseStoreInvalidError
 
 VERSION: Final = 1

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.errors import ConfigurationError, LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from anabranch._model.leases import Checkpoint, LeaseRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.records import PutResult, Record
 from anabranch.testing.checkers.coverage import covers
 from anabranch.testing.checkers.journal import Written

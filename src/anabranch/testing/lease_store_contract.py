@@ -31,9 +31,8 @@ from anabranch._model.leases import (
     Stopped,
     StreamRow,
 )
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._model.streams import TRIM_HORIZON, Position, after_sequence_number, at_timestamp
+from anabranch._ports import LeaseStore
 from anabranch.limits import HASH_KEY_MAX
 
 MakeStore = Callable[[str], LeaseStore]

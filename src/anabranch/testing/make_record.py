@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
+from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch.records import Record
 
 __all__ = ["make_record"]

@@ -14,7 +14,7 @@ import pytest
 
 from anabranch import Aws, Consumer, ConsumerSettings, LeaseSettings, PollingSettings, Retry
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, StreamRow
-from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import TRIM_HORIZON
 from anabranch.stores.sqlite import SqliteLeaseStore
 
 PROGRAM = (sys.executable, "-m", "anabranch")

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from anabranch._core.checkpoints.tracker import Tracker
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.plan import Write, plan_round
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
+from anabranch._core.tracker import Tracker
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerCall
@@ -21,7 +21,7 @@ from anabranch._engine.session import Session
 from anabranch._engine.shard_discovery import ShardDiscovery, StreamBootstrap, TrimReporter, list_all_shards
 from anabranch._engine.worker import FenceWatch, Worker
 from anabranch._model.leases import Finish
-from anabranch._model.start_positions import StartingPosition
+from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.world import FleetOptions

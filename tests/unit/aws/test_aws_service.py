@@ -13,8 +13,7 @@ from blockbuster import blockbuster_ctx
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import ClientSettings, open_kinesis
 from anabranch._http.client.limits import ClientTimeouts
-from anabranch._model.start_positions import TRIM_HORIZON
-from anabranch._model.streams import parse_stream
+from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
 from anabranch.errors import (

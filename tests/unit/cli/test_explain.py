@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import anabranch
 from anabranch._cli.explain import _REMEDIES, explain_fleet, explain_shard, explain_unleased
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch.reports import FleetStatus, StoppedRecord
 from fleet_samples import MEMBER, SHARD
 
@@ -154,7 +154,7 @@ def test_the_last_holder_is_named(owner, said):
         ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "check that record's handler"),
         ("it is being handed over to b", MEMBER, "nothing to do"),
         ("the byte budget has had no room for a read for 12 s", MEMBER, "nothing is lost"),
-        ("132 keys have unfinished records, as many as may be open at once", MEMBER, "check the handlers"),
+        ("132 keys have unfinished records, which is the limit", MEMBER, "check the handlers"),
         ("the handler of record 5 ignores its time-out of 3 s at app.py:7", MEMBER, "make the handler return"),
         ("its worker was told to pause, by Consumer.pause()", MEMBER, "call Consumer.resume() in its program"),
         ("AccessDenied", replace(MEMBER, reads_healthy=False), "fix what the error names"),

@@ -64,7 +64,7 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
     members = [
         member(0, state="left"),
         member(1, draining=True),
-        member(2, beats=False, records_per_second=0.0),
+        member(2, heartbeat_seen=False, records_per_second=0.0),
         member(3, state="silent", heartbeat_age=75.0),
     ]
     lines = texts(fleet([], members))

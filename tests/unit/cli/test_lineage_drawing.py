@@ -2,7 +2,7 @@
 
 from anabranch._cli.output import ASCII, lineage, range_bar, share
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch.limits import HASH_KEY_MAX
 
 WHOLE = HashKeyRange(0, HASH_KEY_MAX)

@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 
 from anabranch._cli.reshard import plan_scale, plan_split
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch.errors import ConfigurationError
 
 

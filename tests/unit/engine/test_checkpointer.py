@@ -9,13 +9,12 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
 from anabranch._engine.checkpointer import SEEN_THROUGH_EVERY_SECONDS, WRITES_AT_ONCE, Checkpointer
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow, Stopped
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Position, StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings
 from anabranch.testing.clock import ManualClock

@@ -8,7 +8,7 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
 from anabranch._engine.ports import Ports
 from anabranch._engine.quarantine import CHECK_MS, Quarantine
 from anabranch._engine.session import Session

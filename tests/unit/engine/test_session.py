@@ -7,11 +7,10 @@ from anabranch._core.handling.lanes import Lane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
 from anabranch._engine.session import Session
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import Position, StreamName
 from anabranch._wire.messages import GetRecordsResponse
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from shard_records import SHARD, STREAM, plain

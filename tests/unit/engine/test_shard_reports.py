@@ -4,7 +4,7 @@ from anabranch._core.handling.lanes import Lane, LaneLimits
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.unpacking import Unpacker
+from anabranch._core.reading.window import Unpacker
 from anabranch._engine.session import Session
 from anabranch._engine.shard_reports import REASON_CHARACTERS_MAX, SHARDS_MAX, ShardReports
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow
@@ -151,7 +151,7 @@ def test_a_full_lane_is_the_reason_only_if_nothing_of_it_is_finished():
     session.lane.finish(first)
     assert session.lane.next(0) is not None
     assert reports.report([session], 10_000)[0].reason is None
-    full = "2 keys have unfinished records, as many as may be open at once"
+    full = "2 keys have unfinished records, which is the limit"
     assert [reports.report([session], at_ms)[0].reason for at_ms in (19_000, 25_000, 26_000)] == [None, full, full]
     assert [event.reason for event in told] == [full]
     session.lane.finish(second)

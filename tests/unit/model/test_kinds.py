@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from anabranch._model.kinds import wrong_fields, wrong_kinds
+from anabranch._model.kinds import field_type_violations, type_violations
 
 
 class Thing:
@@ -20,7 +20,7 @@ class Thing:
     ],
 )  # fmt: skip
 def test_a_value_of_its_kind_is_right(value, kind):
-    assert wrong_kinds({"size": value}, {"size": kind}) == []
+    assert type_violations({"size": value}, {"size": kind}) == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_value_of_its_kind_is_right(value, kind):
     ],
 )
 def test_a_value_of_another_kind_is_named_with_what_would_be_right(value, kind, words):
-    assert wrong_kinds({"size": value}, {"size": kind}) == [words]
+    assert type_violations({"size": value}, {"size": kind}) == [words]
 
 
 def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
@@ -47,8 +47,8 @@ def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
         count: int
         share: float = 1.0
 
-    assert wrong_fields(Settings(5)) == []
-    assert wrong_fields(Settings("5", None)) == [
+    assert field_type_violations(Settings(5)) == []
+    assert field_type_violations(Settings("5", None)) == [
         "count is '5'; it must be a whole number",
         "share is None; it must be a number",
     ]

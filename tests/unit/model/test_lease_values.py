@@ -2,10 +2,9 @@
 
 import msgspec
 
-from anabranch._model import start_positions
+from anabranch._model import streams
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
-from anabranch._model.shard_filters import AT_LATEST, ShardFilter
-from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition
+from anabranch._model.streams import AT_LATEST, TRIM_HORIZON, ShardFilter, StartingPosition
 
 ROW = LeaseRow(key=LeaseKey("1:orders:1", 2, "shardId-000000000000"), epoch=7)
 
@@ -30,9 +29,9 @@ def test_a_new_lease_is_read_from_the_beginning_of_its_shard():
 
 
 def test_starting_positions_speak_aws_words():
-    assert start_positions.at_sequence_number(5) == StartingPosition("AT_SEQUENCE_NUMBER", "5")
-    assert start_positions.after_sequence_number("5") == StartingPosition("AFTER_SEQUENCE_NUMBER", "5")
-    assert start_positions.at_timestamp(1.5) == StartingPosition("AT_TIMESTAMP", None, 1.5)
+    assert streams.at_sequence_number(5) == StartingPosition("AT_SEQUENCE_NUMBER", "5")
+    assert streams.after_sequence_number("5") == StartingPosition("AFTER_SEQUENCE_NUMBER", "5")
+    assert streams.at_timestamp(1.5) == StartingPosition("AT_TIMESTAMP", None, 1.5)
 
 
 def test_filters_are_values():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position, is_sequence_number, parse_sequence_number
+from anabranch._model.streams import BEFORE_FIRST_SUB, Position, is_sequence_number, parse_sequence_number
 
 AWS = "49590338271490256608559692538361571095921575989136588898"
 

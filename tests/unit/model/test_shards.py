@@ -3,7 +3,7 @@
 import pytest
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shards import Shard, shard_index
+from anabranch._model.streams import Shard, shard_index
 
 
 def make_shard(**changes):

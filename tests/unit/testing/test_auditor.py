@@ -3,7 +3,7 @@
 import pytest
 
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing import Auditor
 from shard_records import SHARD, make_record
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, OpenKey, Stopped
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.records import Attempt, PutResult
 from anabranch.testing.checkers import (
     Call,

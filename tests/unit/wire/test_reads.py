@@ -5,8 +5,7 @@ import msgspec
 import pytest
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
-from anabranch._model.streams import StreamName, parse_stream
+from anabranch._model.streams import TRIM_HORIZON, StreamName, after_sequence_number, at_timestamp, parse_stream
 from anabranch._wire.bodies import (
     decode_get_records,
     decode_get_shard_iterator,

@@ -3,9 +3,7 @@ import json
 import pytest
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shard_filters import AT_LATEST, ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.streams import StreamName
+from anabranch._model.streams import AT_LATEST, Shard, ShardFilter, StreamName
 from anabranch._wire.bodies import decode_list_shards, encode_list_shards
 from anabranch._wire.messages import ListShardsResponse
 from anabranch.errors import CodecError

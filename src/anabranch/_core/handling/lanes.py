@@ -1,15 +1,15 @@
-"""Order lanes: which record of a shard may be started now.
+"""Order lanes: which record of a shard may start now.
 
-| order   | at once                                   | a record waits for                          |
-|---------|-------------------------------------------|---------------------------------------------|
-| "shard" | one record                                | the one before it in the shard              |
-| "key"   | as many as there are runners, one a key   | the one before it of its partition key      |
-| "none"  | as many as there are runners              | nothing                                     |
+| order   | concurrency                            | a record waits for                             |
+|---------|----------------------------------------|------------------------------------------------|
+| "shard" | one record                             | the previous record of the shard               |
+| "key"   | one record per key and runner          | the previous record of its partition key       |
+| "none"  | one record per runner                  | nothing                                        |
 
 A lane pulls records from its window in stream order, enters each in the tracker, and hands them out by `next`. With
-order "key" a record whose key is busy is held back while later ones of other keys pass; what is held back is bounded in
-keys, in bytes of this process and in bytes that a fail-over would read again (rules M1, M3, D6). A record that is to be
-tried again later keeps its key (or its shard) waiting, and frees its runner.
+order "key", a record whose key is busy is held back while records of other keys pass. Held-back records are limited in
+keys, in bytes, and in bytes that would be read again after a failover (rules M1, M3, D6). A record that waits for a
+retry blocks its key (or its shard) and frees its runner.
 
 Lanes know nothing of handlers, fences or time beyond `now_ms`.
 """
@@ -20,34 +20,31 @@ from collections.abc import Iterator
 
 import msgspec
 
-from anabranch._core.checkpoints.tracker import Entry, Tracker
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES
-from anabranch._core.reading.window import Window
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Window
+from anabranch._core.tracker import Entry, Tracker
 from anabranch._model.leases import Checkpoint, OrderMode
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
+from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch.budget import Budget
 from anabranch.records import Record
 
-__all__ = ["Lane", "LaneLimits"]
-
 ENTRY_BYTES = 256
-"""What a held-back record costs beside its payload (rule B2)."""
+"""What a held-back record costs in addition to its payload (rule B2)."""
 SCAN_MAX = 1_000
-"""Records that one call may hold back: a window full of one busy key is walked through in steps."""
+"""How many records one call may hold back, so that a window full of one busy key is scanned in steps."""
 
-STRETCH_BYTES_MAX = 16 << 20
-"""Payload of the records that are shown as upcoming at a time."""
+SLICE_BYTES_MAX = 16 << 20
+"""The largest payload of one `upcoming` slice."""
 
 
 class LaneLimits(msgspec.Struct, frozen=True):
     open_keys_max: int = 132
-    """Keys with an unfinished record between watermark and frontier: concurrency and 100 parked ones."""
+    """Keys with an unfinished record between watermark and frontier: the concurrency plus 100 that wait."""
     held_back_bytes_max: int = 16 << 20
     replay_bytes_max: int = 256 << 20
 
 
 class Lane:
-    """One shard's records on their way to handlers."""
+    """The records of one shard on their way to handlers."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class Lane:
         budget: Budget | None = None,
     ) -> None:
         self._budget = budget
-        """Pays for opened sub-records that are held back: their page is charged for the aggregate alone."""
+        """Charged for held-back sub-records, because their page is charged for the aggregate only."""
         self.order: OrderMode = order
         self._window = window
         self._limits = limits or LaneLimits()
@@ -66,21 +63,23 @@ class Lane:
         self._ready: deque[Entry] = deque()
         self._later: list[tuple[int, int, Entry]] = []
         self._queues: dict[str, deque[Entry]] = {}
-        """With order "key": each key's unfinished entries, the first one running, ready or waiting to be retried."""
+        """With order "key": the unfinished entries of each key. The first one is running, ready or waiting for a
+        retry.
+        """
         self._running: dict[int, Entry] = {}
         self._held_back_bytes = 0
         self._reserved_bytes = 0
         self._has_no_room = False
         self.scan_is_cut = False
-        """The last `next` returned nothing only because it had looked far enough: ask again."""
+        """The last `next` returned None only because it reached its scan limit: call it again."""
         self._stopped = False
         self.one_at_a_time = False
-        """Whatever the order: nothing is started beside a record that runs."""
+        """Only one record runs at a time, whatever the order."""
 
     # what may start
 
     def next(self, now_ms: int) -> Entry | None:
-        """The next record that may be started now; the caller starts it, and reports its end."""
+        """The next record that may start now. The caller starts it and reports its end."""
         self._has_no_room = self.scan_is_cut = False
         if self._stopped:
             return None
@@ -96,7 +95,7 @@ class Lane:
 
     def _scan(self) -> Entry | None:
         held_back_count = 0
-        while self.standstill is None:
+        while self.stall_reason is None:
             if held_back_count >= SCAN_MAX:
                 self.scan_is_cut = True
                 return None
@@ -125,37 +124,42 @@ class Lane:
     # what is handled at once
 
     def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
-        """The next records, if nothing comes before them: they may be started one after another, each when the one
-        before it has ended. They are only shown. What was handled, with nothing else happening meanwhile, is reported
-        to `pass_over`; one whose call goes on is then taken by `begin`.
+        """The next records, if no other record is due before them. The caller may call handlers for them one after
+        another without taking them. It then reports the finished ones to `finish_prefix`, and takes the one whose call
+        still runs with `begin`. Nothing else may happen to the lane in between.
         """
-        if self._stopped or self._ready or self._tracker.recalls or (self._later and self._later[0][0] <= now_ms):
+        if (
+            self._stopped
+            or self._ready
+            or self._tracker.has_prior_state
+            or (self._later and self._later[0][0] <= now_ms)
+        ):
             return []
         if (self.order == "shard" or self.one_at_a_time) and (self._running or self._later):
             return []
         if self.one_at_a_time:
             count_max = 1
         if self.order == "shard":
-            return self._window.peek_some(count_max, STRETCH_BYTES_MAX)
-        if self.standstill is not None:
+            return self._window.peek_some(count_max, SLICE_BYTES_MAX)
+        if self.stall_reason is not None:
             return []
         replay_bytes_left = self._limits.replay_bytes_max - self._tracker.replay_bytes
-        records = self._window.peek_some(count_max, min(STRETCH_BYTES_MAX, replay_bytes_left))
+        records = self._window.peek_some(count_max, min(SLICE_BYTES_MAX, replay_bytes_left))
         if self.order == "key" and self._queues:
             for index, record in enumerate(records):
                 if record.partition_key in self._queues:
                     return records[:index]
         return records
 
-    def pass_over(self, count: int) -> None:
-        """The first `count` of what is upcoming were started and have finished."""
-        portion = self._window.pull_some(count, STRETCH_BYTES_MAX)
-        assert portion is not None
-        self._tracker.pass_over(portion.records[-1], count, portion.cost - RECORD_OVERHEAD_BYTES * count)
-        self._window.finish_some(portion)
+    def finish_prefix(self, count: int) -> None:
+        """The first `count` upcoming records were handled."""
+        pulled = self._window.pull_some(count, SLICE_BYTES_MAX)
+        assert pulled is not None
+        self._tracker.finish_prefix(pulled.records[-1], count, pulled.cost - RECORD_OVERHEAD_BYTES * count)
+        self._window.finish_some(pulled)
 
     def begin(self) -> Entry:
-        """Takes the first of what is upcoming: it was started."""
+        """Takes the first upcoming record, which was started."""
         pulled = self._window.pull()
         assert pulled is not None
         entry = self._tracker.enter(*pulled)
@@ -167,7 +171,7 @@ class Lane:
     # what is held back
 
     def _may_pull(self) -> bool:
-        """False if the next record would be held back and there is no room for what it costs beside its page."""
+        """False if the next record would be held back and the budget has no room for its extra cost."""
         if self._budget is None or self.order != "key" or not self._queues:
             return True
         upcoming = self._window.peek()
@@ -196,27 +200,27 @@ class Lane:
             self._budget.release(freed_bytes)
 
     @property
-    def standstill(self) -> str | None:
-        """Why nothing beyond what was entered may be started, in words for the operator; None while it may."""
+    def stall_reason(self) -> str | None:
+        """Why no new record may start, in words for the operator; None if it may."""
         limits, budget = self._limits, self._budget
         if self.order == "shard":
             return None
         waiting = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
         if waiting >= limits.open_keys_max:
-            return f"{waiting} keys have unfinished records, as many as may be open at once"
+            return f"{waiting} keys have unfinished records, which is the limit"
         if self._has_no_room:
-            return "the byte budget has no room to look past records that wait for others of their keys"
+            return "the byte budget has no room to read past records that wait for their keys"
         if self._held_back_bytes >= limits.held_back_bytes_max:
-            return f"{self._held_back_bytes} bytes wait behind unfinished records of their keys"
+            return f"{self._held_back_bytes} bytes of records wait for unfinished records of their keys"
         if self._held_back_bytes and budget is not None and budget.held_back_bytes >= budget.held_back_bytes_max:
-            # A lane that holds nothing back goes on: it has nothing of its own to wait for.
-            return f"{budget.held_back_bytes} bytes of all shards wait behind unfinished records of their keys"
+            # Only lanes that hold records back wait; others have nothing to wait for.
+            return f"{budget.held_back_bytes} bytes of records of all shards wait for unfinished records of their keys"
         if self._tracker.replay_bytes >= limits.replay_bytes_max:
             first = self._tracker.first_unfinished
             assert first is not None
             return (
                 f"record {first.position} of key {first.partition_key!r} is unfinished and "
-                f"{self._tracker.replay_bytes} bytes of later ones are finished"
+                f"{self._tracker.replay_bytes} bytes of later records are finished"
             )
         return None
 
@@ -237,21 +241,21 @@ class Lane:
                 del self._queues[entry.record.partition_key]
 
     def retry_at(self, entry: Entry, at_ms: int) -> None:
-        """The attempt ended without success; the record is ready again at `at_ms`, and nothing of its key before it."""
+        """The attempt failed. The record is ready again at `at_ms`; its key waits until then."""
         del self._running[entry.ordinal]
         heapq.heappush(self._later, (at_ms, entry.ordinal, entry))
 
     def give_back(self, entry: Entry) -> None:
-        """The record was taken and not started after all: it is the next one again."""
+        """The record was taken but not started: it is the next one again."""
         del self._running[entry.ordinal]
         self._ready.appendleft(entry)
 
     def stop(self) -> None:
-        """Nothing is started any more; what runs may still finish."""
+        """Start nothing more; running records may still finish."""
         self._stopped = True
 
     def forget(self) -> None:
-        """Lets go of every record, since the shard stands still for good; what is safe to commit stays as it is."""
+        """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
         finished_count = self._tracker.finished_count
         self._tracker = Tracker(self.checkpoint(), self.order)
         self._tracker.finished_count = finished_count
@@ -279,14 +283,12 @@ class Lane:
 
     @property
     def held_back_bytes(self) -> int:
-        """What waits behind unfinished records of its keys, as the budget counts it."""
+        """Bytes of records that wait for unfinished records of their keys."""
         return self._held_back_bytes
 
     @property
     def only_failing(self) -> Entry | None:
-        """The first record that waits to be tried again, if all that was read is finished but such ones, and what
-        waits behind them.
-        """
+        """The first record that waits for a retry, if only such records, and those behind them, are unfinished."""
         if self._running or self._ready or not self._later or not self._window.is_empty:
             return None
         return min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
@@ -318,5 +320,5 @@ class Lane:
 
 
 def _extra_cost(record: Record[bytes]) -> int:
-    """What a held-back record costs beside its page: nothing, or all of itself if it was opened out of an aggregate."""
+    """What a held-back record costs in addition to its page: nothing, or its full size for a sub-record."""
     return 0 if record.sub_sequence_number == BEFORE_FIRST_SUB else len(record.data) + ENTRY_BYTES

@@ -11,7 +11,7 @@ import msgspec
 
 from anabranch._core.shards import gate
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StreamRow
-from anabranch._model.start_positions import StartingPosition
+from anabranch._model.streams import StartingPosition
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
 
 State = Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
@@ -114,7 +114,7 @@ def _member(row: MemberRow, observed: ObservedCounter, now_ms: int, is_dead: boo
         member_id=row.member_id,
         worker_id=row.worker_id,
         state=state,
-        beats=observed.moved,
+        heartbeat_seen=observed.moved,
         heartbeat_age=age_ms / 1000,
         expiry=row.expiry_ms / 1000,
         joined_seconds=row.joined_wall_ms / 1000,

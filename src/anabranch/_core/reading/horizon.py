@@ -1,45 +1,42 @@
-"""The trim horizon of a stream, and whether it has passed what was read (rule T4).
+"""The trim horizon of a stream, and whether unread records have been trimmed (rule T4).
 
-The service says nothing of records that fell out of retention before anybody read them: a reader that stood still goes
-on at the horizon as if nothing had been in between. So each reader keeps the time up to which it has read, by the
-service's clock, and compares.
+The service does not report records that were trimmed before they were read: a slow reader simply continues at the
+horizon. So each reader remembers until when it has read, by the service's clock, and compares.
 """
 
 from typing import Final
 
-__all__ = ["EDGE_SECONDS", "Horizon", "may_have_lost"]
-
 EDGE_SECONDS: Final = 5.0
-"""A reader at the very horizon, as at the start in a stream that is full, counts as so far ahead of it: the horizon
-moves between any two of its reads, and the service trims when it gets to it.
+"""A reader at the horizon (for example at the start of an old stream) counts as this far ahead of it: the horizon moves
+between two reads, and the service trims with a delay.
 """
 
 
 class Horizon:
-    """Of one stream, shared by all readers of its shards; each look at the stream says what its retention is now."""
+    """The horizon of one stream, shared by the readers of all its shards."""
 
     def __init__(self, retention_hours: int, server_seconds: float) -> None:
         self._retention_seconds = retention_hours * 3600
         self.reached_seconds = server_seconds - self._retention_seconds
-        """Where it was at the last look."""
+        """Where it was when the retention was last read."""
         self._looked_seconds = server_seconds
 
     def look(self, retention_hours: int, server_seconds: float) -> None:
-        """It never goes back: a longer retention does not bring back what is gone."""
+        """The retention was read again. The horizon never goes back: a longer retention restores nothing."""
         self._retention_seconds = retention_hours * 3600
         self.reached_seconds = max(self.reached_seconds, server_seconds - self._retention_seconds)
         self._looked_seconds = max(self._looked_seconds, server_seconds)
 
     def at(self, server_seconds: float) -> float:
-        """What arrived before is gone at that time, by the retention that was last seen. An answer may be late: what
-        had reached its end by the last look may still have been there when it was given.
+        """The horizon at that time, by the last known retention. For a late answer from before the last look, the
+        horizon of the last look does not apply yet.
         """
         by_retention = server_seconds - self._retention_seconds
         return by_retention if server_seconds < self._looked_seconds else max(self.reached_seconds, by_retention)
 
 
 def may_have_lost(read_through_seconds: float | None, horizon_seconds: float) -> bool:
-    """Whether records may have gone unread: everything that arrived before `read_through_seconds` was read (None: who
-    knows), and what arrived after the horizon is still there.
+    """Whether unread records may have been trimmed. Everything that arrived before `read_through_seconds` was read
+    (None if unknown), and everything that arrived after the horizon still exists.
     """
     return read_through_seconds is None or horizon_seconds >= read_through_seconds

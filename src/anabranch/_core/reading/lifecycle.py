@@ -1,19 +1,17 @@
-"""The life of a held shard, as a table.
+"""The lifecycle of a held shard, as a table.
 
 | phase     | meaning                                                        |
 |-----------|----------------------------------------------------------------|
-| reading   | it is read and its records are handed out                      |
-| ended     | its last record was read; some may still be unfinished         |
-| finished  | its last record is finished and its row says so: final         |
-| stopped   | it stands still on purpose, its lease kept (rule D4)           |
-| lost      | the lease is another's, was given away or released: final      |
+| reading   | it is read, and its records are handed out                     |
+| ended     | its last record was read; some records may be unfinished       |
+| finished  | all records are finished and the lease row says so; final      |
+| stopped   | stopped at a record, its lease kept (rule D4)                  |
+| lost      | the lease was lost, given away or released; final              |
 
-An illegal move is a failed look-up: a bug, and said as one.
+An illegal move is a bug, and fails as a missing key.
 """
 
 from typing import Final, Literal
-
-__all__ = ["Move", "Phase", "next_phase"]
 
 Phase = Literal["reading", "ended", "finished", "stopped", "lost"]
 Move = Literal["end", "finish", "stop", "lose"]

@@ -1,12 +1,14 @@
-"""When a shard may be polled next.
+"""When a shard may be polled next, and whether this worker can read at all.
 
-The rules: never more than five reads and 2 MiB a second of a shard, or this application's share of them (AWS counts
-all polling applications of a stream together); a large read is followed by the pause that pays for it; at once when
-there is more to read; slower and slower while the shard is idle; with growing, jittered pauses while it is throttled
-or failing.
+- At most five reads and 2 MiB per second and shard, or this application's share of that: AWS counts all polling
+  applications of a stream together. After a large read the pause is longer.
+- If there is more to read, the next read follows as soon as the quota allows.
+- While the shard is idle, the pauses grow.
+- While reads are throttled or fail, the pauses grow with jitter.
 """
 
 from math import ceil
+from typing import Final
 
 import msgspec
 
@@ -14,23 +16,20 @@ from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_READ_BYTES_PER_SECOND, SHARD_READS_PER_SECOND
 
-__all__ = ["Pace", "PaceLimits"]
-
-
 THROTTLED_MAX_MS = 2_000
 
 
 class PaceLimits(msgspec.Struct, frozen=True):
     share: float = 1.0
-    """The part of the shard's read quota that this application may use."""
+    """The share of the shard's read quota that this application may use."""
     idle_interval_ms: int = 1000
-    """The longest pause between two reads of a shard that has nothing new."""
+    """The longest pause between reads of an idle shard."""
     backoff_ms: int = 250
     backoff_max_ms: int = 10_000
 
 
 class Pace:
-    """One shard's pace. `next_read_at_ms` is when it may be read; the caller reports each read's end."""
+    """One shard's pace. The shard may be read at `next_read_at_ms`; the caller reports the result of each read."""
 
     def __init__(self, limits: PaceLimits, now_ms: int) -> None:
         self._limits = limits
@@ -40,7 +39,7 @@ class Pace:
         self.next_read_at_ms = now_ms
 
     def on_read(self, *, started_at_ms: int, now_ms: int, read_bytes: int, record_count: int, behind_ms: int) -> None:
-        """A read succeeded. `behind_ms` is how far behind the tip of the shard it ended."""
+        """`behind_ms` is how far behind the tip of the shard the read ended."""
         self._failures = 0
         allowed_at = started_at_ms + self._interval_ms
         paid_at = now_ms + ceil(1000 * read_bytes / (SHARD_READ_BYTES_PER_SECOND * self._limits.share))
@@ -56,9 +55,9 @@ class Pace:
             self.next_read_at_ms = max(now_ms, started_at_ms + self._idle_ms)
 
     def on_failure(self, now_ms: int, entropy: Entropy, *, throttled: bool = False) -> None:
-        """A read was throttled or failed: full jitter over a doubling pause, never less than the normal interval.
+        """Full jitter over a doubling pause, never less than the normal interval.
 
-        A quota is counted by the second, so waiting longer than two of them for it gains nothing.
+        AWS counts quotas per second, so a throttled reader waits at most two seconds.
         """
         longest = min(self._limits.backoff_max_ms, THROTTLED_MAX_MS) if throttled else self._limits.backoff_max_ms
         self._failures += 1
@@ -69,3 +68,36 @@ class Pace:
     def failure_count(self) -> int:
         """Failed reads in a row."""
         return self._failures
+
+
+UNHEALTHY_AFTER_MS: Final = 60_000
+TRY_AGAIN_AFTER_MS: Final = 300_000
+
+
+class ReadHealth:
+    """Whether this worker can read at all. If not, it should not hold shards that others could read (rule U7).
+
+    It is unhealthy after a minute of failures without a success; throttling does not count. An unhealthy worker loses
+    its shards, so no read can prove that it has recovered. After five minutes it may try again.
+    """
+
+    def __init__(self) -> None:
+        self._failing_since_ms: int | None = None
+        self._failed_at_ms = 0
+
+    def succeeded(self) -> None:
+        self._failing_since_ms = None
+
+    def failed(self, now_ms: int) -> None:
+        self._failed_at_ms = now_ms
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+
+    def is_good(self, now_ms: int, *, holds_shards: bool) -> bool:
+        since_ms = self._failing_since_ms
+        if since_ms is None:
+            return True
+        if not holds_shards and now_ms - self._failed_at_ms >= TRY_AGAIN_AFTER_MS:
+            self._failing_since_ms = None
+            return True
+        return self._failed_at_ms - since_ms < UNHEALTHY_AFTER_MS

@@ -1,22 +1,218 @@
-"""The records of one shard that were read and not yet handed out: a bounded stretch of the stream.
+"""The records of one shard that were read but not handed out yet: unpacked, in order, and counted in bytes.
 
-Pages go in as reads arrive, and records come out in order, made when they are asked for: one by one, or as many
-together as somebody has use for. The window counts what it holds, so that reading stops when it is full (back-pressure)
-and the byte budget is never overdrawn; it drops nothing until it is cleared.
+Pages go in as reads arrive. Records come out in stream order, unpacked when they are asked for. The window counts what
+it holds, so that reading pauses when it is full and the byte budget is never exceeded. It drops nothing until it is
+cleared.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Literal
 
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, Portion, cost_of
-from anabranch._core.reading.unpacking import Unpacker
-from anabranch._model.sequence_numbers import Position
+import msgspec
+
+from anabranch._model.hash_keys import HashKeyRange
+from anabranch._model.streams import Position
+from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, Aggregate, open_aggregate
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record
 
-__all__ = ["Window"]
+MisroutedPolicy = Literal["by_writer", "deliver", "skip"]
+
+SLICE_RECORDS = 500
+"""Records that are unpacked at once: the size of a batch, so that a batch rarely needs several slices."""
+
+
+class Unpacker:
+    """Turns the records of a read into the records that handlers see.
+
+    - Records at or before the position that the read resumed from are dropped (rule M2). A shard's records are in
+      order, so only the first ones need a check.
+    - A sub-record whose hash key is outside its shard is delivered and marked. An aggregate of our own producer is
+      skipped instead, because the producer sends it again (rule F6).
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        shard_id: str,
+        hash_key_range: HashKeyRange | None,
+        misrouted: MisroutedPolicy = "by_writer",
+        *,
+        until_seconds: float | None = None,
+    ) -> None:
+        self._stream = stream
+        self._shard_id = shard_id
+        self._range = hash_key_range
+        self._policy: MisroutedPolicy = misrouted
+        self.until_seconds = until_seconds
+        self.reached_until = False
+        """A record that arrived at or after `until_seconds` was seen; it and all later ones are ignored."""
+        self._misrouted_count = 0
+        self._skipped_aggregate_count = 0
+
+    def take_counts(self) -> tuple[int, int]:
+        """Since the last call: misrouted sub-records that were delivered, and aggregates that were skipped."""
+        counts = self._misrouted_count, self._skipped_aggregate_count
+        self._misrouted_count = self._skipped_aggregate_count = 0
+        return counts
+
+    def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[list[Record[bytes]]]:
+        """The records after the given position, in order and in slices that are never empty."""
+        if self.until_seconds is not None:
+            records = self._before(self.until_seconds, records)
+        start = 0
+        if after is not None:
+            start = next(
+                (n for n, record in enumerate(records) if _number(record) >= after.sequence_number), len(records)
+            )
+            if start < len(records) and _number(records[start]) == after.sequence_number:
+                yield from self._open(records[start : start + 1], after.sub_sequence_number + 1)
+                start += 1
+        for at in range(start, len(records), SLICE_RECORDS):
+            some = records[at : at + SLICE_RECORDS]
+            made = self._plain(some, but=MAGIC)
+            if len(made) == len(some):
+                yield made
+            else:
+                yield from self._open(some)
+
+    def _before(self, until_seconds: float, records: Sequence[KinesisRecord]) -> Sequence[KinesisRecord]:
+        for index, record in enumerate(records):
+            if self.reached_until or record.arrival_seconds >= until_seconds:
+                self.reached_until = True
+                return records[:index]
+        return records
+
+    def _plain(self, records: Sequence[KinesisRecord], *, but: bytes | tuple[()] = ()) -> list[Record[bytes]]:
+        """All records that do not begin with the given bytes, in one pass: most streams have no aggregates."""
+        stream, shard_id = self._stream, self._shard_id
+        return [
+            Record(
+                stream=stream,
+                shard_id=shard_id,
+                sequence_number=record.sequence_number,
+                partition_key=record.partition_key,
+                arrival_seconds=record.arrival_seconds,
+                data=data,
+                value=data,
+            )
+            for record in records
+            if not (data := record.data).startswith(but)
+        ]
+
+    def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[list[Record[bytes]]]:
+        """Records and aggregates. `first` is for the record that the read resumed at: only its sub-records from that
+        index on are new.
+        """
+        made: list[Record[bytes]] = []
+        for record in records:
+            aggregate = open_aggregate(record.data)
+            if aggregate is not None:
+                for some in self._unpack_aggregate(record, aggregate, first or 0):
+                    made += some
+                    if len(made) >= SLICE_RECORDS:
+                        yield made
+                        made = []
+            elif first is None:
+                made += self._plain((record,))
+        if made:
+            yield made
+
+    def _unpack_aggregate(
+        self, record: KinesisRecord, aggregate: Aggregate, first: int
+    ) -> Iterator[list[Record[bytes]]]:
+        if first >= len(aggregate):
+            return
+        strays = frozenset[int]()
+        if self._range is not None and (ports := aggregate.misrouted(self._range)):
+            marked = PRODUCER_TAG in aggregate.first_tags
+            if self._policy == "skip" or (self._policy == "by_writer" and marked):
+                self._skipped_aggregate_count += 1
+                return
+            strays = frozenset(index for index in ports if index >= first)
+            self._misrouted_count += len(strays)
+        for start in range(first, len(aggregate), SLICE_RECORDS):
+            yield [
+                Record(
+                    stream=self._stream,
+                    shard_id=self._shard_id,
+                    sequence_number=record.sequence_number,
+                    sub_sequence_number=index,
+                    partition_key=partition_key,
+                    explicit_hash_key=explicit_hash_key,
+                    arrival_seconds=record.arrival_seconds,
+                    data=data,
+                    value=data,
+                    misrouted=index in strays,
+                )
+                for index, (partition_key, explicit_hash_key, data) in enumerate(
+                    aggregate.sub_records(start, start + SLICE_RECORDS), start
+                )
+            ]
+
+
+def _number(record: KinesisRecord) -> int:
+    return int(record.sequence_number)
+
+
+RECORD_OVERHEAD_BYTES = 256
+
+
+def cost_of(records: Sequence[KinesisRecord] | Sequence[Record[bytes]]) -> int:
+    # A list costs half of a generator here, and this runs for every record.
+    return sum([len(record.data) + len(record.partition_key) for record in records]) + (
+        RECORD_OVERHEAD_BYTES * len(records)
+    )
+
+
+class Page:
+    """The records of one read, and what they are charged in the byte budget.
+
+    A record costs its bytes and 256 more (rule B2). The whole page is charged until its last record is handed out.
+    After that only unfinished records are charged, so one slow record does not keep the space of all its neighbours.
+    """
+
+    __slots__ = ("_drained", "_unfinished_bytes", "after", "charged_bytes", "records")
+
+    def __init__(self, records: Sequence[KinesisRecord], after: Position | None) -> None:
+        self.after = after
+        """The position that the read resumed from. The page may begin with records up to it."""
+        self.records: Sequence[KinesisRecord] = records
+        self.charged_bytes = cost_of(records)
+        self._unfinished_bytes = 0
+        self._drained = False
+
+    def take(self, cost: int) -> None:
+        """Records of this page are about to be handed out."""
+        self._unfinished_bytes += cost
+
+    def finish(self, cost: int) -> int:
+        """Records of this page are finished; returns the freed bytes."""
+        self._unfinished_bytes -= cost
+        return self._settle() if self._drained else 0
+
+    def drain(self) -> int:
+        """All records of this page were handed out; returns the freed bytes."""
+        self._drained = True
+        self.records = ()
+        return self._settle()
+
+    def _settle(self) -> int:
+        still = min(self.charged_bytes, self._unfinished_bytes)
+        freed, self.charged_bytes = self.charged_bytes - still, still
+        return freed
+
+
+class RecordSlice(msgspec.Struct, frozen=True, gc=False):
+    """Records of one page that are handed out and finished together."""
+
+    records: list[Record[bytes]]
+    data_bytes: int
+    page: Page
+    cost: int
 
 
 class Window:
@@ -24,19 +220,19 @@ class Window:
         self._unpacker = unpacker
         self._pages: deque[Page] = deque()
         self._page: Page | None = None
-        self._stretches: Iterator[list[Record[bytes]]] = iter(())
-        self._stretch: list[Record[bytes]] = []
+        self._slices: Iterator[list[Record[bytes]]] = iter(())
+        self._slice: list[Record[bytes]] = []
         self._index = 0
         self._data_ends: list[int] = []
-        """Where the payload of each record of the stretch ends, if they are laid one after another."""
-        self._stretch_cost = 0
+        """Cumulative payload sizes of the records in the slice."""
+        self._slice_cost = 0
         self._held_bytes = 0
-        """Charged and not yet free."""
+        """Charged and not freed yet."""
         self._freed_bytes = 0
         self._cleared = False
 
     def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
-        """All records of one read that resumed after the given position; returns the bytes that they are charged."""
+        """Adds the records of one read that resumed after the given position; returns the charged bytes."""
         if self._cleared:
             return 0
         page = Page(records, after)
@@ -45,51 +241,51 @@ class Window:
         return page.charged_bytes
 
     def pull(self) -> tuple[Record[bytes], Page] | None:
-        """The next record in stream order and the page to report its end to; None if nothing is left."""
+        """The next record and its page, or None."""
         if self.is_empty:
             return None
-        record = self._stretch[self._index]
+        record = self._slice[self._index]
         self._index += 1
         assert self._page is not None
         return record, self._page
 
-    def pull_some(self, count_max: int, data_bytes_max: int) -> Portion | None:
-        """The next records in stream order, all of one page: no more than that, but at least one if there is one."""
+    def pull_some(self, count_max: int, data_bytes_max: int) -> RecordSlice | None:
+        """The next records of one page, up to the limits, but at least one if there is one."""
         if self.is_empty:
             return None
         page, start, ends = self._page, self._index, self._data_ends
         assert page is not None
         stop = self._index = self._reach(count_max, data_bytes_max)
-        if stop - start == len(self._stretch):
-            return Portion(self._stretch, ends[stop], page, self._stretch_cost)
-        records = self._stretch[start:stop]
-        return Portion(records, ends[stop] - ends[start], page, cost_of(records))
+        if stop - start == len(self._slice):
+            return RecordSlice(self._slice, ends[stop], page, self._slice_cost)
+        records = self._slice[start:stop]
+        return RecordSlice(records, ends[stop] - ends[start], page, cost_of(records))
 
     def peek_some(self, count_max: int, data_bytes_max: int) -> list[Record[bytes]]:
         """The records that `pull_some` would return."""
-        return [] if self.is_empty else self._stretch[self._index : self._reach(count_max, data_bytes_max)]
+        return [] if self.is_empty else self._slice[self._index : self._reach(count_max, data_bytes_max)]
 
     def _reach(self, count_max: int, data_bytes_max: int) -> int:
-        """Where the records end that fit; one does in any case."""
+        """The end of the records that fit; at least one always does."""
         start, ends = self._index, self._data_ends
         fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
-        return min(max(fitting, start + 1), start + count_max, len(self._stretch))
+        return min(max(fitting, start + 1), start + count_max, len(self._slice))
 
     def peek(self) -> Record[bytes] | None:
         """The record that `pull` would return."""
-        return None if self.is_empty else self._stretch[self._index]
+        return None if self.is_empty else self._slice[self._index]
 
     @property
     def is_empty(self) -> bool:
-        return self._index >= len(self._stretch) and not self._advance()
+        return self._index >= len(self._slice) and not self._advance()
 
     def _advance(self) -> bool:
         while True:
-            stretch = next(self._stretches, None)
-            if stretch is not None:
-                self._show(stretch)
+            some = next(self._slices, None)
+            if some is not None:
+                self._show(some)
                 assert self._page is not None
-                self._page.take(self._stretch_cost)
+                self._page.take(self._slice_cost)
                 return True
             if self._page is not None:
                 self._free(self._page.drain())
@@ -98,40 +294,40 @@ class Window:
             if not self._pages:
                 return False
             self._page = self._pages.popleft()
-            self._stretches = self._unpacker.unpack(self._page.records, self._page.after)
+            self._slices = self._unpacker.unpack(self._page.records, self._page.after)
 
-    def _show(self, stretch: list[Record[bytes]]) -> None:
-        self._stretch, self._index = stretch, 0
-        self._data_ends = [0, *accumulate([len(record.data) for record in stretch])]
-        key_bytes = sum([len(record.partition_key) for record in stretch])
-        self._stretch_cost = self._data_ends[-1] + key_bytes + RECORD_OVERHEAD_BYTES * len(stretch)
+    def _show(self, some: list[Record[bytes]]) -> None:
+        self._slice, self._index = some, 0
+        self._data_ends = [0, *accumulate([len(record.data) for record in some])]
+        key_bytes = sum([len(record.partition_key) for record in some])
+        self._slice_cost = self._data_ends[-1] + key_bytes + RECORD_OVERHEAD_BYTES * len(some)
 
     def finish(self, record: Record[bytes], page: Page) -> None:
         freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
         if freed_bytes and not self._cleared:
             self._free(freed_bytes)
 
-    def finish_some(self, portion: Portion) -> None:
+    def finish_some(self, pulled: RecordSlice) -> None:
         if not self._cleared:
-            self._free(portion.page.finish(portion.cost))
+            self._free(pulled.page.finish(pulled.cost))
 
     def _free(self, freed_bytes: int) -> None:
         self._held_bytes -= freed_bytes
         self._freed_bytes += freed_bytes
 
     def collect_freed(self) -> int:
-        """The bytes that became free since the last call: to be given back to the budget."""
+        """The bytes freed since the last call, to return to the budget."""
         freed, self._freed_bytes = self._freed_bytes, 0
         return freed
 
     def clear(self) -> None:
-        """Forgets everything for good (the shard is stopped or lost) and frees all its bytes.
+        """Drops everything and frees all bytes, because the shard is stopped or lost.
 
-        Those of records that were handed out too: nobody reports their end any more. What arrives later is forgotten.
+        This includes records that were handed out: nobody reports their end any more. Later pages are ignored.
         """
         self._cleared = True
         self._free(self._held_bytes)
         self._pages.clear()
         self._page = None
-        self._stretches = iter(())
+        self._slices = iter(())
         self._show([])

@@ -28,9 +28,7 @@ from anabranch._core.shards.graph import (
 )
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON, StartingPosition, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Shard, ShardFilter, StartingPosition, at_timestamp
 from anabranch.errors import ConfigurationError
 
 PIN_MARGIN_SECONDS: Final = 5

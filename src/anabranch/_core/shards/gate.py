@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys, gaps, unread_since
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import TRIM_HORIZON, Shard
 from anabranch._wire.messages import StreamSummary
 
 CHILDREN_UNKNOWN: Final = "children unknown"

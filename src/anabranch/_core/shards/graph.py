@@ -14,7 +14,7 @@ from typing import Final
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import LeaseRow
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch._wire.messages import ChildShard
 from anabranch.errors import StreamRecreatedError
 from anabranch.limits import HASH_KEY_MAX

@@ -21,7 +21,7 @@ import msgspec
 
 from anabranch._core.writing.shard_map import HASH_KEY_BYTES, MappedShard
 from anabranch._model.hash_keys import md5_digest
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB
+from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_ENTRIES_MAX

@@ -18,7 +18,7 @@ from anabranch._core.writing.lanes import Call, Lane, Placement, Routing, check_
 from anabranch._core.writing.settlement import ORDER_MESSAGE, OURS, Settlement
 from anabranch._core.writing.shard_map import ShardMap
 from anabranch._model.entropy import Entropy
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, MAGIC
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import AnabranchError

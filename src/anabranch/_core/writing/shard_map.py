@@ -29,7 +29,7 @@ import msgspec
 
 from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 
 HASH_KEY_BYTES: Final = 16
 _LOWEST: Final = bytes(HASH_KEY_BYTES)

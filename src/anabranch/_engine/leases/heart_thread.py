@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from anabranch._engine.leases.heartbeat import Heartbeat
 from anabranch._engine.leases.zombie_guard import ZombieGuard
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.events import Event, LoopBlocked, LoopStalled
 
 __all__ = ["HeartThread"]

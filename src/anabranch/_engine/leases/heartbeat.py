@@ -10,8 +10,7 @@ from collections.abc import Callable
 from anabranch._core.leases.heartbeat import HeartbeatState, HeartbeatStatus
 from anabranch._engine.clock import Alarm
 from anabranch._model.leases import HeartbeatWrite, MemberRow
-from anabranch._ports.clock import Clock
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import Clock, LeaseStore
 from anabranch.errors import LeaseStoreError
 
 __all__ = ["Heartbeat"]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from anabranch._core.leases.heartbeat import HeartbeatState
-from anabranch._ports.clock import Clock
+from anabranch._ports import Clock
 from anabranch.events import Event
 
 __all__ = ["EXIT_STATUS", "ZombieGuard"]

@@ -18,11 +18,11 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, Protocol
 
 from anabranch._core.writing.bundles import cost_of
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._engine.tasks import single_cause
 from anabranch._engine.writing.process_exit import end_at_exit, end_no_more
 from anabranch._engine.writing.writer import Delivery, failure_of
 from anabranch._model.kinds import check_seconds
-from anabranch._ports.daemon_threads import DaemonThreads
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult

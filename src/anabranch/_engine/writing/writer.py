@@ -21,11 +21,8 @@ from anabranch._engine.tasks import BackgroundTask, single_cause
 from anabranch._engine.writing.process_exit import tell_at_exit, tell_no_more
 from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import check_partition_key, wrong_partition_key
-from anabranch._model.shard_filters import AT_LATEST
-from anabranch._model.shards import Shard
-from anabranch._model.streams import StreamName, parse_stream
-from anabranch._ports.clock import Clock
-from anabranch._ports.kinesis_writing import KinesisWriting
+from anabranch._model.streams import AT_LATEST, Shard, StreamName, parse_stream
+from anabranch._ports import Clock, KinesisWriting
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import (
     AccessDeniedError,

@@ -17,7 +17,7 @@ counts as unable are facts of the world, never what the engine says:
 from collections.abc import Iterator
 
 from anabranch._model.leases import Checkpoint
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.coverage import covers
 from anabranch.testing.checkers.journal import Call, Checker, Commit, Written
 

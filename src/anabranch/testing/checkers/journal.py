@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from anabranch._model.leases import LeaseRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 
 __all__ = ["Call", "Checker", "Commit", "Journal", "ShardOpened", "Violation", "Written", "place"]
 

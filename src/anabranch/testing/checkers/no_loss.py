@@ -1,6 +1,6 @@
 """P2: a committed checkpoint never says that a record is finished whose handling has not finished."""
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.coverage import covers
 from anabranch.testing.checkers.journal import Call, Checker, Commit, Written
 

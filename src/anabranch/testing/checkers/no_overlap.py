@@ -7,7 +7,7 @@ a call of a process that does not run, or that has only just gone on: it could n
 
 from collections.abc import Iterable
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.journal import Call, Checker, Commit
 
 __all__ = ["NoOverlap", "QuietTransfers"]

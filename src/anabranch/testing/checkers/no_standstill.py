@@ -1,6 +1,6 @@
 """P7: once the faults are over, everything that was written is handled within a bound."""
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.journal import Call, Checker, Written
 
 __all__ = ["NoStandstill"]

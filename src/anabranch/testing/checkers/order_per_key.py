@@ -4,7 +4,7 @@ of a key come in stream order, one at a time. The records of one batch count as 
 
 from bisect import bisect_left, insort
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.journal import Call, Checker, Written
 
 __all__ = ["OrderPerKey"]

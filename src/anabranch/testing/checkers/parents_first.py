@@ -1,6 +1,6 @@
 """Nothing of a shard is started before everything of its parents was finished."""
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.checkers.journal import Call, Checker, ShardOpened, Written
 
 __all__ = ["ParentsFirst"]

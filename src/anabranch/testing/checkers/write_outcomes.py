@@ -8,7 +8,7 @@ Told of puts as they are made, of outcomes as they come, and at the end of what 
 a consumer gets it. Records are known by their data, so each put needs data of its own.
 """
 
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.records import PutResult
 from anabranch.testing.checkers.journal import Violation
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.plan import Write
 from anabranch._model.leases import Checkpoint, Conflict, LeaseKey, LeaseRow
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.testing.tick.journal import Tenure
 from anabranch.testing.tick.network import NO_ANSWER
 

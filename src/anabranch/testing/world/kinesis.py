@@ -6,11 +6,8 @@ from typing import Any, NoReturn
 
 from anabranch._aws.errors import service_error
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.shard_filters import ShardFilter
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import StartingPosition
-from anabranch._model.streams import StreamName
-from anabranch._ports.kinesis import Kinesis
+from anabranch._model.streams import Shard, ShardFilter, StartingPosition, StreamName
+from anabranch._ports import Kinesis
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import (
     ChildShard,

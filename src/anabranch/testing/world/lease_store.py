@@ -19,7 +19,7 @@ from anabranch._model.leases import (
     MemberRow,
     StreamRow,
 )
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._ports import LeaseStore
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.checkers import Commit, Journal

@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch._model.hash_keys import md5_hash_key
 from anabranch._model.leases import LeaseKey
-from anabranch._model.sequence_numbers import BEFORE_FIRST_SUB, Position
+from anabranch._model.streams import BEFORE_FIRST_SUB, Position
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState

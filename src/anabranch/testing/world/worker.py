@@ -9,10 +9,8 @@ from anabranch._engine.ports import Ports
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.streams import StreamName
-from anabranch._ports.kinesis import Kinesis
-from anabranch._ports.lease_store import LeaseStore
+from anabranch._model.streams import Position, StreamName
+from anabranch._ports import Kinesis, LeaseStore
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import (

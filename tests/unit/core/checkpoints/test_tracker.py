@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from anabranch._core.checkpoints import tracker as tracker_module
-from anabranch._core.checkpoints.tracker import Tracker, adopt, discards, key_digest
-from anabranch._core.reading.pages import Page
+from anabranch._core import tracker as tracker_module
+from anabranch._core.reading.window import Page
+from anabranch._core.tracker import Tracker, adopt, discards, key_digest
 from anabranch._model.leases import Checkpoint, OpenKey
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from shard_records import make_record
 
 PAGE = Page((), None)
@@ -110,12 +110,12 @@ def test_attempts_at_a_record_that_has_not_come_yet_are_carried_on_and_at_one_th
 
 def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is_finished():
     tracker = Tracker(FRESH, "shard")
-    tracker.fail_stretch(make_record(1), 2)
+    tracker.fail_slice(make_record(1), 2)
     committed = tracker.checkpoint(())
     assert [(entry.first_open, entry.attempts) for entry in committed.open_keys] == [(Position(1), 2)]
     heir = Tracker(committed, "shard")
-    assert heir.attempts_before(make_record(1)) == 2
-    heir.fail_stretch(make_record(1), 3)
+    assert heir.prior_attempts(make_record(1)) == 2
+    heir.fail_slice(make_record(1), 3)
     heir.finish_through(make_record(1), 1)
     assert heir.checkpoint(()).open_keys == ()
 
@@ -123,7 +123,7 @@ def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is
 def test_failures_of_earlier_owners_in_the_midst_of_a_stretch_are_over_when_it_is_finished():
     failed = tuple(OpenKey(digest(key), Position(number), 1) for number, key in ((3, "a"), (5, "b"), (9, "c")))
     heir = Tracker(Checkpoint(watermark=Position(1), open_keys=failed, order="key"), "shard")
-    assert heir.attempts_before(make_record(2)) == 0
+    assert heir.prior_attempts(make_record(2)) == 0
     heir.finish_through(make_record(6), 4)
     assert [entry.first_open for entry in heir.checkpoint(()).open_keys] == [Position(9)]
 
@@ -270,7 +270,7 @@ def test_the_time_that_the_shard_was_seen_through_is_committed():
 
 def test_stretches_move_the_watermark_with_their_last_finished_record():
     tracker = Tracker(Checkpoint(watermark=Position(1)), "shard")
-    assert not tracker.skips(make_record(2))
+    assert not tracker.already_done(make_record(2))
     tracker.finish_through(make_record(4, sub=2), 3)
     assert tracker.checkpoint(()) == Checkpoint(watermark=Position(4, 2))
     assert tracker.finished_count == 3
@@ -279,7 +279,7 @@ def test_stretches_move_the_watermark_with_their_last_finished_record():
 def test_stretches_pass_over_what_the_owner_before_finished():
     tracker = Tracker(key_checkpoint(5, 10, a=6, b=9), "shard")
     skipped = [
-        n for n, key in [(6, "a"), (7, "c"), (8, "a"), (9, "b"), (10, "a")] if tracker.skips(make_record(n, key))
+        n for n, key in [(6, "a"), (7, "c"), (8, "a"), (9, "b"), (10, "a")] if tracker.already_done(make_record(n, key))
     ]
     assert skipped == [7]
     tracker.finish_through(make_record(8, "a"), 2)
@@ -289,10 +289,10 @@ def test_stretches_pass_over_what_the_owner_before_finished():
         digest("a"): Position(8, 0),
         digest("b"): Position(9),
     }
-    assert not tracker.skips(make_record(11, "c"))
+    assert not tracker.already_done(make_record(11, "c"))
     tracker.finish_through(make_record(10, "a"), 2)
     assert tracker.checkpoint(()) == Checkpoint(watermark=Position(10))
-    assert not tracker.skips(make_record(10, "c"))
+    assert not tracker.already_done(make_record(10, "c"))
 
 
 def test_stretches_and_single_records_are_not_mixed():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from anabranch._core.checkpoints.tracker import key_digest
 from anabranch._core.handling.batches import BatchLane, BatchLimits
+from anabranch._core.tracker import key_digest
 from anabranch._model.leases import Checkpoint, OpenKey
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from shard_records import make_record, make_window, places, plain
 
 

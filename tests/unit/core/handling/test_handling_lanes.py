@@ -4,7 +4,7 @@ import pytest
 
 from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, Lane, LaneLimits
 from anabranch._model.leases import Checkpoint, OpenKey
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from shard_records import aggregated, make_window, plain
 
@@ -33,7 +33,7 @@ def test_order_shard_starts_one_record_after_another():
     lane.finish(first)
     (second,) = start_all(lane)
     assert numbers([first, second]) == [1, 2]
-    assert lane.standstill is None
+    assert lane.stall_reason is None
 
 
 def test_order_key_starts_one_record_of_each_key_and_then_the_next_of_that_key():
@@ -147,7 +147,7 @@ def test_what_the_owner_before_finished_is_passed_over_and_its_bytes_are_freed()
 def test_as_many_keys_as_allowed_are_open_at_once():
     lane = make_lane("key", "abcd", LaneLimits(open_keys_max=2))
     first, _ = start_all(lane)
-    assert lane.standstill == "2 keys have unfinished records, as many as may be open at once"
+    assert lane.stall_reason == "2 keys have unfinished records, which is the limit"
     lane.finish(first)
     assert numbers(start_all(lane)) == [3]
 
@@ -165,10 +165,10 @@ def test_without_order_as_many_records_as_allowed_are_open_at_once():
 def test_what_waits_behind_a_busy_key_is_bounded_in_bytes():
     lane = make_lane("key", "aaaaab", LaneLimits(held_back_bytes_max=2 * ENTRY_BYTES))
     (first,) = start_all(lane)
-    assert lane.standstill == f"{2 * (ENTRY_BYTES + 7)} bytes wait behind unfinished records of their keys"
+    assert lane.stall_reason == f"{2 * (ENTRY_BYTES + 7)} bytes of records wait for unfinished records of their keys"
     lane.finish(first)
     assert numbers(start_all(lane)) == [2]  # one was freed, and the fourth took its place
-    assert lane.standstill is not None
+    assert lane.stall_reason is not None
 
 
 def test_what_a_fail_over_would_read_again_is_bounded():
@@ -176,9 +176,9 @@ def test_what_a_fail_over_would_read_again_is_bounded():
     parked = lane.next(0)
     while (entry := lane.next(0)) is not None:
         lane.finish(entry)
-    assert lane.standstill == "record 1 of key 'a' is unfinished and 30 bytes of later ones are finished"
+    assert lane.stall_reason == "record 1 of key 'a' is unfinished and 30 bytes of later records are finished"
     lane.finish(parked)
-    assert lane.standstill is None
+    assert lane.stall_reason is None
     assert numbers(start_all(lane)) == [4, 5, 6]
 
 
@@ -214,7 +214,7 @@ def test_a_window_full_of_one_busy_key_is_walked_through_in_steps():
     assert numbers([lane.next(0)]) == [1]
     assert lane.next(0) is None
     assert lane.scan_is_cut
-    assert lane.standstill is None
+    assert lane.stall_reason is None
     assert lane.next(0) is None
     assert numbers([lane.next(0)]) == [2 * SCAN_MAX + 6]
     assert not lane.scan_is_cut
@@ -229,7 +229,9 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
     )
     assert numbers(start_all(first)) == [1]
     assert budget.held_back_bytes == first.held_back_bytes == 4 * (ENTRY_BYTES + 7)
-    assert first.standstill.startswith(f"{4 * (ENTRY_BYTES + 7)} bytes of all shards wait behind unfinished records")
+    assert first.stall_reason.startswith(
+        f"{4 * (ENTRY_BYTES + 7)} bytes of records of all shards wait for unfinished records"
+    )
     assert numbers(start_all(second)) == [1]
     assert budget.held_back_bytes == 5 * (ENTRY_BYTES + 7)  # one record more of each lane, so that it has seen one
     assert numbers(start_all(third)) == [1, 2]  # a shard without such keys does not notice
@@ -259,7 +261,7 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")), plain(2, "a"))
     lane = Lane(Checkpoint(), "key", window, None, budget)
     (first,) = start_all(lane)
-    assert "no room" in lane.standstill
+    assert "no room" in lane.stall_reason
     assert budget.used_bytes == budget.limit_bytes
     lane.finish(first)
     second = lane.next(0)

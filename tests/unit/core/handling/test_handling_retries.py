@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from anabranch._core.handling.retries import retry_in_ms
+from anabranch._core.backoff import retry_in_ms
 from anabranch.policies import Retry
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from anabranch._core.handling.lanes import Lane, LaneLimits
 from anabranch._model.leases import Checkpoint, OpenKey
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from shard_records import make_record, make_window, plain
 
 ORDERS = pytest.mark.parametrize("order", ["shard", "key", "none"])
@@ -32,11 +32,11 @@ def test_what_is_upcoming_is_only_shown(order):
 @ORDERS
 def test_what_was_passed_over_is_finished_and_its_bytes_are_free(order):
     lane = make_lane(order, "aabc")
-    lane.pass_over(3)
+    lane.finish_prefix(3)
     assert upcoming(lane) == [4]
     assert (lane.finished_count, lane.unfinished_count) == (3, 0)
     assert lane.checkpoint().watermark == Position(3)
-    lane.pass_over(1)
+    lane.finish_prefix(1)
     assert upcoming(lane) == []
     assert lane._window.collect_freed() > 0
     assert lane._window._held_bytes == 0
@@ -45,7 +45,7 @@ def test_what_was_passed_over_is_finished_and_its_bytes_are_free(order):
 @ORDERS
 def test_a_record_that_has_begun_runs_as_any_other(order):
     lane = make_lane(order, "abab")
-    lane.pass_over(1)
+    lane.finish_prefix(1)
     entry = lane.begin()
     assert entry.record.sequence_number == "2"
     assert list(lane.running) == [entry]
@@ -67,14 +67,14 @@ def test_with_order_key_what_is_upcoming_ends_before_a_key_that_is_busy():
     lane = make_lane("key", "abcbad")
     lane.begin()
     assert upcoming(lane) == [2, 3, 4]
-    lane.pass_over(3)
+    lane.finish_prefix(3)
     assert upcoming(lane) == []
 
 
 def test_a_record_passed_over_beside_one_that_runs_lies_above_the_watermark():
     lane = make_lane("key", "abc")
     lane.begin()
-    lane.pass_over(2)
+    lane.finish_prefix(2)
     checkpoint = lane.checkpoint()
     assert (checkpoint.watermark, checkpoint.frontier) == (None, Position(3))
     assert [opened.first_open for opened in checkpoint.open_keys] == [Position(1)]
@@ -128,6 +128,6 @@ def test_no_more_is_upcoming_than_a_fail_over_may_read_again():
     lane = make_lane("key", "abcdef", LaneLimits(replay_bytes_max=3 * size))
     lane.begin()
     assert upcoming(lane) == [2, 3, 4]
-    lane.pass_over(3)
-    assert lane.standstill is not None
+    lane.finish_prefix(3)
+    assert lane.stall_reason is not None
     assert upcoming(lane) == []

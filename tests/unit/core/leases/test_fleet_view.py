@@ -15,8 +15,7 @@ from anabranch._model.leases import (
     Stopped,
     StreamRow,
 )
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import TRIM_HORIZON, after_sequence_number, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Position, after_sequence_number, at_timestamp
 
 KEY = "1:orders:1"
 APP = AppRow(app="billing", app_id="id", created_wall_ms=5_000)

@@ -15,7 +15,7 @@ from anabranch._model.leases import (
     MemberRow,
     StreamRow,
 )
-from anabranch._model.start_positions import TRIM_HORIZON
+from anabranch._model.streams import TRIM_HORIZON
 
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
 MEMBER = MemberRow(member_id="a#1", worker_id="a", counter=3, expiry_ms=10_000)

@@ -1,4 +1,4 @@
-from anabranch._core.reading.health import TRY_AGAIN_AFTER_MS, UNHEALTHY_AFTER_MS, ReadHealth
+from anabranch._core.reading.pace import TRY_AGAIN_AFTER_MS, UNHEALTHY_AFTER_MS, ReadHealth
 
 
 def failing(*times_ms):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from anabranch._core.reading.unpacking import STRETCH, Unpacker
+from anabranch._core.reading.window import SLICE_RECORDS, Unpacker
 from anabranch._model.hash_keys import HashKeyRange, md5_hash_key
-from anabranch._model.sequence_numbers import Position
+from anabranch._model.streams import Position
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG
 from anabranch.limits import HASH_KEY_MAX
 from shard_records import SHARD, STREAM, aggregated, make_record, places, plain
@@ -18,7 +18,7 @@ STRADDLING = ((AT_HOME, b"1"), (ASTRAY, b"2"), (AT_HOME, b"3"))
 
 def unpack(records, after=None, **options):
     unpacker = Unpacker(STREAM, SHARD, options.pop("hash_key_range", None), **options)
-    return [record for stretch in unpacker.unpack(records, after) for record in stretch], unpacker
+    return [record for some in unpacker.unpack(records, after) for record in some], unpacker
 
 
 def test_a_plain_record_is_passed_on_as_it_is():
@@ -61,21 +61,21 @@ def test_what_lies_at_or_before_the_given_position_is_dropped(after, expected):
 
 
 def test_aggregates_and_plain_records_are_made_a_stretch_at_a_time():
-    read = [plain(1), aggregated(2, *[("a", b"")] * (STRETCH + 1))]
-    read += [plain(number) for number in range(3, 4 + 2 * STRETCH)]
-    stretches = list(Unpacker(STREAM, SHARD, None).unpack(read, None))
-    assert sum(len(stretch) for stretch in stretches) == len(read) + STRETCH
-    assert all(len(stretch) < 2 * STRETCH for stretch in stretches)
+    read = [plain(1), aggregated(2, *[("a", b"")] * (SLICE_RECORDS + 1))]
+    read += [plain(number) for number in range(3, 4 + 2 * SLICE_RECORDS)]
+    slices = list(Unpacker(STREAM, SHARD, None).unpack(read, None))
+    assert sum(len(some) for some in slices) == len(read) + SLICE_RECORDS
+    assert all(len(some) < 2 * SLICE_RECORDS for some in slices)
 
 
 def test_small_aggregates_share_a_stretch():
-    read = [aggregated(number, ("a", b""), ("b", b"")) for number in range(STRETCH)]
-    assert [len(stretch) for stretch in Unpacker(STREAM, SHARD, None).unpack(read, None)] == [STRETCH, STRETCH]
+    read = [aggregated(number, ("a", b""), ("b", b"")) for number in range(SLICE_RECORDS)]
+    assert [len(some) for some in Unpacker(STREAM, SHARD, None).unpack(read, None)] == [SLICE_RECORDS, SLICE_RECORDS]
 
 
 def test_a_full_last_stretch_is_not_followed_by_an_empty_one():
-    stretches = list(Unpacker(STREAM, SHARD, None).unpack([plain(n) for n in range(STRETCH)], None))
-    assert [len(stretch) for stretch in stretches] == [STRETCH]
+    slices = list(Unpacker(STREAM, SHARD, None).unpack([plain(n) for n in range(SLICE_RECORDS)], None))
+    assert [len(some) for some in slices] == [SLICE_RECORDS]
 
 
 @pytest.mark.parametrize("policy", ["by_writer", "deliver"])
@@ -135,6 +135,6 @@ def test_from_the_first_record_of_the_end_time_on_everything_is_left_alone():
     unpacker = Unpacker(STREAM, SHARD, None, until_seconds=3.0)
     assert places(next(unpacker.unpack([plain(1), plain(2)], None))) == [(1, -1), (2, -1)]
     assert not unpacker.reached_until
-    assert [places(stretch) for stretch in unpacker.unpack([plain(2), plain(3), plain(1)], None)] == [[(2, -1)]]
+    assert [places(some) for some in unpacker.unpack([plain(2), plain(3), plain(1)], None)] == [[(2, -1)]]
     assert unpacker.reached_until
     assert list(unpacker.unpack([plain(1)], None)) == []

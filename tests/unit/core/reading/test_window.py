@@ -1,7 +1,7 @@
 """The records that were read and not yet handed out, and what they weigh."""
 
-from anabranch._core.reading.pages import RECORD_OVERHEAD_BYTES, Page, cost_of
-from anabranch._model.sequence_numbers import Position
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Page, cost_of
+from anabranch._model.streams import Position
 from shard_records import aggregated, make_window, places, plain, pull_all
 
 COST = 7 + 1 + RECORD_OVERHEAD_BYTES  # b"payload" under a key of one letter
@@ -57,15 +57,15 @@ def test_records_come_out_in_stream_order_over_pages():
 
 def test_records_come_out_together_as_far_as_count_and_bytes_allow():
     window = make_window(*(plain(number, data=bytes(10)) for number in range(1, 8)), plain(8, data=bytes(500)))
-    portions = [window.pull_some(count, size) for count, size in ((3, 1000), (9, 25), (9, 20), (9, 100), (9, 100))]
-    assert [places(portion.records) for portion in portions[:4]] == [
+    slices = [window.pull_some(count, size) for count, size in ((3, 1000), (9, 25), (9, 20), (9, 100), (9, 100))]
+    assert [places(pulled.records) for pulled in slices[:4]] == [
         [(1, -1), (2, -1), (3, -1)],
         [(4, -1), (5, -1)],
         [(6, -1), (7, -1)],
         [(8, -1)],
     ]
-    assert [portion.data_bytes for portion in portions[:4]] == [30, 20, 20, 500]
-    assert portions[4] is None
+    assert [pulled.data_bytes for pulled in slices[:4]] == [30, 20, 20, 500]
+    assert slices[4] is None
 
 
 def test_what_is_peeked_at_is_what_comes_out_together():
@@ -99,10 +99,10 @@ def test_records_that_come_out_together_are_of_one_page():
 
 def test_the_end_of_a_portion_counts_for_nothing_after_the_clearing():
     window = make_window(plain(1))
-    portion = window.pull_some(9, 1000)
+    pulled = window.pull_some(9, 1000)
     window.clear()
     assert window.collect_freed() == COST
-    window.finish_some(portion)
+    window.finish_some(pulled)
     assert window.collect_freed() == 0
 
 

@@ -6,8 +6,7 @@ from anabranch._core.shards.gate import removable
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
-from anabranch._model.sequence_numbers import Position
-from anabranch._model.start_positions import at_timestamp
+from anabranch._model.streams import Position, at_timestamp
 
 BEGUN = Checkpoint(Position(5))
 

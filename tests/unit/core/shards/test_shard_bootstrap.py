@@ -4,8 +4,7 @@ from anabranch._core.shards.bootstrap import PIN_MARGIN_SECONDS, IncompleteListi
 from anabranch._core.shards.graph import gaps
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Shard, at_timestamp
 from anabranch.errors import ConfigurationError
 from anabranch.limits import HASH_KEY_MAX
 

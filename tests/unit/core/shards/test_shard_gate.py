@@ -13,8 +13,7 @@ from anabranch._core.shards.gate import (
 from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.shards import Shard
-from anabranch._model.start_positions import TRIM_HORIZON, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Shard, at_timestamp
 from anabranch._wire.messages import ChildShard, StreamSummary
 
 STREAM = StreamRow(

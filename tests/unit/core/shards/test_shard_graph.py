@@ -3,7 +3,7 @@ import pytest
 from anabranch._core.shards.graph import Routes, ShardGraph, still_to_come, unfinished_ancestors
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch._wire.messages import ChildShard
 from anabranch.errors import StreamRecreatedError
 from anabranch.limits import HASH_KEY_MAX

@@ -3,7 +3,7 @@
 from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 
 
 def lease(number, start, end, seen_through=None, waits_for=()):

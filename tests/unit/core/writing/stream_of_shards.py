@@ -5,7 +5,7 @@ import random
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
 from anabranch._core.writing.pipeline import Pipeline, WritingRules
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
-from anabranch._model.shards import Shard
+from anabranch._model.streams import Shard
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
 
 HIGHEST = (1 << 128) - 1

@@ -1,4 +1,4 @@
-"""Threads for blocking calls that work until the process is gone, and do not keep it.
+"""Threads for blocking calls. They work until the process ends, and do not keep it alive.
 
 The standard executors take no calls once the interpreter has begun to end, before `atexit` hooks run. A producer that
 delivers its last records then still needs to look up names and credentials. From Python 3.12 on no thread can be
@@ -12,8 +12,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
-
-__all__ = ["DaemonThreads"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

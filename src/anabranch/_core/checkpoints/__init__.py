@@ -1,1 +1,0 @@
-"""From records in flight to a position that is safe to commit."""

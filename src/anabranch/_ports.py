@@ -1,0 +1,205 @@
+"""What the engine needs from the outside, as protocols: a clock, Kinesis, a lease store.
+
+`_aws` and `stores` implement them for production, `testing` for simulated fleets.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from anabranch._model.leases import (
+    AppRow,
+    Conflict,
+    ControlRow,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    StreamRow,
+)
+from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
+from anabranch._wire.messages import (
+    GetRecordsResponse,
+    ListShardsResponse,
+    PutRecordsEntry,
+    PutRecordsResponse,
+    StreamSummary,
+)
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time, as the engine sees it.
+
+    `now_ms` has an arbitrary origin, never goes back, and also counts while the machine sleeps (rule L9). `wall_ms` is
+    only for display and AWS timestamps, and is never compared with another machine's. All waiting goes through the
+    clock, so that a simulation can run hours in milliseconds.
+    """
+
+    def now_ms(self) -> int: ...
+    def wall_ms(self) -> int: ...
+    async def sleep_until_ms(self, at_ms: int) -> None: ...
+
+    def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls back once on the event loop, not before `at_ms`. Cheaper than a sleeping task."""
+
+
+class Kinesis(Protocol):
+    """What a consumer needs from Kinesis.
+
+    A call returns its typed answer or raises `ServiceError` (the service refused), `TransportError` (no usable answer;
+    `maybe_sent` says whether the service may have acted) or `CredentialsError`. Implementations do not retry.
+    Cancelling a call drops its answer; the service may still act on the request.
+    """
+
+    # reading
+    async def get_shard_iterator(self, stream: StreamName, shard_id: str, position: StartingPosition) -> str: ...
+
+    async def get_records(
+        self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
+    ) -> GetRecordsResponse: ...
+
+    # what there is
+    async def list_shards(
+        self,
+        stream: StreamName,
+        *,
+        shard_filter: ShardFilter | None = None,
+        next_token: str | None = None,
+        max_results: int | None = None,
+    ) -> ListShardsResponse: ...
+
+    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
+
+
+class KinesisWriting(Protocol):
+    """What a producer needs from Kinesis, under the rules of `Kinesis`."""
+
+    async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse: ...
+
+    async def list_shards(
+        self,
+        stream: StreamName,
+        *,
+        shard_filter: ShardFilter | None = None,
+        next_token: str | None = None,
+        max_results: int | None = None,
+    ) -> ListShardsResponse: ...
+
+    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
+
+
+class LeaseStore(Protocol):
+    """One application's rows. `anabranch.testing.check_lease_store` checks every implementation.
+
+    - Every write is atomic and conditional. A failed condition is a result (`Conflict`, `None`), never an exception.
+    - Reads see every write that was acknowledged before the read began.
+    - Implementations do not retry. A call that cannot be completed raises `LeaseStoreError`; it may or may not have
+      taken effect.
+    - Writes return the stored row, so that a caller whose answer was lost learns what is stored.
+    - Writes that create something (a stream, its bootstrap mark, a lease) name the application's id. They take effect
+      only if the application's row still has that id, checked atomically with the write (rule L14). So a delayed write
+      creates nothing in a store that was emptied or reset meanwhile.
+
+    `_core.leases.rows` defines each condition as a function over rows. A store compares versions, owners and counters.
+    It has no clock, decides no expiry, and never changes a row by itself.
+    """
+
+    async def open(self, app: AppRow) -> AppRow:
+        """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
+        its storage (`incarnation`), so that a worker that starts after a rollback notices it.
+        """
+
+    async def read_app(self) -> AppRow | None:
+        """May be called before `open`. Creates nothing."""
+
+    async def incarnation(self) -> str:
+        """The identity of the storage. If it changes, acknowledged writes may be lost (rule L13)."""
+
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        """Writes the app row's incarnation if it is still the expected one; returns the stored row."""
+
+    async def delete_app(self, app_id: str) -> bool:
+        """Deletes all rows of the application, if it still has this id and no live member."""
+
+    async def close(self) -> None: ...
+
+    # members
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        """Put if absent; returns the stored row."""
+
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+        """Updates the row if it exists and is live; returns the stored row, or None. Never creates one."""
+
+    async def read_members(self) -> Sequence[MemberRow]:
+        """All members, sorted by id."""
+
+    async def dead_members(self) -> Sequence[str]:
+        """Live members whose process is known to be dead; they can be sealed without waiting (rule L17).
+
+        Only for stores that can prove it. A long silence is no proof.
+        """
+        return ()
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        """Live -> sealed if the counter is still the observed one; returns the stored row (rule L3)."""
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        """Live -> left: one write frees all leases of the member."""
+
+    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+        """Adds to a live donor's `wanted`, once; returns the donor's stored row."""
+
+    async def delete_member(self, member_id: str) -> bool:
+        """Deletes a sealed or left member. The caller has checked that no lease names it."""
+
+    # streams
+    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
+        """Put if absent; returns the stored row. None if the application has another id; then nothing is created."""
+
+    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
+        """Replaces the row if its version and the application's id still match; None if not."""
+
+    async def read_streams(self) -> Sequence[StreamRow]: ...
+
+    # leases
+    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
+        """Put if absent; returns the stored row. None if the application has another id; then nothing is created."""
+
+    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+        """Sorted by key. Without finished rows by default, which stay for the stream's retention (rule S6)."""
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None: ...
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        """Sets the owner to `member_id`. Version and `takes_without_progress` grow by one; the epoch becomes one more
+        than the larger of itself and the floor, which is the highest epoch of the parents (rule U3).
+
+        Condition: the row has the expected owner and version. The caller has seen that the owner was sealed or left, or
+        was missing for its whole expiry (rule L7); the store does not check that.
+        """
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        """A write by the owner: `row`, with version `expected_version + 1`, replaces the stored row.
+
+        Condition: the stored row has the owner `member_id` and the expected version. Used to commit, finish, stop,
+        release (owner None) and give (owner is another member).
+        """
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        """Deletes a finished row if it has the expected version (rule S6)."""
+
+    # commands
+    async def put_control(self, row: ControlRow) -> None:
+        """Put if absent, so that a command can be sent again if its answer was lost."""
+
+    async def write_control(self, row: ControlRow) -> bool:
+        """Replaces a pending command; False if it is no longer pending."""
+
+    async def read_controls(self) -> Sequence[ControlRow]:
+        """Sorted by the time of the request, then by id."""

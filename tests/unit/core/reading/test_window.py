@@ -1,8 +1,144 @@
-"""The records that were read and not yet handed out, and what they weigh."""
+"""From the records of a read to those that handlers see."""
 
-from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Page, cost_of
+import pytest
+
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, SLICE_RECORDS, Page, Unpacker, cost_of
+from anabranch._model.hash_keys import HashKeyRange, md5_hash_key
 from anabranch._model.streams import Position
-from shard_records import aggregated, make_window, places, plain, pull_all
+from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG
+from anabranch.limits import HASH_KEY_MAX
+from shard_records import SHARD, STREAM, aggregated, make_record, make_window, places, plain, pull_all
+
+LOWER, UPPER = HashKeyRange(0, HASH_KEY_MAX // 2), HashKeyRange(HASH_KEY_MAX // 2 + 1, HASH_KEY_MAX)
+AT_HOME, ASTRAY = "k1", "k0"
+assert md5_hash_key(AT_HOME) in UPPER
+assert md5_hash_key(ASTRAY) in LOWER
+STRADDLING = ((AT_HOME, b"1"), (ASTRAY, b"2"), (AT_HOME, b"3"))
+
+
+def unpack(records, after=None, **options):
+    unpacker = Unpacker(STREAM, SHARD, options.pop("hash_key_range", None), **options)
+    return [record for some in unpacker.unpack(records, after) for record in some], unpacker
+
+
+def test_a_plain_record_is_passed_on_as_it_is():
+    (record,), _ = unpack([plain(7, "key", b"data")])
+    assert record == make_record(7, "key", data=b"data")
+
+
+def test_an_aggregate_is_opened_into_records_of_its_sequence_number():
+    records, _ = unpack([aggregated(7, ("a", b"1"), ("b", b"2", "99"))])
+    assert places(records) == [(7, 0), (7, 1)]
+    assert [(r.partition_key, r.explicit_hash_key, r.data, r.value) for r in records] == [
+        ("a", None, b"1", b"1"),
+        ("b", "99", b"2", b"2"),
+    ]
+    assert {(r.stream, r.shard_id, r.arrival_seconds) for r in records} == {(STREAM, SHARD, 7.0)}
+
+
+def test_what_only_looks_like_an_aggregate_is_passed_on_as_it_is():
+    records, _ = unpack([plain(1, data=MAGIC + bytes(40))])
+    assert places(records) == [(1, -1)]
+
+
+@pytest.mark.parametrize(
+    "after, expected",
+    [
+        (None, [(1, -1), (2, 0), (2, 1), (3, -1)]),
+        (Position(0), [(1, -1), (2, 0), (2, 1), (3, -1)]),
+        (Position(1), [(2, 0), (2, 1), (3, -1)]),
+        (Position(2), [(2, 0), (2, 1), (3, -1)]),
+        (Position(2, 0), [(2, 1), (3, -1)]),
+        (Position(2, 1), [(3, -1)]),
+        (Position(2, 1 << 62), [(3, -1)]),
+        (Position(3), []),
+        (Position(9), []),
+    ],
+)
+def test_what_lies_at_or_before_the_given_position_is_dropped(after, expected):
+    read = [plain(1), aggregated(2, ("a", b""), ("b", b"")), plain(3)]
+    assert places(unpack(read, after)[0]) == expected
+
+
+def test_aggregates_and_plain_records_are_made_a_stretch_at_a_time():
+    read = [plain(1), aggregated(2, *[("a", b"")] * (SLICE_RECORDS + 1))]
+    read += [plain(number) for number in range(3, 4 + 2 * SLICE_RECORDS)]
+    slices = list(Unpacker(STREAM, SHARD, None).unpack(read, None))
+    assert sum(len(some) for some in slices) == len(read) + SLICE_RECORDS
+    assert all(len(some) < 2 * SLICE_RECORDS for some in slices)
+
+
+def test_small_aggregates_share_a_stretch():
+    read = [aggregated(number, ("a", b""), ("b", b"")) for number in range(SLICE_RECORDS)]
+    assert [len(some) for some in Unpacker(STREAM, SHARD, None).unpack(read, None)] == [SLICE_RECORDS, SLICE_RECORDS]
+
+
+def test_a_full_last_stretch_is_not_followed_by_an_empty_one():
+    slices = list(Unpacker(STREAM, SHARD, None).unpack([plain(n) for n in range(SLICE_RECORDS)], None))
+    assert [len(some) for some in slices] == [SLICE_RECORDS]
+
+
+@pytest.mark.parametrize("policy", ["by_writer", "deliver"])
+def test_a_misrouted_sub_record_of_another_writer_is_delivered_and_marked(policy):
+    records, unpacker = unpack([aggregated(1, *STRADDLING)], hash_key_range=UPPER, misrouted=policy)
+    assert [record.misrouted for record in records] == [False, True, False]
+    assert unpacker.take_counts() == (1, 0)
+    assert unpacker.take_counts() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "policy, tags, delivered",
+    [
+        ("by_writer", (PRODUCER_TAG,), False),
+        ("deliver", (PRODUCER_TAG,), True),
+        ("skip", (), False),
+        ("skip", (PRODUCER_TAG,), False),
+    ],
+)
+def test_an_aggregate_that_its_producer_sends_again_is_skipped_whole(policy, tags, delivered):
+    read = [plain(1), aggregated(2, *STRADDLING, tags=tags), plain(3)]
+    records, unpacker = unpack(read, hash_key_range=UPPER, misrouted=policy)
+    middle = [(2, 0), (2, 1), (2, 2)] if delivered else []
+    assert places(records) == [(1, -1), *middle, (3, -1)]
+    assert unpacker.take_counts() == ((1, 0) if delivered else (0, 1))
+
+
+@pytest.mark.parametrize("policy", ["by_writer", "skip"])
+def test_an_aggregate_at_home_is_never_skipped(policy):
+    read = [aggregated(1, (AT_HOME, b""), (ASTRAY, b"", str(UPPER.start)), tags=(PRODUCER_TAG,))]
+    records, unpacker = unpack(read, hash_key_range=UPPER, misrouted=policy)
+    assert [record.misrouted for record in records] == [False, False]
+    assert unpacker.take_counts() == (0, 0)
+
+
+def test_only_strays_that_are_delivered_are_counted():
+    _, unpacker = unpack([aggregated(1, *STRADDLING)], Position(1, 0), hash_key_range=UPPER)
+    assert unpacker.take_counts() == (1, 0)
+    _, unpacker = unpack([aggregated(1, *STRADDLING)], Position(1, 1), hash_key_range=UPPER)
+    assert unpacker.take_counts() == (0, 0)
+
+
+def test_an_aggregate_that_was_handled_before_is_not_counted_as_skipped():
+    read = [aggregated(1, *STRADDLING, tags=(PRODUCER_TAG,))]
+    records, unpacker = unpack(read, Position(1, 2), hash_key_range=UPPER)
+    assert records == []
+    assert unpacker.take_counts() == (0, 0)
+
+
+def test_without_a_range_nothing_is_called_astray():
+    records, unpacker = unpack([aggregated(1, *STRADDLING, tags=(PRODUCER_TAG,))])
+    assert [record.misrouted for record in records] == [False] * 3
+    assert unpacker.take_counts() == (0, 0)
+
+
+def test_from_the_first_record_of_the_end_time_on_everything_is_left_alone():
+    unpacker = Unpacker(STREAM, SHARD, None, until_seconds=3.0)
+    assert places(next(unpacker.unpack([plain(1), plain(2)], None))) == [(1, -1), (2, -1)]
+    assert not unpacker.reached_until
+    assert [places(some) for some in unpacker.unpack([plain(2), plain(3), plain(1)], None)] == [[(2, -1)]]
+    assert unpacker.reached_until
+    assert list(unpacker.unpack([plain(1)], None)) == []
+
 
 COST = 7 + 1 + RECORD_OVERHEAD_BYTES  # b"payload" under a key of one letter
 

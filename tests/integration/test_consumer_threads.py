@@ -407,7 +407,7 @@ def test_a_thread_that_overruns_its_timeout_is_named_with_its_place_and_not_trie
                 return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
 
             await until(reasons, "the reason")
-            assert "ignores its time-out of 0.1 s at " in reasons()[0]
+            assert "ignores its timeout of 0.1 s at " in reasons()[0]
             assert "in_a_thread (test_consumer_threads.py:" in reasons()[0]
             assert handler.calls == 1
             handler.let_go.set()

@@ -111,7 +111,7 @@ def test_an_asynchronous_handler_is_refused_for_processes():
 
     async def main():
         async with stream_world(1) as world:
-            with pytest.raises(errors.ConfigurationError, match="asynchronous"):
+            with pytest.raises(errors.ConfigurationError, match="this handler is async"):
                 await world.consumer().run(handle, processes=2)
 
     run(main)

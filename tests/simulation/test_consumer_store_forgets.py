@@ -93,7 +93,7 @@ def test_an_error_of_the_loop_body_carries_that_of_a_consumer_that_has_failed_me
     if leaving is BodyError:  # asyncio makes another CancelledError for whoever awaits the task
         assert isinstance(caught.value.__context__, LeaseStoreInvalidError)
         (note,) = caught.value.__notes__
-        assert note.startswith("the consumer failed as well: LeaseStoreInvalidError: ")
+        assert note.startswith("the consumer also failed: LeaseStoreInvalidError: ")
     (told,) = [event for event in happened if isinstance(event, events.ConsumerFailed)]
     assert told.error.startswith("LeaseStoreInvalidError: ")
 

@@ -55,7 +55,7 @@ def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_
                 return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
 
             await until(reasons, "the reason")
-            assert "ignores its time-out of 0.1 s at " in reasons()[0]
+            assert "ignores its timeout of 0.1 s at " in reasons()[0]
             assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0]
             assert handler.calls == 1
             handler.let_go.set()

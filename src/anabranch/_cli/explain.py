@@ -242,7 +242,7 @@ def _why_unowned(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str
 _SLOW_KEYS: Final = "check the handlers of those records: they are running or waiting, or their retries are due later"
 _REMEDIES: Final = (
     (
-        "ignores its time-out",
+        "ignores its timeout",
         "make the handler return: a call in a thread cannot be stopped, one in a process can",
     ),
     ("has not been finished", "check that record's handler: it is running or waiting, or its retry is due later"),

@@ -1,7 +1,7 @@
-"""Where events go: into the log, then to the user's `on_event`, which cannot disturb what it watches.
+"""Events go to the log, then to the user's `on_event`. An error in `on_event` is logged and affects nothing else.
 
-A failed handler call is logged with its traceback. When many calls fail, as in an outage, tracebacks are left out above
-a limit; the events themselves are always logged.
+A failed handler call is logged with its traceback. Above a limit per minute the traceback is left out; the event itself
+is always logged.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from anabranch.events import Event, HandlerFailed
 _log = logging.getLogger("anabranch")
 
 TRACEBACKS_MAX: Final = 10
-"""A minute, of first attempts and of last attempts each: many first failures must not hide why a shard stopped."""
+"""Per minute, for first and for last attempts separately: many first failures must not hide why a shard stopped."""
 _MINUTE_SECONDS: Final = 60.0
 
 
@@ -27,7 +27,7 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
     logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=TRACEBACKS_MAX) for is_last in (False, True)}
 
     def log_failure(event: HandlerFailed) -> None:
-        """With its traceback at the first and the last attempt: those in between would only repeat it."""
+        """Adds the traceback for the first and the last attempt; attempts in between would repeat it."""
         is_last = event.retry_in_ms is None
         if event.exception is None or not (is_last or event.attempt == 1):
             _log.log(event.level, "%s", event)
@@ -54,9 +54,11 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
 
 
 def check_hook(name: str, hook: object, argument: str) -> None:
-    """ConfigurationError unless it is None or a plain function: nobody would await an asynchronous one."""
+    """Raises ConfigurationError unless the hook is None or a plain function: nothing would await an async one."""
     if hook is None:
         return
-    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- an object may have one of its own
+    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- a callable object
     if not callable(hook) or any(map(inspect.iscoroutinefunction, called)):
-        raise ConfigurationError(f"{name}={hook!r}: it takes a plain function of {argument}, not an asynchronous one")
+        raise ConfigurationError(
+            f"{name}={hook!r}: it must be a plain function that takes {argument}, not an async function"
+        )

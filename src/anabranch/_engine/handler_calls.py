@@ -1,8 +1,7 @@
-"""How records are handled, as the user said it: in what order, how many at once, decoded how, and what after a failure.
+"""Calls a user's handler: async handlers on the loop, plain functions in threads or processes.
 
-A record is decoded when it is handed out, and again for each attempt. `decode` is None where the value is the data
-itself, which then costs nothing. A payload that does not decode will not decode next time either, so it is never
-retried: its shard stops there.
+Also here: decoding, time limits, the text and the event of a failed call, and where a running call stands. Which record
+comes next is not decided here.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ Decode: TypeAlias = Callable[[Record[bytes]], Record[Any]] | None
 
 
 class UndecodableError(Exception):
-    """A record does not decode; what the decoder raised is its cause."""
+    """A record does not decode. `cause` is what the decoder raised."""
 
     def __init__(self, record: Record[bytes], cause: Exception) -> None:
         super().__init__(f"record {record.position} does not decode")
@@ -50,6 +49,10 @@ class UndecodableError(Exception):
 
 
 class HandlerOptions:
+    """How the user wants records handled. A record is decoded for each attempt; `decode` is None if values are the data
+    itself. A payload that fails to decode is never retried: its shard stops there.
+    """
+
     def __init__(
         self, *, order: OrderMode, concurrency: int, decode: Callable[[bytes], Any] | None, policy: Retry
     ) -> None:
@@ -61,8 +64,8 @@ class HandlerOptions:
             self.decode = _record_decoder(decode)
 
     def decode_leading(self, records: list[Record[bytes]]) -> tuple[list[Record[Any]], UndecodableError | None]:
-        """The records before the first one that does not decode, and the error of that one. The list is a copy: the
-        handler may change it.
+        """The records before the first that does not decode, and its error. The list is a copy: a handler may change
+        it.
         """
         decode = self.decode
         if decode is None:
@@ -70,7 +73,7 @@ class HandlerOptions:
         decoded: list[Record[Any]] = []
         try:
             for record in records:
-                decoded.append(decode(record))  # noqa: PERF401 -- what was decoded before an error counts
+                decoded.append(decode(record))  # noqa: PERF401 -- keeps what was decoded before an error
         except UndecodableError as error:
             return decoded, error
         return decoded, None
@@ -90,17 +93,20 @@ CHARACTERS_MAX: Final = 1_000
 
 
 def error_text(error: BaseException) -> str:
+    """The error as text for a lease row: bounded, and valid Unicode, since handlers can raise anything. Text that a
+    store refuses would crash the worker instead of stopping the shard.
+    """
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 -- its text is the user's code, too
+    except Exception:  # noqa: BLE001 -- its __str__ is user code
         return name
     text = text[:CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
     return f"{name}: {text}" if text else name
 
 
 OnFailed: TypeAlias = Callable[[Session, Record[bytes], str, BaseException | None], None]
-"""No further attempt at this record: its shard stops, for this reason and because of this error."""
+"""Stops the shard at this record, for this reason and because of this error."""
 OnUndecodable: TypeAlias = Callable[[Session, UndecodableError], None]
 
 
@@ -125,8 +131,12 @@ _FRAMES_SHOWN: Final = 3
 Stack = traceback.StackSummary
 
 
+# Where a call stands, for people. Nothing depends on it: what cannot be found is left out. A waiting coroutine has no
+# stack, so we follow what each one awaits; a running one is found in the stack of its thread.
+
+
 def thread_stack(thread_id: int | None) -> Stack:
-    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001 -- the documented way to another thread
+    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001 -- the documented way to see another thread
     return _summary(_from_outside(frame))
 
 
@@ -135,7 +145,7 @@ def task_stack(task: "asyncio.Task[Any] | None") -> Stack:
 
 
 def coroutine_stack(coroutine: Any) -> Stack:
-    """Without frames of the engine before the first of somebody else: they are the same in every call."""
+    """Without our own frames at the start: they are the same in every call."""
     frames: list[FrameType] = []
     while (frame := _frame_of(coroutine)) is not None:
         frames.append(frame)
@@ -146,7 +156,7 @@ def coroutine_stack(coroutine: Any) -> Stack:
 def place_in(stack: Stack) -> str:
     """The innermost frames on one line: `handle (app.py:12) > query (db.py:90)`."""
     shown = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in stack[-_FRAMES_SHOWN:]]
-    return " > ".join(shown) or "a place that is not known"
+    return " > ".join(shown) or "an unknown place"
 
 
 def _frame_of(coroutine: Any) -> FrameType | None:
@@ -163,8 +173,8 @@ def _from_outside(frame: FrameType | None) -> list[FrameType]:
 
 
 def _above(frame: FrameType) -> list[FrameType]:
-    """What a coroutine that runs has called: nothing, where it waits."""
-    for top in sys._current_frames().values():  # noqa: SLF001 -- the documented way to other threads
+    """The frames that a running coroutine has called; none if it waits."""
+    for top in sys._current_frames().values():  # noqa: SLF001 -- the documented way to see other threads
         frames = _from_outside(top)
         if frame in frames:
             return frames[frames.index(frame) + 1 :]
@@ -177,25 +187,30 @@ def _summary(frames: list[FrameType]) -> Stack:
 
 
 def _is_foreign(frame: FrameType) -> bool:
-    """Not of the engine, nor of what starts threads for it."""
+    """Whether the frame is neither ours nor of the threading module."""
     name = frame.f_code.co_filename
     return not name.startswith(_OURS) and Path(name).name not in {"threading.py", "thread.py"}
 
 
 IGNORED_AFTER_MS: Final = 1_000
-"""What a call gets to end in after it was told to, before it is said to take no notice."""
+"""How long a call may take to end after its timeout before we report that it ignores the timeout."""
 
 
 class TimeLimit:
+    """The handler timeout. A call is told to end when its time is up: an async call is cancelled, a process is killed.
+    Its record is retried only after the call has ended (rule D3). So a call that goes on, in a thread or despite its
+    cancellation, holds up its key or shard; it is reported with the place where it stands.
+    """
+
     def __init__(self, clock: Clock, seconds: float | None) -> None:
         self._clock = clock
         self.seconds = seconds
-        """None: there is none."""
+        """None: no limit."""
         self._due_ms: dict[asyncio.Task[Any], int] = {}
 
     @asynccontextmanager
     async def of_call(self) -> AsyncIterator[None]:
-        """Around the call that this task makes: raises TimeoutError where it ended because its time was up."""
+        """Wraps the call that this task makes. Raises TimeoutError if its time is up."""
         if self.seconds is None:
             yield
             return
@@ -209,32 +224,32 @@ class TimeLimit:
             del self._due_ms[task]
 
     def is_ignored_by(self, task: "asyncio.Task[Any]", now_ms: int) -> bool:
-        """Whether the call of this task goes on long after its time was up."""
+        """Whether the call of this task still runs long after its timeout."""
         due_ms = self._due_ms.get(task)
         return due_ms is not None and now_ms >= due_ms + IGNORED_AFTER_MS
 
     def reason(self, record: Record[Any], stack: StackSummary) -> str:
-        return (
-            f"the handler of record {record.position} ignores its time-out of {self.seconds:g} s at {place_in(stack)}"
-        )
+        return f"the handler of record {record.position} ignores its timeout of {self.seconds:g} s at {place_in(stack)}"
 
 
 ThreadCall = Callable[[], Any]
 
 
 class HandlerThreads:
-    """Used by one event loop; only the queue is shared with the threads."""
+    """Daemon threads for a plain handler, started on demand. An executor would join its threads at interpreter exit, so
+    one call that never returns would keep a stopped process alive. Used by one event loop; threads only see the queue.
+    """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread_count = 0
         self._unsettled_count = 0
-        """Calls that wait for a thread, or run in one."""
+        """Calls that wait for a thread or run in one."""
         self._closed = False
 
     def begin(self, call: ThreadCall) -> asyncio.Future[Any]:
-        """Calls it in a thread, with the context variables of the caller; cancelling the future does not end it."""
+        """Calls it in a thread with the caller's context variables. Cancelling the future does not end the call."""
         if self._closed:
             raise RuntimeError("the threads of this handler are closed")
         if self._thread_count <= self._unsettled_count and self._thread_count < self._count_max:
@@ -251,7 +266,7 @@ class HandlerThreads:
         self._unsettled_count -= 1
 
     def close(self) -> None:
-        """Calls that still wait for a thread are not made; those that run are not waited for."""
+        """Drops calls that wait for a thread. Does not wait for running ones."""
         if self._closed:
             return
         self._closed = True
@@ -263,7 +278,7 @@ class HandlerThreads:
 
 
 class _Job:
-    """One call on its way through a thread."""
+    """One call in a thread."""
 
     __slots__ = ("_call", "_context", "_loop", "_threads", "outcome")
 
@@ -285,7 +300,7 @@ class _Job:
         """In the thread."""
         try:
             result = self._context.run(self._call)
-        except BaseException as error:  # noqa: BLE001 -- whatever it is, it is raised where the call is awaited
+        except BaseException as error:  # noqa: BLE001 -- raised where the call is awaited
             self.set_exception(error)
         else:
             self.set_result(result)
@@ -297,7 +312,7 @@ class _Job:
         self._pass_on(self.outcome.set_result, result)
 
     def _pass_on(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._settle, settle, outcome)
 
     def _settle(self, settle: Callable[[Any], None], outcome: Any) -> None:
@@ -307,14 +322,14 @@ class _Job:
 
 
 def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    """One thread, until it is told to end."""
+    """The body of a thread."""
     while (job := jobs.get()) is not None:
         job.run()
-        del job  # not held while the next is waited for
+        del job  # frees it before the next wait
 
 
 ProcessCall = Callable[[Callable[..., Any]], Any]
-"""What a process does with its handler."""
+"""Runs in the process, with the loaded handler."""
 Limit = Callable[[], AbstractAsyncContextManager[None]]
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -329,9 +344,7 @@ class _Slot:
         self._loading: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Until the process is ready for a call. Giving up a call does not give up the start of its process: the next
-        call finds it started.
-        """
+        """Waits until the process is ready. Cancelling this does not cancel the start: the next call can use it."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
             executor = ProcessPoolExecutor(1, mp_context=context, initializer=_belong_to_parent)
@@ -344,16 +357,16 @@ class _Slot:
         except BrokenExecutor as error:
             self._forget()
             raise RuntimeError(
-                "a process for the handler ended before it was ready; its standard error says why. A program that is "
+                "a handler process exited while starting; see its standard error. A program that is "
                 "run as a script must start the consumer under `if __name__ == '__main__':`"
             ) from error
         except Exception:
-            self.kill()  # what a module left behind that was loaded by half is of no use to the next attempt
+            self.kill()  # a half-loaded module is of no use to the next attempt
             raise
         self._loading = None
 
     async def run(self, call: ProcessCall) -> Any:
-        """Once started."""
+        """Needs `start` first."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, _call_loaded, call)
         except BrokenExecutor:
@@ -364,12 +377,12 @@ class _Slot:
             raise
 
     def _forget(self) -> None:
-        """The process is dead: its number may be another's by now."""
+        """The process is dead, so its id may already belong to another."""
         self._process_id = None
         self.kill()
 
     def kill(self) -> None:
-        """Whatever runs in it ends; the next call gets a new process."""
+        """Ends whatever runs in the process; the next call gets a new one."""
         executor, self._executor, self._loading = self._executor, None, None
         process_id, self._process_id = self._process_id, None
         if process_id is not None:
@@ -388,15 +401,13 @@ class ProcessSlots:
     def __init__(self, count: int, handler: Callable[..., Any]) -> None:
         pickled_handler = _pickled(handler)
         self._slots = [_Slot(pickled_handler) for _ in range(count)]
-        # The last one used is used again: what one process can do starts no second.
+        # Reuses the last process first, so no more are started than needed.
         self._free: asyncio.LifoQueue[_Slot] = asyncio.LifoQueue()
         for slot in self._slots:
             self._free.put_nowait(slot)
 
     async def run(self, call: ProcessCall, limit: Limit = nullcontext) -> Any:
-        """Waits for a free process, and then makes the call within the limit. Cancelling it kills the process that runs
-        the call.
-        """
+        """Waits for a free process, then makes the call within the limit. Cancelling it kills that process."""
         slot = await self._free.get()
         try:
             await slot.start()
@@ -415,21 +426,21 @@ def _pickled(handler: Callable[..., Any]) -> bytes:
         return bytes(ForkingPickler.dumps(handler))
     except Exception as error:
         raise ConfigurationError(
-            f"the handler {handler!r} cannot be sent to another process ({error}): processes= runs functions that a "
-            "module defines, by their name"
+            f"the handler {handler!r} cannot be sent to another process ({error}): processes= needs a function defined "
+            "at the top level of a module"
         ) from error
 
 
 # in a process of a slot
 
 _LOADED: list[Callable[..., Any]] = []
-"""The handler, once it is loaded."""
+"""The handler, once loaded."""
 
 
 def _load(pickled_handler: bytes) -> None:
     try:
         _LOADED.append(ForkingPickler.loads(pickled_handler))
-    except BaseException as error:  # an error of a module's own might not be understood in the parent
+    except BaseException as error:  # the parent may be unable to unpickle it
         text = f"the handler could not be loaded in a new process: {type(error).__name__}: {error}"
         raise RuntimeError(text) from error
 
@@ -439,11 +450,11 @@ def _call_loaded(call: ProcessCall) -> Any:
 
 
 def _belong_to_parent() -> None:
-    """In a new process. Signals that are sent to a whole group of processes are for its parent to obey, which lets this
-    one finish its call; and with its parent it ends, also by `kill -9`: nobody would ever end it after that.
+    """Initializes a handler process. It ignores signals sent to the whole process group: the parent handles them and
+    lets calls finish. It exits with its parent, even after `kill -9` of the parent.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs that a handler starts would inherit
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: programs started by the handler would inherit it
     threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
 
 
@@ -455,51 +466,55 @@ def _end_with_parent() -> None:
 
 
 END_POLL_SECONDS = 0.1
-"""Between two looks whether a call in a thread has ended, or everything has: nothing tells a task of the second."""
+"""How often a cancelled call in a thread checks whether everything has been closed."""
 
 
-class NotStarted(Exception):  # noqa: N818 -- an outcome that travels out of a pool
-    """The lease may have lapsed while the call waited in the pool's queue: it was not made."""
+class NotStarted(Exception):  # noqa: N818 -- an outcome, passed out of a pool
+    """The call was not made: the lease may have expired while it waited in a queue."""
 
 
 class HandlerCall:
-    """One handler, ready to be called with a record or a batch."""
+    """Calls one handler with a record or a batch.
+
+    Threads and processes have a queue between the fence check and the call, so the fence is checked again where the
+    call starts (rule L8). A call that is too late is not made. Processes compare the same boot-time clock.
+    """
 
     def __init__(self, handler: Callable[..., Any], *, threads: int, processes: int = 0) -> None:
         if not callable(handler):
-            raise ConfigurationError(f"a handler is a function of a record, not {handler!r}")
+            raise ConfigurationError(f"a handler must be a function that takes a record, not {handler!r}")
         self._handler = handler
         called = (handler, getattr(handler, "__call__", None))  # noqa: B004 -- an object may have one of its own
         if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called):
             raise ConfigurationError(
-                f"the handler {handler!r} has a yield in it, so that calling it would run nothing of it: "
-                "a handler returns when its record is handled"
+                f"the handler {handler!r} has a yield in it, so calling it runs nothing. A handler returns when its "
+                "record is handled"
             )
         self.is_async = any(map(inspect.iscoroutinefunction, called))
         if processes and self.is_async:
             raise ConfigurationError(
-                "processes= runs plain functions; this handler is asynchronous. Make it a plain function, or leave "
-                "processes= out: asynchronous handlers share the event loop."
+                "processes= needs a plain function, but this handler is async. Make it a plain function, or leave out "
+                "processes="
             )
         self.wants_context = bool(processes) or _takes_context(handler)
-        """Whether a call needs a Context: the handler takes one, or a process needs the fence's time from it."""
+        """Whether a call needs a Context: the handler takes one, or a process needs the fence time."""
         self._passes_context = self.wants_context and not processes
         self.direct: Callable[[Any], Awaitable[Any]] | None = (
             handler if self.is_async and not self.wants_context else None
         )
-        """The handler itself, where a call of it needs no more than the record."""
+        """The handler itself, if it needs only the record."""
         if processes and _takes_context(handler):
-            raise ConfigurationError("a handler that runs in processes= takes the record alone, without a Context")
+            raise ConfigurationError("with processes=, a handler takes only the record, not a Context")
         self.is_cancellable = self.is_async or bool(processes)
-        """Whether a call that runs can be made to end; one in a thread cannot."""
+        """Whether a running call can be ended; one in a thread cannot."""
         self.concurrency_max = processes or None
-        """Calls that can run at a time, if not any number: one more would use up its time-out waiting for a process."""
+        """How many calls can run at once; None: any number. More would spend their timeout waiting for a process."""
         self._processes = ProcessSlots(processes, handler) if processes else None
         self.times_itself = bool(processes)
-        """Whether a call sees to its time limit itself: in a process it begins where that is ready for it."""
+        """Whether the call applies the time limit itself: with processes, it starts when the process is ready."""
         self._threads = None if self.is_cancellable else HandlerThreads(threads)
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
-        """Which thread works for which task."""
+        """The thread that runs the call of each task."""
         self._closed = False
 
     async def __call__(
@@ -529,7 +544,7 @@ class HandlerCall:
         try:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: its record must not be tried again beside it (rule D3).
+            # Threads cannot be cancelled: the record must not be retried while the call runs (rule D3).
             while not (pending.done() or self._closed):
                 await asyncio.wait([pending], timeout=END_POLL_SECONDS)
             raise
@@ -540,8 +555,8 @@ class HandlerCall:
         return result
 
     def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> traceback.StackSummary:
-        """Where the call that this task makes stands now; of an asynchronous handler, where that coroutine does, if it
-        is not awaited in the usual way. What runs in another process cannot be seen.
+        """Where the call of this task stands now. Pass the coroutine if the task does not await it directly. Calls in
+        other processes cannot be seen.
         """
         if self._processes is not None:
             return traceback.StackSummary()
@@ -551,7 +566,7 @@ class HandlerCall:
 
     @property
     def runs_in_this_thread(self) -> bool:
-        """Whether the caller is a handler call in a thread."""
+        """Whether the caller runs inside a handler call in a thread."""
         return threading.get_ident() in tuple(self._thread_ids.values())
 
     @property
@@ -559,7 +574,7 @@ class HandlerCall:
         return self._closed
 
     def give_up(self) -> None:
-        """Calls that still run in the pool are not waited for any more."""
+        """Stops waiting for calls that still run."""
         self._closed = True
 
     def close(self) -> None:
@@ -571,9 +586,8 @@ class HandlerCall:
 
 
 async def clear_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], bool]) -> None:
-    """After a call: what it has done to the task that it ran in is not meant for the next one. That may be a
-    cancellation of its own that is still to come, or the count of one that it caught. Only if everything ends, the
-    task does.
+    """Undoes what a handler call did to its task (a pending cancellation, or one it caught), so the next call is not
+    affected. The task ends only if the worker is ending.
     """
     if not is_ending():
         with contextlib.suppress(asyncio.CancelledError):
@@ -585,9 +599,7 @@ async def clear_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], 
 
 
 def _takes_context(handler: Callable[..., Any]) -> bool:
-    """Whether a second argument has a place: whoever gives it a default has named it all the same, to be called without
-    one by others.
-    """
+    """Whether the handler has a second positional parameter, with or without a default."""
     try:
         parameters = inspect.signature(handler).parameters.values()
     except (TypeError, ValueError):
@@ -595,28 +607,28 @@ def _takes_context(handler: Callable[..., Any]) -> bool:
     positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
     required = [p for p in positional if p.default is p.empty]
     if not positional and not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        raise ConfigurationError("a handler takes the record as its first parameter; this one takes none")
+        raise ConfigurationError("a handler must take the record as its first parameter; this one takes none")
     if len(required) > 2:
         raise ConfigurationError(
-            f"a handler takes a record, and a Context if it wants one; this one needs {len(required)} parameters"
+            f"a handler takes a record and optionally a Context; this one needs {len(required)} parameters"
         )
     if unset := [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]:
         raise ConfigurationError(
-            f"a handler is called with a record, and a Context if it wants one: {', '.join(map(repr, unset))} has no "
-            "value; give it a default, or pass functools.partial(handler, name=value)"
+            f"a handler is called with a record and optionally a Context: {', '.join(map(repr, unset))} has no "
+            "value. Give it a default, or pass functools.partial(handler, name=value)"
         )
     return len(positional) >= 2
 
 
 def refuse_unfinished(result: Any) -> None:
-    """What a handler returned must not be work that nobody has done yet: its record would count as handled."""
+    """Rejects a result that still has to be awaited or iterated: the record would count as handled too early."""
     if not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):
         result.close()
     raise ConfigurationError(
-        f"the handler returned a {type(result).__name__}, so that nothing was handled: make it an async def that "
-        "awaits what it calls, or a plain function that has no yield"
+        f"the handler returned a {type(result).__name__}, so nothing was handled: make it an async def that awaits "
+        "what it calls, or a plain function without yield"
     )
 
 
@@ -630,13 +642,13 @@ def _call_before(fenced_at_ms: int | None, arguments: tuple[Any, ...], handler: 
     if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
         raise NotStarted
     try:
-        refuse_unfinished(_call(handler, arguments))  # the result itself may not get out of the process
-    except (SystemExit, KeyboardInterrupt) as error:  # sent on as they are, they would end the worker
+        refuse_unfinished(_call(handler, arguments))  # the result itself may not be picklable
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the worker
         raise RuntimeError(f"the handler raised {type(error).__name__}({error})") from error
 
 
 def _call(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         return handler(*arguments)
-    except StopIteration as error:  # as from next() of nothing: a future cannot hold it, and would never be done
+    except StopIteration as error:  # a future cannot hold it and would never be done
         raise RuntimeError("the handler raised StopIteration") from error

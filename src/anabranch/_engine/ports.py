@@ -1,4 +1,6 @@
-"""Everything outside of the engine that it touches, in one value: the ports, and whom to tell what happens."""
+"""All that a consumer's engine uses from outside, in one value: Kinesis, the lease store, the clock, randomness,
+events.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from anabranch.events import Event
 
 @dataclass(slots=True)
 class StoreFailures:
-    """How many lease store calls had no answer. After one, the next call may reach another storage (rule L13)."""
+    """Counts lease store calls without an answer. After one, the next call may reach a different storage (rule L13)."""
 
     count: int = 0
 
@@ -24,7 +26,7 @@ class Ports:
     emit: Callable[[Event], None]
     store_failures: StoreFailures = field(default_factory=StoreFailures)
     heart_on_thread: bool = False
-    """Heartbeats run on a thread of their own; in a simulation, which has no threads, beside everything else."""
+    """Heartbeats run on their own thread. A simulation has no threads and runs them on the loop."""
     before_call: Callable[[], Awaitable[None]] | None = None
-    """Awaited between the look at the fence and the handler's call: where a process may be stopped at the worst moment.
-    A simulation stops it there; nothing else sets it."""
+    """Awaited between the fence check and the handler call, the worst moment for a process to pause. Only a simulation
+    sets it, to pause processes there."""

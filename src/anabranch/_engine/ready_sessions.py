@@ -1,9 +1,4 @@
-"""Which sessions may have something to hand out, and who waits for it.
-
-Sessions are served in turn, so that a busy shard does not starve a quiet one. A session that has nothing leaves the
-shelf and is offered again when that may have changed; so does one that has handed out what it may hand out at a time.
-Each waiter that finds work wakes the next, so that one page of records does not wake thirty runners at once.
-"""
+"""Which sessions may have records to deliver, in turn, and how long to deliver before the event loop runs others."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -22,10 +17,15 @@ T = TypeVar("T")
 
 
 class ReadySessions:
+    """Serves sessions round-robin, so a busy shard does not starve a quiet one. A session without records leaves, and
+    is offered again when that may have changed. Each waiter that finds work wakes the next one, so a page of records
+    does not wake thirty runners at once.
+    """
+
     def __init__(self, *, one_at_a_time: bool = False) -> None:
         self._one_at_a_time = one_at_a_time
-        """What a session has handed out must be finished before there is more of it: who finishes it offers again."""
-        # Not a dict: finding the first key of one whose first keys were deleted takes ever longer.
+        """A session delivers more only after the last delivery is finished; whoever finishes it calls `offer`."""
+        # Not a dict: finding its first key gets slower after many deletions at the front.
         self._ready: OrderedDict[Session, None] = OrderedDict()
         self._waiters: deque[asyncio.Future[None]] = deque()
 
@@ -34,14 +34,14 @@ class ReadySessions:
         self.wake()
 
     def put_back(self, session: Session) -> None:
-        """As `offer`, by one who looks again before it waits: nobody else is woken for it."""
+        """As `offer`, without waking a waiter: the caller checks again before it waits."""
         self._ready[session] = None
 
     def withdraw(self, session: Session) -> None:
         self._ready.pop(session, None)
 
     def take(self, pick: Callable[[Session], T | None]) -> tuple[Session, T] | None:
-        """The first thing that a session in turn has to hand out."""
+        """The first session, in turn, that has something to deliver, and what it delivers."""
         while self._ready:
             session, _ = self._ready.popitem(last=False)
             picked = pick(session)
@@ -65,31 +65,35 @@ class ReadySessions:
             self.wake()
 
     async def wait(self) -> None:
-        """Until something may be there; the caller looks again."""
+        """Waits until a session may have records; the caller checks again."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.wake()  # it was this waiter's turn: pass it on
+                self.wake()  # pass the wake-up on
             raise
 
 
 TURN_MS: Final = 20
-"""A commit takes the loop some six turns: this must be far shorter than the interval between two."""
+"""A commit takes about six turns of the loop: this must be far shorter than the commit interval."""
 
 
 class LoopTurn:
+    """Limits how long records are delivered before the event loop runs other tasks. A handler that never waits would
+    otherwise block commits, reads and the stop.
+    """
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.over_ms = clock.now_ms() + TURN_MS
-        """From then on nothing is started before the loop has turned."""
+        """After this time nothing starts until the loop has run once."""
         self._is_asked = False
-        """Whether the loop will tell when it has turned."""
+        """Whether `_begin` is scheduled."""
 
     def is_over(self) -> bool:
-        """The loop should turn before anything else is started; whoever is told so waits for one step of it."""
+        """Whether the caller must let the loop run before it starts anything else."""
         if self._clock.now_ms() < self.over_ms:
             return False
         if not self._is_asked:
@@ -112,6 +116,10 @@ def batch_lane(session: Session) -> BatchLane:
 
 
 class BatchFeed:
+    """Delivers batches for iteration and batch handlers. Shards are served in turn; a shard's next batch is delivered
+    after the last one is finished. The fence is checked in the same step as the delivery.
+    """
+
     def __init__(
         self, ports: Ports, member: Member, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
     ) -> None:
@@ -120,19 +128,19 @@ class BatchFeed:
         self.turn = LoopTurn(ports.clock)
         self._scheduler = scheduler
         self.on_ended = on_finished
-        """Called when a batch is with its handler no more, however that ended: a drain may wait for it."""
+        """Called when the handler of a batch has ended in any way: a drain may wait for it."""
         self.ready = ReadySessions(one_at_a_time=True)
 
     @property
     def is_closed(self) -> bool:
-        """Everything ends: nothing more is handed out."""
+        """The worker is ending: nothing more is delivered."""
         return self._scheduler.is_closed
 
     def offer(self, session: Session) -> None:
         self.ready.offer(session)
 
     def may_go_on(self, session: Session) -> bool:
-        """Whether more of a batch that is out may be started."""
+        """Whether a delivered batch may (still) be handled."""
         return session.may_start and self.may_start()
 
     def take(self) -> tuple[Session, RecordList] | None:
@@ -152,7 +160,7 @@ class BatchFeed:
         return batch
 
     def finish_through(self, session: Session, count: int) -> None:
-        """The first `count` records of the batch that is out are finished."""
+        """Finishes the first `count` records of the delivered batch."""
         if session.is_live:
             batch_lane(session).finish_through(count)
             session.settle()

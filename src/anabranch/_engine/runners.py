@@ -1,8 +1,8 @@
-"""The tasks that run the handler, and the one who owns them: they start, fail, and end with the worker, if they do end.
+"""Runs handlers: `RecordRunners` calls one for each record, `BatchRunners` for each batch, as tasks of `RunnerTasks`.
 
-A task ends when its call does, and an asynchronous call may take no notice of its cancellation. A worker that waited
-for it in its task group would never end, nor would its process. So it gets a while to end in, is named then, and is let
-go of: it is kept here until it ends by itself, and nobody waits for it any more, the end of the event loop included.
+The fence is checked in the same step that starts a call (rule L8). A record is finished when its handler has returned.
+A failed one is retried by the policy; after the last attempt the shard stops (rule D4). If a lease is lost, its calls
+are cancelled and do not count.
 """
 
 import asyncio
@@ -38,19 +38,26 @@ from anabranch.records import Batch, Context, Record
 
 
 class RunnerTasks:
+    """Owns the tasks that run the handler.
+
+    An async call can ignore its cancellation. In a task group it would keep the worker and its process from ending. So
+    tasks get some time to end; those that do not are reported and released: nobody waits for them any more, not even
+    `asyncio.run`.
+    """
+
     def __init__(self, clock: Clock, on_failed: Callable[[BaseException], None]) -> None:
         self._clock = clock
         self._on_failed = on_failed
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._released: dict[asyncio.Task[None], None] = {}
         self._cancelled_at_ms: int | None = None
-        """When they were told to end."""
+        """When the tasks were cancelled."""
         self._on_ignored_cancel: Callable[[], None] = lambda: None
 
     def start(
         self, run_one: Callable[[], Coroutine[Any, Any, None]], count: int, *, on_ignored_cancel: Callable[[], None]
     ) -> None:
-        """`on_ignored_cancel` is called before tasks are let go of, whose calls still run then."""
+        """`on_ignored_cancel` is called before tasks are released whose calls still run."""
         self._on_ignored_cancel = on_ignored_cancel
         loop = asyncio.get_running_loop()
         for number in range(count):
@@ -74,7 +81,7 @@ class RunnerTasks:
             task.cancel()
 
     async def end(self) -> None:
-        """Waits for those that were told to end, for a while."""
+        """Waits for the cancelled tasks, for a limited time."""
         try:
             while self._tasks and (left_ms := self._left_ms()) > 0:
                 await asyncio.wait(self._tasks, timeout=left_ms / 1000)
@@ -84,15 +91,15 @@ class RunnerTasks:
                 self._release_all()
 
     def _left_ms(self) -> int:
-        assert self._cancelled_at_ms is not None, "waits for runners that nobody told to end"
+        assert self._cancelled_at_ms is not None, "end() without cancel_all()"
         return self._cancelled_at_ms + IGNORED_AFTER_MS - self._clock.now_ms()
 
     def _release_all(self) -> None:
         for task in self._tasks:
             self._released[task] = None
-            # Whoever ends the loop cancels all tasks that it knows of, and waits for them without an end.
-            asyncio._unregister_task(task)  # noqa: SLF001 -- documented, for those who keep tasks themselves
-            # It is known to be pending, as to gather(), which does the same; no end of it is worth a warning.
+            # asyncio.run cancels all registered tasks at its end and waits for them without a limit.
+            asyncio._unregister_task(task)  # noqa: SLF001 -- documented for code that manages tasks itself
+            # Suppresses the warning about a pending task, as gather() does.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way
         self._tasks = {}
 
@@ -104,21 +111,25 @@ class RunnerTasks:
 
 
 FINISHED: Final = object()
-"""In place of what a call waits for: it has ended."""
+"""Instead of what a call waits for: it has ended."""
 
 
 @types.coroutine
 def resume_call(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
-    """The rest of a call that waits for something."""
+    """The rest of a call that was started with `next(call.__await__(), FINISHED)` and waits for something.
+
+    Awaiting a call suspends the whole task where the call waits. Started this way, the runner can first report the
+    calls before it, in the same step of the loop.
+    """
     while True:
         try:
             yield waits_for
         except GeneratorExit:
-            steps.close()  # which may have been done already, where nobody holds the task any more
+            steps.close()  # may already be closed if the task was garbage-collected
             raise
-        except BaseException as error:  # noqa: BLE001 -- whatever it is, it is meant for the call
+        except BaseException as error:  # noqa: BLE001 -- the call decides what to do with it
             try:
-                waits_for = steps.throw(error)  # it may take no notice, and wait again
+                waits_for = steps.throw(error)  # the call may catch it and wait again
             except StopIteration as ended:
                 return ended.value
         else:
@@ -126,26 +137,26 @@ def resume_call(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[An
 
 
 async def raise_later(error: BaseException) -> None:
-    """The rest of a call that has raised an error."""
+    """The rest of a call that has already failed."""
     raise error
 
 
 SLICE = 100
-"""Records that a runner handles before it lets the loop turn."""
+"""Records that a runner handles before it yields to the event loop."""
 
 PLAIN_CALLS_MAX = 63
-"""Calls that are simply awaited, where handlers wait, before the next is begun by hand again: that costs more."""
+"""When handlers wait: how many calls are simply awaited before one is stepped by hand again, which costs more."""
 
 
 class _TurnOver:
-    """A session may have more, and others come first: its lease must be looked at again, or the loop has to turn."""
+    """The session may have more, but the runner must check the lease again or yield to the loop first."""
 
 
 _TURN_OVER: Final = _TurnOver()
 
 
 class _Runner:
-    """One of the tasks that run the handler, and what it runs now."""
+    """One task that runs the handler, and what it runs now."""
 
     __slots__ = ("began", "done_count", "is_waiting", "left", "record", "revoked", "session", "task")
 
@@ -156,15 +167,15 @@ class _Runner:
         self.revoked = False
         self.left = SLICE
         self.began: Coroutine[Any, Any, None] | None = None
-        """The call that was begun by hand, if this one was."""
+        """The coroutine of the current call, if it was stepped by hand."""
         self.done_count = 0
-        """Calls that have ended in this step and are not reported yet."""
+        """Calls that ended in this step and are not reported yet."""
         self.is_waiting = False
-        """Whether a call of this step has begun to wait: it is reported by itself."""
+        """Whether a call of this step waits; it is reported separately."""
 
 
 class _BegunCall(NamedTuple):
-    """A call of the handler that has begun, and the rest of it."""
+    """A started handler call, and the rest of it."""
 
     entry: Entry
     rest: Awaitable[Any]
@@ -174,6 +185,12 @@ _Picked: TypeAlias = Entry | _BegunCall | _TurnOver
 
 
 class RecordRunners:
+    """Calls the handler for each record. While one is retried, its key (or its shard) waits.
+
+    A handler that does not wait leaves no gap in which others could see the lane. So such calls run one after another
+    and are reported together, when the step ends or one of them waits. A runner yields to the loop after each slice.
+    """
+
     def __init__(
         self,
         ports: Ports,
@@ -203,11 +220,11 @@ class RecordRunners:
         self._turn = LoopTurn(ports.clock)
         self._runners: list[_Runner] = []
         self._stride = SLICE
-        """How many records are looked at ahead: few, where handlers wait."""
+        """How many records to take at once: few if handlers wait."""
         self._plain_calls = self._plain_calls_left = 0
 
     async def run_one(self) -> None:
-        """One runner, for ever."""
+        """One runner; never returns."""
         task = asyncio.current_task()
         assert task is not None
         runner = _Runner(task)
@@ -260,14 +277,14 @@ class RecordRunners:
         deadline_ms = clock.now_ms() if lane.scan_is_cut else lane.next_deadline_ms
         if deadline_ms is not None:
             self._scheduler.call_at(deadline_ms, lambda: self.ready.offer(session))
-        self._on_finished(session)  # pulling may have passed over records that the owner before had finished
+        self._on_finished(session)  # pulling may have skipped records that the previous owner finished
         return None
 
     # calls that do not wait
 
     def _handle_without_waiting(self, runner: _Runner, session: Session, lane: Lane) -> _BegunCall | _TurnOver | None:
-        """Calls the handler for one record after another, until one fails or begins to wait, the turn is over, or
-        there is nothing more to be handled in this way.
+        """Calls the handler for one record after another until one fails or waits, the turn is over, or no such record
+        is left.
         """
         clock = self._ports.clock
         while records := lane.upcoming(clock.now_ms(), min(runner.left, self._stride)):
@@ -289,7 +306,7 @@ class RecordRunners:
         return None if self._member.may_start() else _TURN_OVER
 
     def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
-        """Returns the rest of the call that has failed or begun to wait."""
+        """Returns the rest of the call that failed or waits; None if all ended."""
         runner.session, runner.done_count, runner.is_waiting = session, 0, False
         runner.began = self._call_each(runner, session, records)
         steps = runner.began.__await__()
@@ -317,7 +334,7 @@ class RecordRunners:
             if runner.is_waiting:
                 return
             runner.done_count += 1
-            if cancelling():  # what this call has done to the task is not meant for the next one
+            if cancelling():  # the call cancelled its task: that must not affect the next one
                 return
 
     # calls that wait
@@ -349,9 +366,9 @@ class RecordRunners:
             was_revoked = self._clear_revocation(runner)
             if self._is_ending():
                 raise
-            # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
+            # If we did not cancel the call, something that the handler awaited was cancelled.
             failure = NotStarted() if was_revoked else error
-        except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its record
+        except Exception as error:  # noqa: BLE001 -- any error of a handler is a failed attempt
             failure = error
         finally:
             runner.session = runner.record = None
@@ -366,7 +383,7 @@ class RecordRunners:
         elif session.is_live:
             self._conclude_failure(session, entry, failure)
         else:
-            self._on_finished(session)  # who waits for running calls to end is told of this one too
+            self._on_finished(session)  # a drain may wait for this call
 
     def _is_ending(self) -> bool:
         return self._scheduler.is_closed or self._call.is_given_up
@@ -402,12 +419,12 @@ class RecordRunners:
             self._scheduler.call_at(now_ms + pause_ms, lambda: self.ready.offer(session))
 
     def _give_up(self, session: Session, lane: Lane, failing: Entry) -> None:
-        """Only records that wait to be tried again keep the children of an ended shard waiting (rule M4)."""
+        """The shard has ended, and only records that wait for a retry keep its children waiting (rule M4)."""
         lane.stop()
         self._on_failed(
             session,
             failing.record,
-            f"its handler failed {failing.attempts} times, and at the end of the shard no further attempt is made "
+            f"its handler failed {failing.attempts} times, and it is not retried at the end of the shard "
             "(at_shard_end='finish')",
             None,
         )
@@ -422,17 +439,15 @@ class RecordRunners:
         )
 
     def revoke(self, session: Session) -> None:
-        """The session's lease is gone: its running calls are cancelled (a call in a thread runs on, and counts for
-        nothing).
-        """
+        """The lease is lost: cancels its running calls. A call in a thread runs on and does not count."""
         self.ready.withdraw(session)
         for runner in self._runners:
             if runner.session is session:
                 self._cancel(runner)
 
     def interrupt(self, session: Session | None = None) -> None:
-        """Cancels what runs, all of it or that of one session: the fence has passed, or a hand-off waits. Its records
-        count as not started. A call in a thread cannot be cancelled: it runs on, and counts if it may by its end.
+        """Cancels running calls, all or those of one session: the fence has passed, or a hand-off waits. Their records
+        count as not started. Calls in threads cannot be cancelled; they count if the lease is valid when they end.
         """
         if not self._call.is_cancellable:
             return
@@ -447,24 +462,24 @@ class RecordRunners:
 
     @staticmethod
     def _clear_revocation(runner: _Runner) -> bool:
-        """The runner goes on after a call that was revoked, also after one that took no notice of it."""
+        """Lets the runner go on after a call that we cancelled, even if the call ignored that. True if we did."""
         was_revoked, runner.revoked = runner.revoked, False
         if was_revoked:
             runner.task.uncancel()
         return was_revoked
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        """Also asked by the heart's thread, while a call runs in this one."""
+        """Also called from the heartbeat thread while a call runs here."""
         running = [(runner.session, runner.record) for runner in self._runners]
         return [(session, record) for session, record in running if session is not None and record is not None]
 
     def stack_of(self, record: Record[bytes]) -> StackSummary:
-        """Where the call of this record stands."""
+        """Where the call for this record stands."""
         runner = next((runner for runner in self._runners if runner.record is record), None)
         return StackSummary() if runner is None else self._call.stack(runner.task, runner.began)
 
     def overdue(self, now_ms: int) -> dict[Session, str]:
-        """Sessions with a call that takes no notice of its time-out, each with the reason in words."""
+        """Sessions with a call that ignores its timeout, each with the reason as text."""
         return {
             runner.session: self._limit.reason(runner.record, self._call.stack(runner.task, runner.began))
             for runner in self._runners
@@ -475,7 +490,7 @@ class RecordRunners:
 
 
 def _direct_call(call: HandlerCall, options: HandlerOptions) -> Callable[[Record[bytes]], Awaitable[Any]] | None:
-    """The handler itself, behind the decoder, where a call of it needs no more than the record."""
+    """The handler with the decoder, if it needs only the record."""
     direct, decode = call.direct, options.decode
     if direct is None or decode is None:
         return direct
@@ -483,10 +498,16 @@ def _direct_call(call: HandlerCall, options: HandlerOptions) -> Callable[[Record
 
 
 NOT_STARTED_PAUSE_MS = 100
-"""Between two looks whether a batch may be started, while it may not."""
+"""How often to check whether a batch may start, while it may not."""
 
 
 class BatchRunners:
+    """Calls the handler for each batch: one batch of a shard at a time, several shards at once.
+
+    A failed batch is retried whole; after the last attempt the shard stops at its first record. A batch ends before a
+    record that does not decode, and the shard stops there once the batch is handled.
+    """
+
     def __init__(
         self,
         ports: Ports,
@@ -511,11 +532,11 @@ class BatchRunners:
         self._limit = TimeLimit(ports.clock, options.policy.timeout)
         self._running: dict[asyncio.Task[Any], tuple[Session, list[Record[bytes]]]] = {}
         self._waiting: dict[asyncio.Task[Any], None] = {}
-        """Those whose batch is not with the handler now, and will be again: a drain does not wait for them."""
+        """Runners that wait before the next attempt: a drain does not wait for them."""
         self._revoked: dict[asyncio.Task[Any], None] = {}
 
     async def run_one(self) -> None:
-        """One runner, for ever."""
+        """One runner; never returns."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -529,10 +550,10 @@ class BatchRunners:
                 await self._handle(task, *taken)
                 if task.cancelling():
                     await clear_cancellation(task, self._is_ending)
-                await asyncio.sleep(0)  # a handler that never waits still lets the loop turn
+                await asyncio.sleep(0)  # yields to the loop, even if the handler never waits
 
     async def _handle(self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]) -> None:
-        """All attempts at one batch; the shard waits meanwhile."""
+        """Makes all attempts at one batch."""
         self._running[task] = (session, records)
         try:
             while session.is_live:
@@ -564,7 +585,7 @@ class BatchRunners:
         return self._feed.is_closed or self._call.is_given_up
 
     def _clear_revocation(self, task: asyncio.Task[Any]) -> bool:
-        """The runner goes on after a call that was revoked, also after one that took no notice of it."""
+        """Lets the runner go on after a call that we cancelled, even if the call ignored that. True if we did."""
         was_revoked = task in self._revoked
         if was_revoked:
             del self._revoked[task]
@@ -574,7 +595,7 @@ class BatchRunners:
     async def _attempt(
         self, task: asyncio.Task[Any], session: Session, records: list[Record[bytes]]
     ) -> BaseException | None:
-        """What went wrong, if anything did. What comes before a record that does not decode is handled then."""
+        """Handles the batch, up to a record that does not decode. Returns the error, if any."""
         if not self._feed.may_go_on(session):
             return NotStarted()
         try:
@@ -595,18 +616,18 @@ class BatchRunners:
             was_revoked = self._clear_revocation(task)
             if self._is_ending():
                 raise
-            # Not of this task, if it was not revoked: something that the handler waited for was cancelled.
+            # If we did not cancel the call, something that the handler awaited was cancelled.
             return NotStarted() if was_revoked else error
-        except Exception as error:  # noqa: BLE001 -- whatever a handler raises is a failure of its batch
+        except Exception as error:  # noqa: BLE001 -- any error of a handler is a failed attempt
             return error
         return undecodable
 
     def _retry_pause_ms(self, session: Session, records: list[Record[bytes]], failure: BaseException) -> int | None:
-        """After how long to try again; None if this batch is not to be tried by this call any more."""
+        """How long to wait before the next attempt; None if there is none."""
         if not session.is_live:
             return None
         if isinstance(failure, NotStarted):
-            return NOT_STARTED_PAUSE_MS  # fenced, or to be handed over: until that is over, or the lease is lost
+            return NOT_STARTED_PAUSE_MS  # fenced or draining: check again until that is over or the lease is lost
         lane, record = batch_lane(session), records[0]
         if isinstance(failure, UndecodableError):
             lane.stop()
@@ -622,7 +643,7 @@ class BatchRunners:
         if pause_ms is None:
             lane.stop()
             reason = (
-                f"the handler of a batch of {len(records)} records from it on failed {lane.attempts} times, "
+                f"the handler of the batch of {len(records)} records that starts here failed {lane.attempts} times, "
                 f"the last time with {failed.error}"
             )
             self._on_failed(session, record, reason, failure)
@@ -638,7 +659,7 @@ class BatchRunners:
         )
 
     def revoke(self, session: Session) -> None:
-        """The session's lease is gone: its running call is cancelled."""
+        """The lease is lost: cancels its running call."""
         self._feed.ready.withdraw(session)
         for task, (owner, _) in self._running.items():
             if owner is session and task not in self._revoked:
@@ -646,8 +667,8 @@ class BatchRunners:
                 task.cancel()
 
     def interrupt(self, session: Session | None = None) -> None:
-        """Cancels what runs, all of it or that of one session: the fence has passed, or a hand-off waits. Its records
-        count as not started. A call in a thread cannot be cancelled: it runs on, and counts if it may by its end.
+        """Cancels running calls, all or those of one session: the fence has passed, or a hand-off waits. Their records
+        count as not started. Calls in threads cannot be cancelled; they count if the lease is valid when they end.
         """
         if not self._call.is_cancellable:
             return
@@ -657,12 +678,12 @@ class BatchRunners:
                 task.cancel()
 
     def stack_of(self, record: Record[bytes]) -> StackSummary:
-        """Where the call stands whose batch begins with this record."""
+        """Where the call stands whose batch starts with this record."""
         task = next((task for task, (_, records) in self._running.copy().items() if records[0] is record), None)
         return StackSummary() if task is None else self._call.stack(task)
 
     def overdue(self, now_ms: int) -> dict[Session, str]:
-        """Sessions whose call takes no notice of its time-out, each with the reason in words."""
+        """Sessions whose call ignores its timeout, each with the reason as text."""
         return {
             session: self._limit.reason(records[0], self._call.stack(task))
             for task, (session, records) in self._running.items()
@@ -670,5 +691,5 @@ class BatchRunners:
         }
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        running = list(self._running.items())  # a copy: the heart's thread asks, too
+        running = list(self._running.items())  # a copy: the heartbeat thread calls this too
         return [(session, records[0]) for task, (session, records) in running if task not in self._waiting]

@@ -1,7 +1,7 @@
-"""One holding of one shard: from the take of its lease until it is finished, given away or lost.
+"""One shard while this worker holds its lease: from taking it until the shard is finished, given away or lost.
 
-A session owns the shard's window, its lane and its read position. It decides nothing by itself: the poller feeds it,
-a sink empties it, the checkpointer commits it. What is in it is gone with it; the lease row is all that stays.
+A session has the shard's window, lane and read position. The poller fills it, a sink empties it, the checkpointer
+commits it. Nothing in it survives the lease; only the lease row does.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from anabranch.budget import Budget
 from anabranch.reports import ShardState, StoppedShard
 
 WHOLE_RECORD = 1 << 62
-"""A sub-sequence number above any: the position after everything in a record."""
+"""Larger than any sub-sequence number: the position after a whole Kinesis record."""
 BUDGET_FULL_MS = 1_000
-"""What the byte budget may be without room before that counts: reads that are under way need much, and give it back."""
+"""How long the budget may stay full before we report it. Reads in flight reserve much and return most of it."""
 
 
 class Session:
@@ -44,43 +44,44 @@ class Session:
         self.lane: Lane | BatchLane
         self.phase: Phase = "reading"
         self.is_live = True
-        """Whether its records may still be finished: it is read, or was read to its end."""
+        """Whether records may still finish: the shard is being read, or was read to its end."""
         self.is_draining = False
-        """Nothing more is started: the shard is to be handed over, or everything stops."""
+        """No new records start: the shard is being handed over, or the worker is stopping."""
         self.held_for_isolation = False
-        """Nothing is started: records of a shard on which owners died are handled alone (rule D5)."""
+        """No new records start: a quarantined shard is being tried alone (rule D5)."""
         self.crash_counted = True
-        """Whether this owner is among the row's takes without progress (rule D5)."""
+        """Whether the row counts this owner as a take without progress (rule D5)."""
         self.iterator: str | None = None
         self.read_after: Position | None = holding.row.checkpoint.watermark
-        """Everything up to here was received. Not the checkpoint: that follows what is finished."""
+        """Everything up to here was received. The checkpoint instead follows what is finished."""
         self.in_read = False
         self.budget_full_since_ms: int | None = None
-        """Since when it is due to be read, and the byte budget has no room for that."""
+        """Since when a read is due but does not fit into the byte budget."""
         self.children: tuple[ChildShard, ...] = ()
         self.behind_ms: int | None = None
         self.read_at_seconds = 0.0
-        """The service's time of the last read."""
+        """When it was last read, by the service's clock."""
         self.horizon = horizon
         self.read_through_seconds = holding.row.checkpoint.seen_through_seconds
-        """What arrived before was received, by the service's clock (rule T4); None: who knows."""
+        """All records that arrived before this time were received, by the service's clock (rule T4). None if unknown.
+        """
         self.reason: str | None = None
-        """Why it does not move, for people; None while it does."""
+        """Why the shard is stalled, as text; None if it is not."""
         self.stopped: StoppedShard | None = None
-        """Where and why it stops, from the moment that this is decided (rule D4)."""
+        """Where and why the shard stops, set as soon as that is decided (rule D4)."""
         self.stop_row: Stopped | None = None
-        """What its row says of that, from the first write on."""
+        """The stop as it is written to the lease row."""
         self.trimmed = False
-        """It left the stream before it was read to its end."""
+        """The shard left the stream before it was read to its end."""
         self.finish_in_progress = False
-        """Its end is being written."""
+        """A task is writing the end of the shard."""
         self.committed_count = 0
         self.commit_lock = asyncio.Lock()
-        """One write of a lease row at a time (rule L7)."""
+        """One write of the lease row at a time (rule L7)."""
         self.on_settled: Callable[[], None] = lambda: None
         self.budget = budget
         self.read_below_bytes = 0
-        """Where it is not read because it holds too much: it is looked at again when it holds less than this."""
+        """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
         self._held_bytes = 0
 
     @property
@@ -101,20 +102,20 @@ class Session:
 
     @property
     def may_start(self) -> bool:
-        """Whether its records may be started as far as this shard is concerned; the fence is asked besides."""
+        """Whether this shard allows new handler calls. The caller checks the fence as well."""
         holding = self.holding
         may_move = self.is_live and not self.is_draining and not self.held_for_isolation
         return may_move and holding.state == "held" and not holding.row.paused
 
     @property
     def is_exhausted(self) -> bool:
-        """The shard has ended and all of it is finished."""
+        """The shard has ended and all its records are finished."""
         all_finished = self.phase == "ended" and self.lane.unfinished_count == 0 and self.window.is_empty
-        return all_finished and not self.unpacker.reached_until  # there, the rest is left for another run
+        return all_finished and not self.unpacker.reached_until  # otherwise the rest is left for another run
 
     @property
     def is_at_tip(self) -> bool:
-        """Nothing of it is left to handle now: it was read to its tip, or stands still on purpose."""
+        """Nothing to handle now: the shard was read to its tip, or is stopped."""
         if self.phase == "stopped":
             return True
         if self.lane.unfinished_count or not self.window.is_empty:
@@ -123,7 +124,7 @@ class Session:
 
     @property
     def is_at_end(self) -> bool:
-        """At its tip, and where it is read until a time, after that time."""
+        """At the tip; with an `until` time, also past that time."""
         until_seconds = self.unpacker.until_seconds
         if until_seconds is None or self.unpacker.reached_until or self.phase == "stopped":
             return self.is_at_tip
@@ -148,12 +149,12 @@ class Session:
 
     @property
     def seen_through_seconds(self) -> float | None:
-        """What arrived before is handled; None while something that was received is not, or was left alone (T4)."""
+        """All records that arrived before this time are handled (rule T4). None while some are unfinished."""
         is_all_handled = self.lane.unfinished_count == 0 and self.window.is_empty and not self.unpacker.reached_until
         return self.read_through_seconds if is_all_handled else None
 
     def may_have_lost(self, response: GetRecordsResponse, server_seconds: float) -> bool:
-        """Whether records may have left the stream unread between the last answer and this one (rule T4)."""
+        """Whether records may have been trimmed between the last response and this one (rule T4)."""
         known = self.read_through_seconds
         if self._has_lost_its_place(response) if self._may_repeat else known is not None or self.is_unread_child:
             return may_have_lost(known, self.horizon.at(server_seconds))
@@ -161,32 +162,36 @@ class Session:
 
     @property
     def is_unread_child(self) -> bool:
-        """Nothing was ever read of it, though there were shards before it: what it has lost was promised to be read."""
+        """A child shard of which nothing was read yet: records trimmed from it count as lost."""
         return self.read_after is None and bool(self.row.waits_for)
 
     def _has_lost_its_place(self, response: GetRecordsResponse) -> bool:
-        """A read that resumed at the checkpoint begins with the checkpoint's record, unless that has been trimmed."""
+        """A read that resumes at the checkpoint starts with the checkpoint's record, unless it has been trimmed."""
         position = self.read_after
-        assert position is not None, "a shard that was never read has no place in it"
+        assert position is not None, "never read"
         if not response.records:
             return _is_last(response)
         return int(response.records[0].sequence_number) > position.sequence_number
 
     def record_read(self, response: GetRecordsResponse, server_seconds: float) -> None:
-        """The answer that closes a shard says nothing of the time since: its children have what came then."""
+        """Updates `read_through_seconds`. The last response of a shard proves nothing about later records: they are in
+        its children.
+        """
         if self._may_repeat and not response.records and not _is_last(response):
-            return  # whether the checkpoint's record is still there will show by the first one that comes
+            return  # the first record will show whether the checkpoint's record is still there
         edge, known = self.horizon.at(server_seconds) + EDGE_SECONDS, self.read_through_seconds
         if response.next_shard_iterator is not None and response.millis_behind_latest is not None:
             through = max(server_seconds - response.millis_behind_latest / 1000, edge)
         elif response.records:
             through = response.records[-1].arrival_seconds
         else:
-            through = edge if known is None else known  # of what it has lost before this all was said that will be
+            through = edge if known is None else known  # earlier losses were already reported
         self.read_through_seconds = through if known is None else max(through, known)
 
     def starting_position(self) -> StartingPosition:
-        """Where a new iterator begins (rule T3): after what was received, at the checkpoint's record, at the pin."""
+        """Where a new iterator starts (rule T3): after the last received record, at the checkpoint, or at the start
+        position.
+        """
         position = self.read_after
         if position is None:
             return self.row.start
@@ -195,7 +200,7 @@ class Session:
         return at_sequence_number(position.sequence_number)
 
     def accept(self, records: list[KinesisRecord], reserved_bytes: int) -> int:
-        """All records of one read; returns what they weigh. Room that was reserved and is not needed is given back."""
+        """Adds the records of one read and returns their size. Releases the unused part of the reservation."""
         charged = 0
         if records:
             after = self.read_after if self._may_repeat else None
@@ -207,23 +212,23 @@ class Session:
 
     @property
     def _may_repeat(self) -> bool:
-        """Whether the reads so far began inside a record, so that the next may begin with what was handled before."""
+        """Whether reading starts inside an aggregated record, so the next response may repeat handled records."""
         return self.read_after is not None and self.read_after.sub_sequence_number != WHOLE_RECORD
 
     # bytes
 
     @property
     def busy_bytes(self) -> int:
-        """What it holds, but for what waits behind unfinished records of its keys: that has a limit of its own."""
+        """Bytes held, without records that wait for an unfinished record of their key: those have their own limit."""
         return self._held_bytes - self.lane.held_back_bytes
 
     def reads_blocked(self, now_ms: int) -> bool:
-        """It is not read until something is finished, of its own or of others: what waits for more waits in vain."""
+        """No more reads until records finish, here or in other shards: deliver partial batches now."""
         since_ms = self.budget_full_since_ms
         return self.read_below_bytes > 0 or (since_ms is not None and now_ms >= since_ms + BUDGET_FULL_MS)
 
     def settle(self) -> None:
-        """Gives the bytes of finished records back to the budget."""
+        """Releases the bytes of finished records to the budget."""
         freed = self.window.collect_freed()
         if freed:
             self._held_bytes -= freed
@@ -232,7 +237,7 @@ class Session:
             self.on_settled()
 
     def empty(self) -> None:
-        """Forgets everything: a shard that stands still holds no bytes (rule D6)."""
+        """Drops all buffered records: a stopped shard holds no bytes (rule D6)."""
         self.window.clear()
         self.settle()
         if not self.is_live:
@@ -240,5 +245,5 @@ class Session:
 
 
 def _is_last(response: GetRecordsResponse) -> bool:
-    """Whether it reaches all that is in the shard now; an empty answer that does not is only a step on the way."""
+    """Whether the response reaches the tip or the end of the shard. An empty response may also be a step on the way."""
     return response.next_shard_iterator is None or response.millis_behind_latest == 0

@@ -1,9 +1,4 @@
-"""The one background task of a consumer or producer: started by whoever first needs it, awaited by whoever closes it.
-
-Everything else runs in task groups inside it, so that nothing binds to the caller's task: an object may be opened in
-one task and closed in another. Only here and for runners of a handler (RunnerTasks) is a task made outside a group, and
-this one is never let go of.
-"""
+"""Tasks and their errors: the background task of a consumer or producer, tasks in groups, the exit of a parent."""
 
 import asyncio
 import concurrent.futures
@@ -17,10 +12,15 @@ from anabranch.errors import UsageError
 
 
 class BackgroundTask:
+    """The one background task of a consumer or producer. Everything else runs in task groups inside it, so nothing
+    binds to the caller's task: an object can be opened in one task and closed in another. Only this class and
+    `RunnerTasks` create tasks outside a group.
+    """
+
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done when the work has ended; for waiters on other event loops."""
+        """Set when the task has ended, for waiters on other event loops."""
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._task is None, "started twice"
@@ -37,14 +37,14 @@ class BackgroundTask:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the work ended, if it ended in an error: the single cause, not the group around it."""
+        """The error that ended the task: the cause itself, not the group around it."""
         task = self._task
         if task is None or not task.done() or task.cancelled():
             return None
         return single_cause(task.exception())
 
     async def wait(self) -> None:
-        """Until the work has ended, however it ends; cancelling the waiter does not cancel the work."""
+        """Waits until the task has ended. Cancelling the waiter does not cancel the task."""
         if self._task is None or self._task.done():
             return
         if self._is_here(self._task):
@@ -56,7 +56,7 @@ class BackgroundTask:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def tell(_: object) -> None:
-            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         self._ended.add_done_callback(tell)
@@ -68,18 +68,18 @@ class BackgroundTask:
 
     @property
     def is_here(self) -> bool:
-        """Whether the work runs, or ran, on the caller's event loop."""
+        """Whether the task runs, or ran, on the caller's event loop."""
         return self._task is None or self._is_here(self._task)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls it on the event loop of the work: now, if that is the caller's."""
+        """Calls it on the task's event loop; directly if that is the caller's."""
         if self._task is None or self._is_here(self._task):
             callback()
             return
         loop = self._task.get_loop()
         if not loop.is_running():
-            raise UsageError("the event loop of this run is not running: stop the consumer on that loop")
-        with suppress(RuntimeError):  # it was closed just now, which has ended the work
+            raise UsageError("the event loop of this run is not running: call stop() on that loop")
+        with suppress(RuntimeError):  # the loop was just closed, which ended the task
             loop.call_soon_threadsafe(callback)
 
     async def cancel(self) -> None:
@@ -89,7 +89,7 @@ class BackgroundTask:
 
 
 def single_cause(error: BaseException | None) -> BaseException | None:
-    """The first error of a group, with the others as its notes: groups are ours, and are not shown to users."""
+    """The first error of a group, with the others as notes. Users never see our exception groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
@@ -101,8 +101,8 @@ def single_cause(error: BaseException | None) -> BaseException | None:
 
 
 def attach_failure(failure: BaseException, error: BaseException) -> None:
-    """`error` leaves, and `failure` with it: named in a note, and as what came first of all."""
-    _note(error, f"the consumer failed as well: {type(failure).__name__}: {failure}")
+    """Makes `error` carry `failure`: as a note, and as the first error of its context chain."""
+    _note(error, f"the consumer also failed: {type(failure).__name__}: {failure}")
     first = error
     while first is not failure and first.__context__ is not None:
         first = first.__context__
@@ -116,9 +116,7 @@ def _note(error: BaseException, note: str) -> None:
 
 
 def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
-    """A task of the group. Where that is going down, for whatever reason, nothing more is begun, and that is no error
-    of who asked. Says whether it was.
-    """
+    """Starts a task in the group. Returns False, without an error, if the group is already shutting down."""
     try:
         group.create_task(work, name=name)
     except RuntimeError:
@@ -128,7 +126,9 @@ def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], na
 
 
 def on_parent_exit(file_descriptor: int, then: Callable[[], object]) -> None:
-    """Calls `then` once the pipe has ended, on a thread that keeps nothing alive."""
+    """Calls `then` from a daemon thread when the process that started this one is gone, even after `kill -9`. The
+    parent holds the other end of this pipe open and never writes to it.
+    """
 
     def wait() -> None:
         os.read(file_descriptor, 1)

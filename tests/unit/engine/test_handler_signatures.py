@@ -85,5 +85,5 @@ def test_a_handler_that_cannot_be_called_is_refused(handler, message):
 
 
 def test_a_handler_with_a_place_for_a_context_is_refused_for_processes():
-    with pytest.raises(ConfigurationError, match="takes the record alone"):
+    with pytest.raises(ConfigurationError, match="takes only the record"):
         HandlerCall(plain, threads=1, processes=1)

@@ -95,4 +95,4 @@ def test_a_thread_is_shown_without_what_started_it():
 @pytest.mark.parametrize("stack", [thread_stack(None), task_stack(None), coroutine_stack(object())])
 def test_what_cannot_be_found_is_an_empty_stack(stack):
     assert names(stack) == []
-    assert place_in(stack) == "a place that is not known"
+    assert place_in(stack) == "an unknown place"

@@ -12,24 +12,16 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.lease_loop import LeaseLoop
 from anabranch._engine.leases.member import Member, MemberProfile
 from anabranch._engine.ports import Ports
-from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
-from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import MemberDiffers, StandstillBegan, StoreReset, StoreRolledBack
+from anabranch._model.leases import AppRow, HandOffRequest, LeaseKey, LeaseRow
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import StoreReset
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.clock import ManualClock
 
-from stream_world import run, until
+from stream_world import run
 
 APP = AppRow(app="billing", app_id="1", created_wall_ms=1)
-DEAD = MemberRow(member_id="dead#1", worker_id="dead", expiry_ms=10_000)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
-
-
-class StoreThatKnowsTheDead(MemoryLeaseStore):
-    """As one whose processes run on one machine, where the kernel tells."""
-
-    async def dead_members(self):
-        return (DEAD.member_id,)
 
 
 @asynccontextmanager
@@ -55,22 +47,6 @@ async def lease_loop(store, held, happened=None, clock=None, shards_max=None, dr
         member.close()
 
 
-def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
-    async def main():
-        store, held = StoreThatKnowsTheDead(), []
-        await store.open(APP)
-        await store.register_member(DEAD)
-        await store.create_lease(LeaseRow(key=KEY), app_id="1")
-        await store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0)
-        async with lease_loop(store, held) as loop:
-            task = asyncio.create_task(loop.run())
-            await until(lambda: bool(held), "the lease, while no time passes", 5)
-            task.cancel()
-        assert [holding.row.key for holding in held] == [KEY]
-
-    run(main)
-
-
 def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
     async def main():
         store, held = MemoryLeaseStore(), []
@@ -94,34 +70,6 @@ def test_a_row_that_was_read_on_the_side_and_names_this_member_is_worked_on_at_o
             assert [holding.row.key for holding in held] == [KEY]
 
     run(main)
-
-
-async def _meet_a_stranger(joined_wall_ms, happened):
-    """A member with other settings that works beside this one, as after a store was set back."""
-    store = MemoryLeaseStore()
-    await store.open(APP)
-    async with lease_loop(store, [], happened) as loop:
-        stranger = MemberRow(
-            member_id="b#1", worker_id="b", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
-        )
-        await store.register_member(stranger)
-        for attempt in (1, 2):
-            await loop.round()
-            await store.heartbeat(HeartbeatWrite(member_id="b#1", attempt=attempt))
-        await loop.round()
-
-
-def test_a_member_that_came_before_one_with_other_settings_says_so_once_and_stays():
-    happened = []
-    run(lambda: _meet_a_stranger(10**15, happened))
-    strangers = [event for event in happened if isinstance(event, MemberDiffers)]
-    assert [(event.member_id, event.fingerprint) for event in strangers] == [("b#1", "order key")]
-
-
-def test_a_member_that_came_after_one_with_other_settings_ends():
-    with pytest.raises(ExceptionGroup) as caught:
-        run(lambda: _meet_a_stranger(-1, []))
-    assert caught.group_contains(FleetMismatchError, match=r"differs from worker 'b' .*order key")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -209,24 +157,6 @@ def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
     run(main)
 
 
-def test_a_shard_that_nobody_may_own_is_told_of_once():
-    async def main():
-        store, held, happened, clock = MemoryLeaseStore(), [], [], ManualClock()
-        await store.open(APP)
-        for number in range(2):
-            await store.create_lease(LeaseRow(key=LeaseKey("1:orders:1", 0, f"shardId-{number:012}")), app_id="1")
-        async with lease_loop(store, held, happened, clock, shards_max=1) as loop:
-            for _ in range(8):
-                await loop.round()
-                clock.advance(10_000)
-        assert len(held) == 1
-        (told,) = [event for event in happened if isinstance(event, StandstillBegan)]
-        assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
-        assert "max_shards" in told.reason
-
-    run(main)
-
-
 async def make_lease(loop):
     """By a plan of this moment."""
     return await loop.create_lease(LeaseRow(key=KEY), life=loop.table.member_id)
@@ -282,65 +212,6 @@ def test_a_plan_that_rests_on_rows_of_another_storage_or_of_an_earlier_life_make
     run(main)
 
 
-async def seconds_until_held(loop, held, clock):
-    """A round each second, and heartbeats between them."""
-    for second in range(30):
-        await loop.round()
-        if held:
-            return second
-        clock.advance(1_000)
-        for _ in range(20):
-            await asyncio.sleep(0)
-    raise AssertionError("the lease is never taken")
-
-
-class StoreThatFailsOverIn(MemoryLeaseStore):
-    """The call of that name gets an error, once; the calls after it reach another storage."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.storage, self.is_due, call = "first", False, getattr(self, name)
-
-        async def fail_over(*args, **options):
-            if self.is_due:
-                self.storage, self.is_due = "second", False
-                raise LeaseStoreError("the connection was lost")
-            return await call(*args, **options)
-
-        setattr(self, name, fail_over)
-
-    async def incarnation(self):
-        return self.storage
-
-
-@pytest.mark.parametrize("call", ["read_members", "read_streams", "read_app", "read_leases", "dead_members"])
-def test_nothing_is_taken_in_the_round_in_which_a_failed_call_may_have_been_a_fail_over(call):
-    """The owner may be unaware of it, and its lease be forgotten by the storage that the next calls reach."""
-
-    async def main():
-        store, held, happened, clock = StoreThatFailsOverIn(call), [], [], ManualClock()
-        async with lease_loop(store, held, happened, clock) as loop:
-            await store.create_lease(LeaseRow(key=KEY), app_id="1")
-            store.is_due = True
-            assert await seconds_until_held(loop, held, clock) >= 10
-            assert [event for event in happened if isinstance(event, StoreRolledBack)]
-
-    run(main)
-
-
-def test_nothing_is_taken_at_once_where_the_application_does_not_name_its_storage():
-    async def main():
-        store, held, clock = MemoryLeaseStore(), [], ManualClock()
-        await store.open(APP)
-        await store.create_lease(LeaseRow(key=KEY), app_id="1")
-        store._app = APP
-        async with lease_loop(store, held, clock=clock) as loop:
-            assert await seconds_until_held(loop, held, clock) == 10
-            assert (await store.read_app()).incarnation == await store.incarnation()
-
-    run(main)
-
-
 class StoreThatDoesNotSay(MemoryLeaseStore):
     """Whose it is."""
 
@@ -371,22 +242,5 @@ def test_no_lease_is_made_by_a_member_that_stood_still_beyond_its_fence():
             clock.advance(lease_timing().fence_ms + 1)
             assert await make_lease(loop) is None
         assert not await store.read_leases()
-
-    run(main)
-
-
-@pytest.mark.parametrize("app", [None, AppRow(app="billing", app_id="2", created_wall_ms=1)])
-def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_anew_by_another(app):
-    async def main():
-        store, happened = MemoryLeaseStore(), []
-        await store.open(APP)
-        async with lease_loop(store, [], happened) as loop:
-            await loop.round()
-            assert await make_lease(loop) == LeaseRow(key=KEY)
-            store._app, store._leases = app, {}
-            with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
-                await make_lease(loop)
-        assert not await store.read_leases()
-        assert any(isinstance(event, StoreReset) for event in happened)
 
     run(main)

@@ -18,8 +18,7 @@ import msgspec
 from anabranch._model.leases import Checkpoint, LeaseRow
 from anabranch._model.streams import Position
 from anabranch.records import PutResult, Record
-from anabranch.testing.checkers.coverage import covers
-from anabranch.testing.checkers.journal import Written
+from anabranch.testing.checkers import covers
 
 __all__ = ["AuditReport", "Auditor"]
 
@@ -175,7 +174,7 @@ class Auditor:
         if record.shard_id not in self._checkpoints:
             return
         checkpoint = self._checkpoints[record.shard_id]
-        if checkpoint is None or covers(checkpoint, Written(record.shard_id, position, record.partition_key)):
+        if checkpoint is None or covers(checkpoint, position, record.partition_key):
             self._committed_repeat_count += 1
             self._find(self._committed_repeat_count, f"repeated although committed: {_place(record)}")
 

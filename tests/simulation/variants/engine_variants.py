@@ -301,7 +301,7 @@ MISTAKES = {
     ),
     "a running worker begins anew in an emptied store": Mistake(
         [(LeaseLoop, "check_birth", _begin_anew), (LeaseLoop, "_recognise", lambda self, app: None)],
-        "one birth",
+        "one application",
         replace(BUSY, store_is_emptied=True),
     ),
     "a stream that is gone ends its shards": Mistake(
@@ -325,7 +325,7 @@ MISTAKES = {
     ),
     "an error of the loop's body hides that of the consumer": Mistake(
         [(ConsumerRun, "leave", _leave_without_a_look)],
-        "nothing ends unseen",
+        "no silent failures",
         replace(BUSY, form="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
     ),
     "a run that ends at the tip says nothing of a stopped shard": Mistake(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from anabranch.testing.journal import ProcessDied
 from anabranch.testing.world.options import Scene
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Faults:
     def _crash(self, index: int) -> None:
         process = self._fleet.workers[index].process
         process.is_alive = False
-        self._fleet.journal.died(process.world_ms(), process.name)
+        self._fleet.journal.tell(ProcessDied(process.world_ms(), process.name))
         self._start_again(index)
 
     def _stop(self, index: int) -> None:

@@ -12,7 +12,7 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch.records import Record
-from anabranch.testing.checkers import Call
+from anabranch.testing.journal import RecordCall
 from anabranch.testing.world.labour import Labour
 from anabranch.testing.world.options import Form
 
@@ -65,7 +65,7 @@ async def _manual_ack(run: ConsumerRun, labour: Labour) -> None:
 
 
 async def _acknowledge(
-    record: Record[Any], calls: list[Call], run: ConsumerRun, labour: Labour, hands: asyncio.Semaphore
+    record: Record[Any], calls: list[RecordCall], run: ConsumerRun, labour: Labour, hands: asyncio.Semaphore
 ) -> None:
     try:
         await labour.retry_store_call([record], calls)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from anabranch.budget import Budget
 from anabranch.records import Batch, Context, Record
-from anabranch.testing.checkers import Call
+from anabranch.testing.journal import BytesMeasured, CallAbandoned, CallFinished, CallStarted, RecordCall
 from anabranch.testing.world.options import OVERRUN_SECONDS_MAX
 from anabranch.testing.world.processes import SimulatedProcess
 from anabranch.testing.world.surroundings import Surroundings
@@ -56,14 +56,14 @@ class Labour:
         """The body of a loop."""
         await self.work(records, self.begin(records))
 
-    def begin(self, records: Sequence[Record[Any]]) -> list[Call]:
+    def begin(self, records: Sequence[Record[Any]]) -> list[RecordCall]:
         """Starts what `work` goes on with."""
         return self._start(records, self.tokens[records[0].shard_id])
 
-    async def work(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
+    async def work(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
         await self._end(calls, self._try(records))
 
-    async def retry_store_call(self, records: Sequence[Record[Any]], calls: list[Call]) -> None:
+    async def retry_store_call(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
         """Who has taken records into hand tries again without asking anybody: to the engine that is one call."""
         await self._end(calls, self._try_until_done(records))
 
@@ -94,30 +94,30 @@ class Labour:
 
     # the journal
 
-    def _start(self, records: Sequence[Record[Any]], fence_token: int) -> list[Call]:
+    def _start(self, records: Sequence[Record[Any]], fence_token: int) -> list[RecordCall]:
         was_paused = _WAS_PAUSED.get()
         _WAS_PAUSED.set(False)
         self._batch_count += 1
         batch = self._batch_count if len(records) > 1 else 0
         calls = [self._call(record, fence_token, was_paused=was_paused, batch=batch) for record in records]
         for call in calls:
-            self._journal.started(call)
+            self._journal.tell(CallStarted(call))
         self._measure()
         return calls
 
-    async def _end(self, calls: list[Call], body: Awaitable[Any]) -> None:
+    async def _end(self, calls: list[RecordCall], body: Awaitable[Any]) -> None:
         try:
             await body
         except BaseException:
             for call in calls:
-                self._journal.abandoned(replace(call, at_ms=self._process.world_ms()))
+                self._journal.tell(CallAbandoned(replace(call, at_ms=self._process.world_ms())))
             raise
         for call in calls:
-            self._journal.finished(replace(call, at_ms=self._process.world_ms()))
+            self._journal.tell(CallFinished(replace(call, at_ms=self._process.world_ms())))
         self._measure()
 
-    def _call(self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int) -> Call:
-        return Call(
+    def _call(self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int) -> RecordCall:
+        return RecordCall(
             self._process.world_ms(),
             self._process.name,
             self._around.stream.place(record.shard_id, record.position.sequence_number),
@@ -130,8 +130,9 @@ class Labour:
 
     def _measure(self) -> None:
         budget = self._budget
-        self._journal.measured(self._process.world_ms(), self._process.name, budget.used_bytes, budget.limit_bytes)
-        self._journal.measured(self._process.world_ms(), self._process.name, budget.peak_bytes, budget.limit_bytes)
+        now_ms, name = self._process.world_ms(), self._process.name
+        self._journal.tell(BytesMeasured(now_ms, name, budget.used_bytes, budget.limit_bytes))
+        self._journal.tell(BytesMeasured(now_ms, name, budget.peak_bytes, budget.limit_bytes))
 
     # pretending
 

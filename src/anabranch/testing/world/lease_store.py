@@ -22,7 +22,17 @@ from anabranch._model.leases import (
 from anabranch._ports import LeaseStore
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.testing.checkers import Commit, Journal
+from anabranch.testing.journal import (
+    Journal,
+    LeaseCommitted,
+    LeaseCreated,
+    LeaseWrite,
+    MemberLeft,
+    OwnerChanged,
+    RowMade,
+    StoreEmptied,
+    StoreWentBack,
+)
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.processes import SimulatedProcess
 
@@ -43,6 +53,8 @@ class ForgetfulRows(MemoryLeaseStore):
         super().__init__()
         self.storage = 0
         self.emptied_count = 0
+        self.has_lost_streams = False
+        """It has once forgotten the application or one of its streams."""
         self._journal = journal
         self._now_ms = now_ms
         self._incarnation_of = incarnation_of
@@ -58,15 +70,15 @@ class ForgetfulRows(MemoryLeaseStore):
     async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
         answer = await super().create_lease(row, app_id=app_id)
         if answer is not None:
-            self._journal.created(self._commit(answer))
+            self._journal.tell(LeaseCreated(self._noted(answer)))
         return answer
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
         if not isinstance(answer, Conflict):
-            self._journal.committed(self._commit(answer))
+            self._journal.tell(LeaseCommitted(self._noted(answer)))
             if answer.owner != member_id:
-                self._journal.owned(self._owner(answer), self._commit(answer))
+                self._journal.tell(OwnerChanged(self._noted(answer), self._owner(answer)))
         return answer
 
     async def take_lease(
@@ -76,24 +88,24 @@ class ForgetfulRows(MemoryLeaseStore):
             key, member_id, expected_owner=expected_owner, expected_version=expected_version, epoch_floor=epoch_floor
         )
         if not isinstance(answer, Conflict):
-            self._journal.owned(self._owner(answer), self._commit(answer))
+            self._journal.tell(OwnerChanged(self._noted(answer), self._owner(answer)))
         return answer
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
         row = await super().seal_member(member_id, observed_counter)
         if row is not None and row.state != "live":
-            self._journal.left(self._now_ms(), member_id)
+            self._journal.tell(MemberLeft(self._now_ms(), member_id))
         return row
 
     def note_leaving(self, member_id: str) -> None:
         """From the moment that it asks: the request may take effect at any time, with or without an answer."""
-        self._journal.left(self._now_ms(), member_id)
+        self._journal.tell(MemberLeft(self._now_ms(), member_id))
 
     def _owner(self, row: LeaseRow) -> str | None:
         return None if row.owner is None else self.processes[row.owner]
 
-    def _commit(self, row: LeaseRow) -> Commit:
-        return Commit(self._now_ms(), row, self._incarnation_of(row.key))
+    def _noted(self, row: LeaseRow) -> LeaseWrite:
+        return LeaseWrite(self._now_ms(), row, self._incarnation_of(row.key))
 
     def note(self) -> None:
         """Keeps the rows as they are until now."""
@@ -110,10 +122,10 @@ class ForgetfulRows(MemoryLeaseStore):
         begun = dict(self._streams)
         self._app, self._members, self._streams, self._leases, self._controls = kept
         if any(self._streams.get(key) != row for key, row in begun.items()):
-            self._journal.has_forgotten_a_birth = True
+            self.has_lost_streams = True
         self._past.clear()
         self.storage += 1
-        self._journal.store_went_back()
+        self._journal.tell(StoreWentBack())
         return True
 
     @property
@@ -134,10 +146,11 @@ class ForgetfulRows(MemoryLeaseStore):
         self._past.clear()
         self.emptied_count += 1
         self.storage += moves
-        self._journal.store_emptied(processes)
+        self.has_lost_streams = True
+        self._journal.tell(StoreEmptied(tuple(processes)))
 
     def made(self, process: str, what: str) -> None:
-        self._journal.made(self._now_ms(), process, what)
+        self._journal.tell(RowMade(self._now_ms(), process, what))
 
 
 class SimulatedLeaseStore(LeaseStore):

@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Literal
 
+from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
 
 __all__ = ["Processes", "SimulatedClock", "SimulatedProcess"]
@@ -30,8 +31,7 @@ class SimulatedProcess:
         *,
         rate_ppm: int = 0,
         clock_stops: bool = False,
-        on_hindered: Callable[[str, int, int], None] = lambda *_: None,
-        on_halted: Callable[[str, int], None] = lambda *_: None,
+        tell: Callable[[Fact], None],
     ) -> None:
         self.name = name
         self.is_alive = True
@@ -44,15 +44,12 @@ class SimulatedProcess:
         self.context.run(_RUNS_IN.set, (self, "main"))
         self._loop = loop
         self._clock_stops = clock_stops
-        self._on_hindered = on_hindered
-        """Told when it cannot commit: its name, from when and until when."""
-        self._on_halted = on_halted
-        """Told when it does not run: its name, and until when."""
+        self._tell = tell
 
     def hinder(self, seconds: float, *, since: float | None = None) -> None:
         """It cannot commit for so long, from now on or since then."""
         begins = self._loop.time() if since is None else since
-        self._on_hindered(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1)
+        self._tell(CommitsBlocked(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1))
 
     def world_ms(self) -> int:
         """The time of the world, which no process knows."""
@@ -67,13 +64,13 @@ class SimulatedProcess:
         if self._clock_stops:
             self.clock.stand_still(until - max(self.paused_until, now))
         self.paused_until = until
-        self._on_halted(self.name, int(until * 1000) + 1)
+        self._tell(ProcessHalted(self.name, int(until * 1000) + 1))
         self.hinder(until - now)
 
     def stall(self, seconds: float) -> None:
         self.hinder(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
-        self._on_halted(self.name, int(self.stalled_until * 1000) + 1)
+        self._tell(ProcessHalted(self.name, int(self.stalled_until * 1000) + 1))
 
     def is_well_since(self, at: float) -> bool:
         """Whether it has been running, and has reached everybody, since then; or runs no more."""

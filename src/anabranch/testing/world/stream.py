@@ -17,7 +17,18 @@ from anabranch._model.streams import BEFORE_FIRST_SUB, Position
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
-from anabranch.testing.checkers import Checker, Commit, Journal, ShardOpened, Written, place
+from anabranch.testing.journal import (
+    Checker,
+    Fact,
+    Journal,
+    LeaseCreated,
+    RecordDeleted,
+    RecordExcused,
+    RecordWritten,
+    ShardOpened,
+    StreamRecord,
+    incarnation_name,
+)
 
 __all__ = ["STREAM", "SimulatedStream"]
 
@@ -35,9 +46,10 @@ class _Leases(Checker):
         self._stream = stream
         self.readable: dict[str, None] = {}
 
-    def created(self, commit: Commit) -> None:
-        if commit.shard_id in self._stream.present():
-            self.readable[commit.shard_id] = None
+    def tell(self, fact: Fact) -> None:
+        match fact:
+            case LeaseCreated(write) if write.shard_id in self._stream.present():
+                self.readable[write.shard_id] = None
 
 
 class SimulatedStream:
@@ -57,7 +69,7 @@ class SimulatedStream:
         """The lowest sequence number of each incarnation."""
         self._parents: dict[str, tuple[str, ...]] = {}
         """Of every shard that there ever was, by its name in the journal."""
-        self._kept: dict[str, list[tuple[int, Written]]] = {}
+        self._kept: dict[str, list[tuple[int, StreamRecord]]] = {}
         """What was written to each shard and not excused since, with the time of its arrival."""
         self._first_count = 0
         self._ahead_ms = 0
@@ -75,7 +87,7 @@ class SimulatedStream:
 
     def place(self, shard_id: str, sequence_number: int) -> str:
         """The shard's name in the journal."""
-        return place(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
+        return incarnation_name(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
 
     def incarnation_of(self, key: LeaseKey) -> int:
         return self._created[int(key.stream_key.rpartition(":")[2])]
@@ -102,7 +114,7 @@ class SimulatedStream:
         self.is_there = False
         for kept in self._kept.values():
             for _, record in kept:
-                self._journal.vanished(record)
+                self._journal.tell(RecordDeleted(record))
         self._kept.clear()
 
     def _list(self) -> list[dict[str, Any]]:
@@ -112,11 +124,11 @@ class SimulatedStream:
     def _note_shards(self) -> list[dict[str, Any]]:
         shards = self._list()
         for shard in shards:
-            name = place(shard["ShardId"], self.incarnation)
+            name = incarnation_name(shard["ShardId"], self.incarnation)
             if name not in self._parents:
                 parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self._parents[name] = tuple(place(parent, self.incarnation) for parent in parents if parent)
-                self._journal.opened(ShardOpened(name, self._parents[name]))
+                self._parents[name] = tuple(incarnation_name(parent, self.incarnation) for parent in parents if parent)
+                self._journal.tell(ShardOpened(name, self._parents[name]))
         return shards
 
     # writing
@@ -137,18 +149,18 @@ class SimulatedStream:
 
     def _named(self, partition_key: str) -> str:
         """A key of a stream that was created anew is another one: nothing is promised of their order."""
-        return place(partition_key, self.incarnation)
+        return incarnation_name(partition_key, self.incarnation)
 
     def _put(self, partition_key: str, data: bytes) -> dict[str, Any]:
         return self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
 
     def _note_written(self, answer: dict[str, Any], sub_sequence_number: int, partition_key: str) -> None:
         position = Position(int(answer["SequenceNumber"]), sub_sequence_number)
-        record = Written(place(answer["ShardId"], self.incarnation), position, partition_key)
+        record = StreamRecord(incarnation_name(answer["ShardId"], self.incarnation), position, partition_key)
         # A shard that has just opened may give it a time to come: what arrives in it comes after all in its parents.
         arrival_ms = self.state.account.streams[STREAM].shards[answer["ShardId"]].log.records[-1].arrival_ms
         self._kept.setdefault(record.shard_id, []).append((arrival_ms, record))
-        self._journal.written(record)
+        self._journal.tell(RecordWritten(record))
 
     def shard_for(self, partition_key: str) -> str:
         routing = self.state.account.streams[STREAM].routing
@@ -162,7 +174,9 @@ class SimulatedStream:
 
     def present(self) -> set[str]:
         """The shards that have not been trimmed."""
-        return {place(shard["ShardId"], self.incarnation) for shard in self._list()} if self.is_there else set()
+        return (
+            {incarnation_name(shard["ShardId"], self.incarnation) for shard in self._list()} if self.is_there else set()
+        )
 
     def excuse(self, shard_id: str, since_seconds: float | None) -> None:
         """A consumer has said that records of this shard were lost: those that have fallen off need not be handled.
@@ -173,11 +187,11 @@ class SimulatedStream:
             return
         there = self.present()
         unseen = {name for name in self._parents if name not in there and name not in self._leases.readable}
-        gone = {place(shard_id, self.incarnation)}
+        gone = {incarnation_name(shard_id, self.incarnation)}
         for name, parents in self._parents.items():  # in the order of their creation
             if name in unseen and any(parent in gone for parent in parents):
                 gone.add(name)
-        before = {place(shard_id, self.incarnation)}
+        before = {incarnation_name(shard_id, self.incarnation)}
         for name in reversed(self._parents):
             if name in before:
                 before.update(parent for parent in self._parents[name] if parent in unseen)
@@ -186,7 +200,7 @@ class SimulatedStream:
             first_ms = 0 if name in gone else since_ms
             kept = self._kept[name]
             for _, record in (lost := [entry for entry in kept if first_ms <= entry[0] <= horizon_ms]):
-                self._journal.excused(record)
+                self._journal.tell(RecordExcused(record))
             self._kept[name] = [entry for entry in kept if entry not in lost]
 
     # resharding

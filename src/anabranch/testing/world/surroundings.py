@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
-from anabranch.testing.checkers import Journal
+from anabranch.testing.journal import Journal
+from anabranch.testing.world.lease_store import ForgetfulRows
 from anabranch.testing.world.network import Network
 from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.stream import SimulatedStream
@@ -30,6 +31,7 @@ class Surroundings(NamedTuple):
     network: Network
     journal: Journal
     stream: SimulatedStream
+    rows: ForgetfulRows
     handling: SimulatedHandling
     tries: dict[bytes, int]
     """How often each record was tried in loops, which count no attempts, by any process."""

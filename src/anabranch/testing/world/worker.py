@@ -22,7 +22,15 @@ from anabranch.errors import (
 )
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged, ZombieCall
 from anabranch.policies import Retry
-from anabranch.testing.checkers import place
+from anabranch.testing.journal import (
+    CleanStop,
+    LeaseLossReported,
+    ProcessDied,
+    SuccessReported,
+    UnseenError,
+    ZombieReported,
+    incarnation_name,
+)
 from anabranch.testing.world.forms import FORMS
 from anabranch.testing.world.labour import Labour, PretendedError
 from anabranch.testing.world.processes import SimulatedProcess
@@ -106,10 +114,11 @@ class SimulatedWorker:
             self._labour.tokens[shard_id] = event.fence_token
         elif isinstance(event, LeaseLost):
             for incarnation in range(stream.incarnation + 1):
-                self._journal.lost(self.process.name, place(shard_id, incarnation))
+                self._journal.tell(LeaseLossReported(self.process.name, incarnation_name(shard_id, incarnation)))
         elif isinstance(event, ZombieCall):
             position = Position.parse(event.position)
-            self._journal.zombie(self.process.name, stream.place(shard_id, position.sequence_number), position)
+            noted = stream.place(shard_id, position.sequence_number)
+            self._journal.tell(ZombieReported(self.process.name, noted, position))
         elif isinstance(event, DataLost):
             stream.excuse(shard_id, event.read_through_seconds)
 
@@ -117,7 +126,7 @@ class SimulatedWorker:
         try:
             await FORMS[self._options.form](self._consumer_run, self._labour)
             if not self.is_stopping:
-                self._journal.succeeded(self.process.world_ms(), self.process.name)
+                self._journal.tell(SuccessReported(self.process.world_ms(), self.process.name))
         except PretendedError as error:
             # The loop was left by it; whoever runs the fleet starts the process again.
             if isinstance(error.__context__, AnabranchError):
@@ -125,18 +134,17 @@ class SimulatedWorker:
         except Exception as error:  # noqa: BLE001 -- few faults of this world should end a worker that has joined
             self._judge(error)
         finally:
-            self._journal.died(self.process.world_ms(), self.process.name)
+            self._journal.tell(ProcessDied(self.process.world_ms(), self.process.name))
 
     def _judge(self, error: Exception) -> None:
         if self.has_joined and not self._is_due(error):
-            self._journal.failed(
-                self.process.world_ms(), f"{self.process.name} ended in {type(error).__name__}: {error}"
-            )
+            what = f"{self.process.name} ended in {type(error).__name__}: {error}"
+            self._journal.tell(UnseenError(self.process.world_ms(), what))
 
     def _is_due(self, error: Exception) -> bool:
         """Whether a worker should end in this error, by what has happened in its world."""
         stream, due = self._around.stream, list[type[Exception]]([ShardStoppedError])
-        if self._journal.has_forgotten_a_birth:
+        if self._around.rows.has_lost_streams:
             due.append(LeaseStoreInvalidError)
         if stream.incarnation > 0 or not stream.is_there:
             due += [StreamError, StreamNotFoundError]
@@ -154,4 +162,4 @@ class SimulatedWorker:
         except Exception:  # noqa: BLE001 -- it is told in _live
             return
         if report.committed and report.released and not report.leftovers:
-            self._journal.stopped(self.process.world_ms(), self.process.name, self._budget.used_bytes)
+            self._journal.tell(CleanStop(self.process.world_ms(), self.process.name, self._budget.used_bytes))

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
-from anabranch.testing.checkers import Journal, NoStandstill, Violation, all_checkers
+from anabranch.testing.checkers import NoStandstill, all_checkers
+from anabranch.testing.journal import Journal, RunEnded, UnseenError, Violation
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.faults import Faults
 from anabranch.testing.world.kinesis import SimulatedKinesis
@@ -81,7 +82,14 @@ class Fleet:
         self._started = 0
         self._history_count = 0
         self._around = Surroundings(
-            options, self.random, self.network, self.journal, self.stream, handling or SimulatedHandling(), {}
+            options,
+            self.random,
+            self.network,
+            self.journal,
+            self.stream,
+            self.rows,
+            handling or SimulatedHandling(),
+            {},
         )
         loop.set_exception_handler(self._on_loop_error)
 
@@ -89,7 +97,7 @@ class Fleet:
         return int(self.loop.time() * 1000)
 
     def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.journal.failed(self.now_ms(), f"{context['message']}: {context.get('exception')!r}")
+        self.journal.tell(UnseenError(self.now_ms(), f"{context['message']}: {context.get('exception')!r}"))
 
     # what is written
 
@@ -140,8 +148,7 @@ class Fleet:
             self.loop,
             rate_ppm=random.randrange(-error_ppm, error_ppm + 1),
             clock_stops=options.clocks_stop,
-            on_hindered=self.journal.hindered,
-            on_halted=self.journal.halted,
+            tell=self.journal.tell,
         )
         timing = lease_timing(random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT)
         return SimulatedWorker(
@@ -165,10 +172,12 @@ class Fleet:
         self.network.is_calm = True
         await self._settle()
         if self._has_untold_change:
-            self.journal.failed(self.now_ms(), "the stream was deleted and created anew, and nobody has said so")
+            self.journal.tell(
+                UnseenError(self.now_ms(), "no worker reported that the stream was deleted and created again")
+            )
         self.steps = self.loop.steps
         gc.collect()  # an error that nobody saw shows when its task is collected
-        self.journal.ended(self.now_ms())
+        self.journal.tell(RunEnded(self.now_ms()))
         self.journal.is_closed = self.network.is_closed = True
         self.processes.open()
 
@@ -181,7 +190,7 @@ class Fleet:
         """Until all is handled, or it has taken too long."""
         left = next(checker for checker in self.journal.checkers if isinstance(checker, NoStandstill))
         until = self.loop.time() + self.options.settling_seconds + self.options.labour_seconds
-        while (left.left_count or self._has_untold_change) and self.loop.time() < until:
+        while (left.unfinished_count or self._has_untold_change) and self.loop.time() < until:
             self.restart_ended()
             await asyncio.sleep(_LOOK_EACH_SECONDS)
 

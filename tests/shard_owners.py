@@ -7,7 +7,7 @@ not by the code that wrote it.
 import hashlib
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.reading.window import Unpacker, Window
 from shard_records import SHARD, STREAM, aggregated, plain
 
@@ -63,7 +63,7 @@ class Owner:
         self.lane = self.make_lane(checkpoint, limits)
 
     def make_lane(self, checkpoint, limits):
-        return Lane(checkpoint, self.order, self.window, limits)
+        return RecordLane(checkpoint, self.order, self.window, limits)
 
     def read(self):
         count = self.draw.randint(1, 4)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
-from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.tracker import Entry
 from anabranch._engine.handler_calls import Decode, HandlerOptions, OnUndecodable, UndecodableError, task_stack
 from anabranch._engine.leases.member import Member
@@ -346,9 +346,9 @@ class ManualIterator:
 
     # what the worker asks of a sink
 
-    def make_lane(self, session: Session) -> Lane:
+    def make_lane(self, session: Session) -> RecordLane:
         limits = LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX)
-        return Lane(session.row.checkpoint, "none", session.window, limits)
+        return RecordLane(session.row.checkpoint, "none", session.window, limits)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         in_hand = list(self._in_hand.values())  # a copy: the heart's thread asks, too
@@ -375,9 +375,9 @@ class ManualIterator:
         raise AssertionError("the caller's loop does the walking")
 
 
-def _lane(session: Session) -> Lane:
+def _lane(session: Session) -> RecordLane:
     lane = session.lane
-    assert isinstance(lane, Lane)
+    assert isinstance(lane, RecordLane)
     return lane
 
 

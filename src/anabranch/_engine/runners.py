@@ -13,7 +13,7 @@ from traceback import StackSummary
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from anabranch._core.backoff import retry_in_ms
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.tracker import Entry
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.handler_calls import (
@@ -259,7 +259,7 @@ class RecordRunners:
         if not session.may_start:
             return None
         clock, lane = self._ports.clock, session.lane
-        assert isinstance(lane, Lane)
+        assert isinstance(lane, RecordLane)
         if self._plain_calls_left:
             self._plain_calls_left -= 1
         elif (call := self._handle_without_waiting(runner, session, lane)) is not None:
@@ -282,7 +282,9 @@ class RecordRunners:
 
     # calls that do not wait
 
-    def _handle_without_waiting(self, runner: _Runner, session: Session, lane: Lane) -> _BegunCall | _TurnOver | None:
+    def _handle_without_waiting(
+        self, runner: _Runner, session: Session, lane: RecordLane
+    ) -> _BegunCall | _TurnOver | None:
         """Calls the handler for one record after another until one fails or waits, the turn is over, or no such record
         is left.
         """
@@ -375,7 +377,7 @@ class RecordRunners:
             self._clear_revocation(runner)
         if failure is None and session.is_live:
             lane = session.lane
-            assert isinstance(lane, Lane)
+            assert isinstance(lane, RecordLane)
             lane.finish(entry)
             session.settle()
             self.ready.put_back(session)
@@ -390,7 +392,7 @@ class RecordRunners:
 
     def _conclude_failure(self, session: Session, entry: Entry, failure: BaseException | None) -> None:
         lane = session.lane
-        assert isinstance(lane, Lane)
+        assert isinstance(lane, RecordLane)
         assert failure is not None
         if isinstance(failure, NotStarted):
             lane.give_back(entry)
@@ -399,7 +401,7 @@ class RecordRunners:
         self.ready.offer(session)
         self._on_finished(session)
 
-    def _fail(self, session: Session, lane: Lane, entry: Entry, failure: BaseException) -> None:
+    def _fail(self, session: Session, lane: RecordLane, entry: Entry, failure: BaseException) -> None:
         record, now_ms = entry.record, self._ports.clock.now_ms()
         if isinstance(failure, UndecodableError):
             lane.retry_at(entry, now_ms)
@@ -418,7 +420,7 @@ class RecordRunners:
         else:
             self._scheduler.call_at(now_ms + pause_ms, lambda: self.ready.offer(session))
 
-    def _give_up(self, session: Session, lane: Lane, failing: Entry) -> None:
+    def _give_up(self, session: Session, lane: RecordLane, failing: Entry) -> None:
         """The shard has ended, and only records that wait for a retry keep its children waiting (rule M4)."""
         lane.stop()
         self._on_failed(

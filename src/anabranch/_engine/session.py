@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 from anabranch._core.handling.batches import BatchLane
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.reading.lifecycle import Move, Phase, next_phase
@@ -41,7 +41,7 @@ class Session:
         self.unpacker = unpacker
         self.window = Window(unpacker)
         self.pace = pace
-        self.lane: Lane | BatchLane
+        self.lane: RecordLane | BatchLane
         self.phase: Phase = "reading"
         self.is_live = True
         """Whether records may still finish: the shard is being read, or was read to its end."""

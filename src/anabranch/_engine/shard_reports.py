@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, ShardStatus
 from anabranch.events import Event, StandstillBegan
@@ -148,7 +148,7 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) 
     lane, first = session.lane, session.lane.first_unfinished
     if first is None or waited_ms < UNFINISHED_MS:
         return None
-    if isinstance(lane, Lane) and (full := lane.stall_reason) is not None:
+    if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
         return full
     waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
     return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting

@@ -8,7 +8,7 @@ from traceback import StackSummary
 from typing import Protocol
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
-from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._engine.handler_calls import task_stack
 from anabranch._engine.iteration import RecordIterator
 from anabranch._engine.ready_sessions import BatchFeed, ReadySessions
@@ -25,7 +25,7 @@ class Sink(Protocol):
     manual_ack: bool
     """Whether the caller says of each record when it is finished."""
 
-    def make_lane(self, session: Session) -> Lane | BatchLane: ...
+    def make_lane(self, session: Session) -> RecordLane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
     def stack_of(self, record: Record[bytes]) -> StackSummary: ...
     def overdue(self, now_ms: int) -> dict[Session, str]: ...
@@ -72,8 +72,8 @@ class RecordSink(_HandlerSink):
         self._order: OrderMode = order
         self._limits = limits
 
-    def make_lane(self, session: Session) -> Lane:
-        return Lane(session.row.checkpoint, self._order, session.window, self._limits, session.budget)
+    def make_lane(self, session: Session) -> RecordLane:
+        return RecordLane(session.row.checkpoint, self._order, session.window, self._limits, session.budget)
 
 
 class BatchSink(_HandlerSink):

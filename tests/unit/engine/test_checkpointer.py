@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -57,7 +57,7 @@ def make_session(number=0, **row):
         budget := Budget(),
         Horizon(24, 0.0),
     )
-    session.lane = Lane(holding.row.checkpoint, "shard", session.window)
+    session.lane = RecordLane(holding.row.checkpoint, "shard", session.window)
     budget.try_reserve(READ_RESERVE_BYTES)
     session.accept([plain(1)], READ_RESERVE_BYTES)
     session.lane.finish(session.lane.next(0))

@@ -4,7 +4,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -27,7 +27,7 @@ def make_session(number, takes):
     row = LeaseRow(key=key, owner="me#1", takes_without_progress=takes)
     unpacker = Unpacker(STREAM, shard_id, None)
     session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0))
-    session.lane = Lane(row.checkpoint, "shard", session.window)
+    session.lane = RecordLane(row.checkpoint, "shard", session.window)
     assert session.budget.try_reserve(READ_RESERVE_BYTES)
     session.accept([plain(1)], READ_RESERVE_BYTES)
     return session

@@ -3,7 +3,7 @@
 import pytest
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
-from anabranch._core.handling.lanes import Lane
+from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -24,7 +24,7 @@ def make_session(order="key", checkpoint=None, until_seconds=None, waits_for=())
     if order == "batch":
         session.lane = BatchLane(row.checkpoint, session.window, BatchLimits())
     else:
-        session.lane = Lane(row.checkpoint, order, session.window)
+        session.lane = RecordLane(row.checkpoint, order, session.window)
     return session
 
 

@@ -1,6 +1,6 @@
 """What every heartbeat says of a member's shards."""
 
-from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import Horizon
 from anabranch._core.reading.pace import Pace, PaceLimits
@@ -24,7 +24,7 @@ def make_session(number=0):
         Budget(),
         Horizon(24, 0.0),
     )
-    session.lane = Lane(row.checkpoint, "shard", session.window)
+    session.lane = RecordLane(row.checkpoint, "shard", session.window)
     return session
 
 
@@ -141,7 +141,7 @@ def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
 def test_a_full_lane_is_the_reason_only_if_nothing_of_it_is_finished():
     told, session = [], make_session()
     reports = ShardReports(told.append)
-    session.lane = Lane(session.row.checkpoint, "key", session.window, LaneLimits(open_keys_max=2))
+    session.lane = RecordLane(session.row.checkpoint, "key", session.window, LaneLimits(open_keys_max=2))
     read(session, *(plain(number, f"key-{number}") for number in range(1, 5)))
     reports.report([session], 0)
     first, second = session.lane.next(0), session.lane.next(0)

@@ -43,7 +43,7 @@ class LaneLimits(msgspec.Struct, frozen=True):
     replay_bytes_max: int = 256 << 20
 
 
-class Lane:
+class RecordLane:
     """The records of one shard on their way to handlers."""
 
     def __init__(

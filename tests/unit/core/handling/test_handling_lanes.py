@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, Lane, LaneLimits
+from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, LaneLimits, RecordLane
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -12,7 +12,7 @@ from shard_records import aggregated, make_window, plain
 def make_lane(order, keys, limits=None, checkpoint=None, data=b"payload"):
     """Records 1, 2, 3... with one letter of `keys` each as their partition keys."""
     window = make_window(*(plain(number, key, data) for number, key in enumerate(keys, 1)))
-    return Lane(checkpoint or Checkpoint(), order, window, limits)
+    return RecordLane(checkpoint or Checkpoint(), order, window, limits)
 
 
 def numbers(entries):
@@ -224,7 +224,7 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
     budget = Budget()
     budget.held_back_bytes_max = 4 * ENTRY_BYTES
     first, second, third = (
-        Lane(Checkpoint(), "key", make_window(*(plain(n, key) for n, key in enumerate(keys, 1))), None, budget)
+        RecordLane(Checkpoint(), "key", make_window(*(plain(n, key) for n, key in enumerate(keys, 1))), None, budget)
         for keys in ("aaaaab", "cccccd", "ef")
     )
     assert numbers(start_all(first)) == [1]
@@ -245,7 +245,7 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
 def test_opened_sub_records_that_are_held_back_are_paid_for_by_the_budget_and_given_back():
     budget = Budget(READ_RESERVE_BYTES)
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")))
-    lane = Lane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), "key", window, None, budget)
     first, other = start_all(lane)
     assert budget.used_bytes == 2 + 3 + 2 * ENTRY_BYTES
     lane.finish(first)
@@ -259,7 +259,7 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
     budget = Budget(READ_RESERVE_BYTES)
     budget.try_reserve(READ_RESERVE_BYTES - ENTRY_BYTES - 2)
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")), plain(2, "a"))
-    lane = Lane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), "key", window, None, budget)
     (first,) = start_all(lane)
     assert "no room" in lane.stall_reason
     assert budget.used_bytes == budget.limit_bytes
@@ -274,6 +274,6 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
 def test_plain_records_that_are_held_back_cost_nothing_beside_their_page():
     budget = Budget(READ_RESERVE_BYTES)
     window = make_window(plain(1, "a"), plain(2, "a"), plain(3, "b"))
-    lane = Lane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), "key", window, None, budget)
     assert numbers(start_all(lane)) == [1, 3]
     assert budget.used_bytes == 0

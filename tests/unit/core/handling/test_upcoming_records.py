@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.handling.lanes import Lane, LaneLimits
+from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
 from shard_records import make_record, make_window, plain
@@ -13,7 +13,7 @@ ORDERS = pytest.mark.parametrize("order", ["shard", "key", "none"])
 def make_lane(order, keys, limits=None, checkpoint=None):
     """Records 1, 2, 3... with one letter of `keys` each as their partition keys."""
     window = make_window(*(plain(number, key) for number, key in enumerate(keys, 1)))
-    return Lane(checkpoint or Checkpoint(), order, window, limits)
+    return RecordLane(checkpoint or Checkpoint(), order, window, limits)
 
 
 def upcoming(lane, now_ms=0, count_max=100):

@@ -50,7 +50,7 @@ def test_a_call_that_catches_its_cancellation_keeps_no_end_waiting(way, end):
                 with pytest.raises(ConsumerFailedError, match="KeyError"):
                     await running
 
-    run(main, 10)
+    run(main)
 
 
 @WAYS
@@ -73,7 +73,7 @@ def test_a_handler_that_cancels_the_task_it_runs_in_costs_no_more_than_its_attem
             assert seen[-2:] == [1, 2]
             assert seen.count(0) <= 2
 
-    run(main, 10)
+    run(main)
 
 
 @WAYS
@@ -97,4 +97,4 @@ def test_a_cancellation_that_a_handler_caught_is_not_held_against_the_next_call(
             await _run(consumer, way, handle)
             assert seen == [0, 1, 1, 2]
 
-    run(main, 10)
+    run(main)

@@ -88,7 +88,7 @@ def commits_in_the_midst(way, settings, seconds=SECONDS):
                 with pytest.raises(asyncio.CancelledError):
                     await run
 
-    run(main, 20)
+    run(main)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -123,4 +123,4 @@ def test_what_is_finished_is_committed_though_the_work_never_waits(way):
                 await consume(way, consumer, work)
             assert committed_at, "nothing was committed before the last record"
 
-    run(main, 30)
+    run(main)

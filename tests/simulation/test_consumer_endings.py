@@ -44,7 +44,7 @@ def test_a_handler_that_ends_in_a_cancellation_of_its_own_fails_its_record():
             assert numbers(seen) == [0, 1, 2]
             assert any(isinstance(event, events.HandlerFailed) for event in happened)
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_batch_handler_that_ends_in_a_cancellation_of_its_own_fails_its_batch():
@@ -66,7 +66,7 @@ def test_a_batch_handler_that_ends_in_a_cancellation_of_its_own_fails_its_batch(
             assert (await consumer.run_batches(handle, max_wait=0.1)).clean
             assert numbers(seen) == [0, 1, 2]
 
-    run(main, 10)
+    run(main)
 
 
 def test_leases_of_a_stream_that_is_not_read_any_more_are_left_alone():
@@ -86,7 +86,7 @@ def test_leases_of_a_stream_that_is_not_read_any_more_are_left_alone():
             assert numbers(seen) == [0, 1, 2, 3, 4]
             assert sum(isinstance(event, events.StreamChanged) for event in happened) == 1
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_stop_is_kept_by_a_run_that_is_only_being_opened():
@@ -104,7 +104,7 @@ def test_a_stop_is_kept_by_a_run_that_is_only_being_opened():
             await consumer.stop()
             await running
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.parametrize("way", ["records", "batches", "run"])
@@ -129,7 +129,7 @@ def test_a_stop_is_kept_by_what_begins_after_it_if_nothing_did_before(way):
                 await consumer.run(seen.append, handle_signals=False)
                 assert len(seen) >= 2
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_stop_is_kept_by_an_iterator_that_has_not_taken_its_first_step():
@@ -146,7 +146,7 @@ def test_a_stop_is_kept_by_an_iterator_that_has_not_taken_its_first_step():
                 assert [batch async for batch in batches] == []
                 assert [len(batch) async for batch in later] == [1]
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_second_stop_may_shorten_the_deadline_of_the_first():
@@ -169,7 +169,7 @@ def test_a_second_stop_may_shorten_the_deadline_of_the_first():
             await first
             await running
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
@@ -191,7 +191,7 @@ def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
             with pytest.raises(ConsumerFailedError, match="a bug"):
                 await running
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.parametrize("end", ["fails", "is cancelled"])
@@ -226,7 +226,7 @@ def test_a_shared_budget_gets_its_bytes_back_from_a_consumer_that(end):
                     await running
             assert budget.used_bytes == 0
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_consumer_that_is_starting_can_be_asked_and_paused():
@@ -262,7 +262,7 @@ def test_a_consumer_that_is_starting_can_be_asked_and_paused():
             await consumer.stop()
             await running
 
-    run(main, 15)
+    run(main)
 
 
 def test_an_error_in_the_timetable_ends_the_consumer():
@@ -277,7 +277,7 @@ def test_an_error_in_the_timetable_ends_the_consumer():
             with pytest.raises(ConsumerFailedError, match="KeyError"):
                 await running
 
-    run(main, 10)
+    run(main)
 
 
 def test_an_idle_timeout_does_not_end_a_consumer_whose_handler_still_runs():
@@ -294,7 +294,7 @@ def test_an_idle_timeout_does_not_end_a_consumer_whose_handler_still_runs():
             assert (await consumer.run(handle)).clean
             assert numbers(seen) == [0, 1]
 
-    run(main, 15)
+    run(main)
 
 
 @pytest.mark.parametrize("hindrance", ["throttle", "fail", "delay"])
@@ -324,7 +324,7 @@ def test_an_idle_timeout_does_not_end_a_loop_whose_body_takes_longer():
                     seen.append(record)
             assert numbers(seen) == [0, 1]
 
-    run(main, 15)
+    run(main)
 
 
 def test_the_workers_of_a_fleet_all_end_at_the_tip():
@@ -342,7 +342,7 @@ def test_the_workers_of_a_fleet_all_end_at_the_tip():
             assert all(report.clean for report in reports)
             assert sorted(numbers(seen)) == list(range(20))
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_stopped_shard_stays_stopped_when_its_worker_stops_in_order():
@@ -361,7 +361,7 @@ def test_a_stopped_shard_stays_stopped_when_its_worker_stops_in_order():
                 (row,) = await store.read_leases()
                 assert row.stopped is not None, takes
 
-    run(main, 15)
+    run(main)
 
 
 def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_that_starts_later():
@@ -394,7 +394,7 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
             await world.consumer(**options).run(seen.append)
             assert numbers(seen) == [0]
 
-    run(main, 20)
+    run(main)
 
 
 class GoneShard:
@@ -433,7 +433,7 @@ def test_the_children_of_a_shard_that_is_gone_are_read():
                 await consumer.run(seen.append)
             assert sorted(numbers(seen)) == [0, 1, 2]
 
-    run(main, 20)
+    run(main)
 
 
 class Trimmed:
@@ -471,7 +471,7 @@ def test_a_checkpoint_that_was_trimmed_is_a_loss_only_if_records_may_have_been_l
             assert numbers(seen) == [0, 1, 3]
             assert any(isinstance(event, events.DataLost) for event in happened) == lost
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_checkpoint_that_is_still_there_is_no_loss():
@@ -487,7 +487,7 @@ def test_a_checkpoint_that_is_still_there_is_no_loss():
             assert numbers(seen) == [0, 1, 2, 3]
             assert not any(isinstance(event, events.DataLost) for event in happened)
 
-    run(main, 20)
+    run(main)
 
 
 TOP = str((1 << 128) - 1)
@@ -510,7 +510,7 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_failure_not_a_success():
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "async def" in str(stop)
 
-    run(main, 10)
+    run(main)
 
 
 class Denying:
@@ -547,7 +547,7 @@ def test_a_listing_that_is_denied_for_a_while_ends_nothing():
                 await consumer.stop()
                 await running
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_worker_adopts_no_more_children_than_it_may_hold():
@@ -566,7 +566,7 @@ def test_a_worker_adopts_no_more_children_than_it_may_hold():
             await consumer.run(handle)
             assert len(shards) == 1
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_time_that_is_yet_to_come_is_waited_for():
@@ -583,7 +583,7 @@ def test_a_time_that_is_yet_to_come_is_waited_for():
             assert numbers(seen) == [0, 1]
             assert now() >= at
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
@@ -607,7 +607,7 @@ def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
             assert len(attempts) == 2
             await running
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_worker_joins_no_fleet_of_a_newer_protocol():
@@ -623,7 +623,7 @@ def test_a_worker_joins_no_fleet_of_a_newer_protocol():
             with pytest.raises(FleetMismatchError, match=r"protocol 2\.0"):
                 await world.consumer(app="billing", leases=Store()).run(lambda record: None)
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.parametrize("way", ["records", "batches"])
@@ -638,7 +638,7 @@ def test_a_stop_waits_for_the_loops_body_and_no_longer(way):
                     await asyncio.sleep(0.2)
                 assert (await stopping).clean
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.parametrize("way", ["records", "manual", "batches"])
@@ -657,7 +657,7 @@ def test_a_loop_that_still_works_on_a_record_when_its_lease_is_freed_is_named(wa
                     report = await asyncio.create_task(consumer.stop(deadline=0.1))
                     assert len(report.leftovers) == 1
 
-    run(main, 10)
+    run(main)
     (zombie,) = [event for event in happened if isinstance(event, events.ZombieCall)]
     assert zombie.shard_id == "shardId-000000000000"
 
@@ -681,7 +681,7 @@ def test_a_loop_that_still_works_on_a_record_when_its_lease_is_lost_is_named_onc
                     await until(lambda: any(isinstance(event, events.LeaseLost) for event in happened), "the loss")
                     break
 
-    run(main, 20)
+    run(main)
     assert len([event for event in happened if isinstance(event, events.ZombieCall)]) == 1
 
 
@@ -700,7 +700,7 @@ def test_a_handler_may_ask_for_the_stop_that_waits_for_it():
             assert (await consumer.run(handle)).clean
             assert numbers(seen) == [0, 1]
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_shard_that_a_slow_loop_walks_through_is_handed_over_between_two_records():
@@ -728,7 +728,7 @@ def test_a_shard_that_a_slow_loop_walks_through_is_handed_over_between_two_recor
             assert others
             assert numbers(mine) + numbers(others) == list(range(100))
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_store_that_was_given_as_an_object_is_left_open():
@@ -745,7 +745,7 @@ def test_a_store_that_was_given_as_an_object_is_left_open():
                 assert (await consumer.run(seen.append, handle_signals=False)).clean
             assert numbers(seen) == [0, 1]
 
-    run(main, 20)
+    run(main)
 
 
 @pytest.mark.parametrize("way", ["run", "run_batches"])
@@ -779,4 +779,4 @@ def test_a_run_that_is_cancelled_repeats_only_the_calls_that_were_cancelled_with
                 await next_one.run(again.append, handle_signals=False)
             assert numbers(again) == [3, 4]
 
-    run(main, 15)
+    run(main)

@@ -98,7 +98,7 @@ def test_a_stop_without_a_deadline_uses_the_drain_deadline():
             assert len((await consumer.stop()).leftovers) == 1
             await running
 
-    run(main, 10)
+    run(main)
 
 
 # handlers

@@ -70,7 +70,7 @@ def test_a_shard_whose_handler_does_not_end_is_kept_and_nothing_is_repeated():
             assert numbers(seen) == [0, 1, 2]
             assert not workers.others
 
-    run(main, 20)
+    run(main)
 
 
 @pytest.mark.parametrize("by_batch", [False, True])
@@ -99,7 +99,7 @@ def test_a_forced_hand_off_cancels_what_runs_and_repeats_it_elsewhere(by_batch):
             assert len(cancelled) == 1
             assert numbers(workers.others) == [0, 1, 2]
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_forced_hand_off_waits_for_a_call_that_ignores_its_cancellation():
@@ -126,7 +126,7 @@ def test_a_forced_hand_off_waits_for_a_call_that_ignores_its_cancellation():
                 await until(lambda: len(effects) == 3, "the rest, by the other worker")
             assert effects == [("first", 0), ("second", 1), ("second", 2)]
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_forced_hand_off_for_a_worker_that_left_is_called_off():
@@ -147,7 +147,7 @@ def test_a_forced_hand_off_for_a_worker_that_left_is_called_off():
                 go_on.set()
                 await until(lambda: len(seen) == 3, "all records, here")
 
-    run(main, 20)
+    run(main)
 
 
 async def wait_and_ignore_cancellation(event):

@@ -277,7 +277,7 @@ def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_g
                     async for _ in consumer:
                         pass
 
-    run(main, 15)
+    run(main)
 
 
 def test_what_is_read_and_unfinished_never_exceeds_the_budget():
@@ -302,7 +302,7 @@ def test_what_is_read_and_unfinished_never_exceeds_the_budget():
             assert 6 << 20 < budget.peak_bytes <= budget.limit_bytes
             assert budget.used_bytes == 0
 
-    run(main, 60)
+    run(main)
 
 
 def test_records_acknowledged_by_hand_in_any_order_do_not_come_again():

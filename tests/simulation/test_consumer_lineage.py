@@ -73,7 +73,7 @@ def test_a_stateful_consumer_was_offline_during_a_reshard(change):
             check_order(seen)
             assert sorted(numbers(seen)) == list(range(world.put_count))
 
-    run(main, 60)
+    run(main)
 
 
 @pytest.mark.parametrize("change", ["split", "merge"])
@@ -215,4 +215,4 @@ def test_an_end_without_children_is_believed_only_if_the_listing_shows_it_too(fa
                 object.__setattr__(ports, "kinesis", SeesEnds(ports.kinesis, false_ends=false_ends))
                 assert numbers([record async for record in consumer]) == [0, 1, 2, 3, 4, 5]
 
-    run(main, 20)
+    run(main)

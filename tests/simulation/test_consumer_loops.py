@@ -42,7 +42,7 @@ def test_a_stop_after_an_error_in_the_body_does_not_acknowledge_what_is_in_hand(
             assert numbers(report.leftovers) == [2]
             assert await _rest(world, store) == [2, 3]
 
-    run(main, 15)
+    run(main)
 
 
 @WAYS
@@ -58,7 +58,7 @@ def test_a_stop_after_the_loop_was_left_does_not_acknowledge_what_is_in_hand(way
                 assert numbers((await consumer.stop()).leftovers) == [2]
             assert await _rest(world, store) == [2, 3]
 
-    run(main, 15)
+    run(main)
 
 
 def test_a_stop_by_another_task_does_not_wait_for_a_loop_that_was_left():
@@ -71,7 +71,7 @@ def test_a_stop_by_another_task_does_not_wait_for_a_loop_that_was_left():
                 report = await asyncio.create_task(consumer.stop(deadline=60))
                 assert numbers(report.leftovers) == [0]
 
-    run(main, 10)
+    run(main)
 
 
 @WAYS
@@ -90,7 +90,7 @@ def test_a_step_that_is_cancelled_takes_nothing_and_ends_nothing(way):
                     await asyncio.wait_for(anext(steps), 0.1)
             assert seen == [0, 1]
 
-    run(main, 10)
+    run(main)
 
 
 def test_an_iterator_that_was_closed_has_nothing_more():
@@ -105,7 +105,7 @@ def test_an_iterator_that_was_closed_has_nothing_more():
                     await anext(steps)
                 assert numbers((await consumer.stop()).leftovers) == [0]
 
-    run(main, 10)
+    run(main)
 
 
 @WAYS
@@ -125,7 +125,7 @@ def test_a_loop_that_never_waits_lets_the_others_run(way):
                         assert turns
             assert seen == 1200
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_failure_that_no_step_has_shown_is_raised_where_the_consumer_is_closed():
@@ -139,7 +139,7 @@ def test_a_failure_that_no_step_has_shown_is_raised_where_the_consumer_is_closed
                     break
 
     with pytest.raises(ConsumerFailedError, match="KeyError"):
-        run(main, 10)
+        run(main)
 
 
 @WAYS
@@ -160,7 +160,7 @@ def test_a_second_task_on_an_iterator_is_refused_and_acknowledges_nothing(way):
                         await asyncio.create_task(other())
             assert await _rest(world, store) == [0, 1, 2, 3]
 
-    run(main, 15)
+    run(main)
 
 
 @WAYS
@@ -180,7 +180,7 @@ def test_a_second_task_is_refused_while_the_first_waits_for_a_record_which_it_th
             assert await first == 0
             assert await asyncio.create_task(step()) == 1  # the first task has ended
 
-    run(main, 15)
+    run(main)
 
 
 def test_a_step_may_have_a_task_of_its_own():
@@ -198,7 +198,7 @@ def test_a_step_may_have_a_task_of_its_own():
             assert numbers(seen) == [0, 1, 2]
             assert await _rest(world, store) == [2, 3]
 
-    run(main, 15)
+    run(main)
 
 
 def test_several_tasks_share_an_iterator_where_records_are_acknowledged_by_hand():
@@ -222,4 +222,4 @@ def test_several_tasks_share_an_iterator_where_records_are_acknowledged_by_hand(
             assert workers == {0, 1, 2}
             assert await _rest(world, store) == []
 
-    run(main, 15)
+    run(main)

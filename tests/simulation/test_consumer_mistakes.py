@@ -180,7 +180,7 @@ def test_a_handler_that_returns_work_instead_of_doing_it_is_no_success(handler):
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "nothing was handled" in str(stop)
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
@@ -196,7 +196,7 @@ def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert "StopIteration" in str(stop)
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_records_of_a_suspect_are_handled_alone_and_committed_one_by_one(way
             assert not [event for event in fleet.happened if isinstance(event, events.ShardStopped)]
             assert (await fleet.row(fleet.suspect)).takes_without_progress == 0
 
-    run(main, 25)
+    run(main)
 
 
 def test_a_shard_on_which_one_owner_died_is_no_suspect():
@@ -134,7 +134,7 @@ def test_a_shard_on_which_one_owner_died_is_no_suspect():
             fleet.check()
             assert not fleet.words
 
-    run(main, 25)
+    run(main)
 
 
 def test_a_suspect_that_is_not_tried_is_not_to_blame():
@@ -156,4 +156,4 @@ def test_a_suspect_that_is_not_tried_is_not_to_blame():
             go_on.set()
             await running
 
-    run(main, 25)
+    run(main)

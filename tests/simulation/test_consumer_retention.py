@@ -102,7 +102,7 @@ def test_a_worker_that_stood_still_beyond_the_retention_tells_it_once(raised, lo
                 hours = (event.trimmed_through_seconds - event.read_through_seconds) / HOUR
                 assert 0.9 < hours < 1.1  # a day and an hour have passed
 
-    run(main, 20)
+    run(main)
 
 
 def test_an_idle_shard_loses_nothing_as_time_goes_by():
@@ -124,7 +124,7 @@ def test_an_idle_shard_loses_nothing_as_time_goes_by():
                 await running
             assert not losses(happened)
 
-    run(main, 20)
+    run(main)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -159,7 +159,7 @@ def test_a_child_that_is_first_read_beyond_the_retention_tells_it_whoever_reads_
             assert sorted(event.shard_id for event in losses(happened)) == children
             assert {event.from_position for event in losses(happened)} == {"TRIM_HORIZON"}
 
-    run(main, 20)
+    run(main)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -200,7 +200,7 @@ def test_a_shard_that_opened_after_the_trimmed_time_has_lost_nothing(restarts, l
             assert children <= lost_of
             assert len(losses(happened)) == len(lost_of) == 3  # and the first shard, which is gone
 
-    run(main, 20)
+    run(main)
 
 
 class RowsReadTogether(MemoryLeaseStore):
@@ -243,7 +243,7 @@ def test_of_two_parents_that_are_trimmed_at_a_time_one_makes_the_child_at_once()
                 await running
             assert len(losses(happened)) >= 2
 
-    run(main, 20)
+    run(main)
 
 
 def ends(happened):
@@ -282,4 +282,4 @@ def test_a_child_whose_row_was_made_before_anybody_knew_how_far_its_parent_was_r
             known = parent.checkpoint.seen_through_seconds
             assert [event.read_through_seconds for event in losses(happened)] == [known] * lost_count
 
-    run(main, 20)
+    run(main)

@@ -52,7 +52,7 @@ def test_a_last_word_that_got_no_answer_is_said_again(call):
             await world.consumer(app="billing", leases=store, until="tip").run(seen.append, handle_signals=False)
             assert numbers(seen) == [0, 1, 2]
 
-    run(main, 15)
+    run(main)
 
 
 def test_a_stop_whose_last_word_gets_no_answer_ends_at_its_deadline():
@@ -69,7 +69,7 @@ def test_a_stop_whose_last_word_gets_no_answer_ends_at_its_deadline():
             assert report.released
             await running
 
-    run(main, 15)
+    run(main)
 
 
 def test_what_is_wrong_with_the_store_is_said_where_a_commit_fails():
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_the_store_is_said_where_a_commit_fails():
             (said,) = [str(event) for event in happened if isinstance(event, events.CheckpointFailed)]
             assert "the disk is full" in said
 
-    run(main, 15)
+    run(main)
 
 
 def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
@@ -108,7 +108,7 @@ def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
             assert "no heartbeat" in said
             assert "the disk is full" in said
 
-    run(main, 20)
+    run(main)
 
 
 def test_a_consumer_that_cannot_join_for_want_of_the_store_says_so():
@@ -121,4 +121,4 @@ def test_a_consumer_that_cannot_join_for_want_of_the_store_says_so():
             (said,) = [str(event) for event in happened if isinstance(event, events.StoreUnanswered)]
             assert "2 times in a row, retrying: the disk is full" in said
 
-    run(main, 20)
+    run(main)

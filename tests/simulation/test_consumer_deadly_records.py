@@ -102,7 +102,7 @@ def test_a_record_that_kills_is_named_in_the_end_and_no_other_shard_loses_progre
             assert await _live_until_it_is_stopped(world, store, effects, order, deaths_max) >= 5
             ((shard_id, stop),) = (await _stopped(store)).items()
             assert (shard_id, stop.partition_key) == (poisoned, "p")
-            assert stop.reason == "5 owners in a row ended while they handled it"
+            assert stop.reason == "5 owners in a row died while they handled it"
             _check_effects(effects, poisoned, before, order)
 
     run(main)

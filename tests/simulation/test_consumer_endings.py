@@ -387,7 +387,7 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
             with pytest.raises(ShardStoppedError):
                 await world.consumer(**options).run(seen.append)
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
-            assert "5 owners in a row ended while they handled it" in str(stop)
+            assert "5 owners in a row died while they handled it" in str(stop)
             assert stop.partition_key == "a"
             (row,) = await store.read_leases()
             assert row.stopped is not None

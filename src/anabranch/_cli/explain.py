@@ -251,9 +251,12 @@ _REMEDIES: Final = (
         "check that record's handler; a larger replay_bytes_max lets other keys go further",
     ),
     ("have unfinished records", _SLOW_KEYS),
-    ("behind unfinished records", _SLOW_KEYS),
+    ("wait for unfinished records", _SLOW_KEYS),
     ("byte budget", "nothing is lost: reading continues as records finish; if that is too slow, raise the budget"),
-    ("told to end still run", "make those handlers return when they are cancelled: then the shard moves on"),
+    (
+        "cancelled handler calls still run",
+        "make those handlers return when they are cancelled: then the shard moves on",
+    ),
     (
         "no heartbeat was acknowledged",
         "check that this worker can reach the lease store; it continues when the store answers",

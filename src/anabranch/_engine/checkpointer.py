@@ -1,8 +1,7 @@
-"""Commits what is finished: every interval, sooner when much is, and at once where the shard ends or is handed over.
+"""Commits finished records, and waits for running calls before a shard moves or the worker stops.
 
-The rules: one write in flight for each lease; what is written is computed when it is written, so an older
-position never follows a newer one; a store that is slow or away delays commits and shows as an event, and stops
-nothing else.
+One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. A slow or
+unreachable store delays commits and emits an event; it stops nothing else.
 """
 
 import asyncio
@@ -23,12 +22,14 @@ from anabranch.records import Record
 
 WRITES_AT_ONCE = 16
 SEEN_THROUGH_EVERY_SECONDS = 3600
-"""How far a shard was seen through goes with each commit that advances; for that alone there is one an hour."""
+"""`seen_through_seconds` is written with each commit that advances, and otherwise once an hour."""
 ADOPTIONS_MAX = 3
-"""How often a write is repeated because an earlier one's lost answer showed up."""
+"""How often a write is repeated because an earlier write with a lost response turned out to have succeeded."""
 
 
 class Checkpointer:
+    """Commits every interval, sooner if many records are finished, and at once when a shard ends or is handed over."""
+
     def __init__(
         self,
         ports: Ports,
@@ -40,17 +41,17 @@ class Checkpointer:
         self._ports = ports
         self._leases = leases
         self._before_commit = before_commit
-        """Makes the sink report what is finished (rule M6). A loop over records does not report each one."""
+        """Makes the sink report finished records (rule M6): iteration does not report each one."""
         self._interval_ms = round(settings.interval * 1000)
         self._records_max = settings.records
         self._dirty: dict[Session, None] = {}
         self._alarm = Alarm(ports.clock)
         self._failing = False
         self.has_lost = False
-        """While this worker stopped, a lease turned out to be lost of which finished records were not committed."""
+        """A lease was lost during the stop, with finished records that were not committed."""
 
     def mark_dirty(self, session: Session) -> None:
-        """Records of this session were finished."""
+        """Records of this session finished."""
         self._dirty[session] = None
         uncommitted_count = session.lane.finished_count - session.committed_count
         if uncommitted_count >= self._records_max or (uncommitted_count and session.lane.one_at_a_time):
@@ -64,11 +65,11 @@ class Checkpointer:
         while True:
             await self._alarm.wait(clock.now_ms() + self._interval_ms)
             while not await self.commit_all():
-                # A store that refuses at once would be asked again for every record that is finished.
+                # Retrying at once would call a failing store for every finished record.
                 await clock.sleep_until_ms(clock.now_ms() + self._interval_ms)
 
     async def commit_all(self) -> bool:
-        """Everything that is finished and not committed; True if all of it is now."""
+        """Commits everything that is finished. Returns False if something is left."""
         self._before_commit()
         sessions, self._dirty = list(self._dirty), {}
         for start in range(0, len(sessions), WRITES_AT_ONCE):
@@ -76,13 +77,13 @@ class Checkpointer:
                 some = sessions[start : start + WRITES_AT_ONCE]
                 tasks = [group.create_task(self.commit(session)) for session in some]
             if not all(task.result() for task in tasks):
-                # The store is away, and each try costs a deadline: the rest is first in line the next time.
+                # The store is unreachable and each try takes a whole timeout: the rest goes first next time.
                 self._dirty = dict.fromkeys([*sessions[start + WRITES_AT_ONCE :], *self._dirty])
                 return False
         return True
 
     async def commit(self, session: Session) -> bool:
-        """True if everything that was finished when it was called is committed, or the lease is not ours any more."""
+        """Returns True if the finished records are committed, or the lease is no longer ours."""
         outcome = await self.write(session)
         if outcome == "unknown":
             self._dirty[session] = None
@@ -92,7 +93,7 @@ class Checkpointer:
         async with session.commit_lock:
             for _ in range(ADOPTIONS_MAX):
                 pending_transfer = session.holding.pending_transfer
-                # A gift without an answer is repeated by the lease loop, and by who leaves: it carries the last commit.
+                # The lease loop repeats an unanswered hand-over, and so does a stop: it carries the last commit.
                 if session.phase in {"lost", "finished"} or (
                     pending_transfer is not None and not self._leases.draining
                 ):
@@ -100,7 +101,7 @@ class Checkpointer:
                 row, count = self.next_row(session, finish=finish)
                 row = row if pending_transfer is None else pending_transfer
                 if row == session.row:
-                    session.committed_count = count  # also by a write whose answer was lost, and whose row was adopted
+                    session.committed_count = count  # also if an earlier write succeeded but its response was lost
                     return "written"
                 outcome = await self._leases.write(Write(row, session.row.version))
                 if outcome == "written":
@@ -122,12 +123,12 @@ class Checkpointer:
         finish: Finish | None = None,
         transferring: bool = False,
     ) -> tuple[LeaseRow, int]:
-        """The lease row to write now, and how many finished records it covers. `transferring`: it is about to be
+        """The lease row to write now, and how many finished records it covers. `transferring`: the lease is about to be
         released or given away.
         """
         row, count = session.row, session.lane.finished_count
         if session.phase == "stopped":
-            return row, count  # its stop was the last word: a later commit must not take it back (rule D4)
+            return row, count  # a later commit must not undo the stop (rule D4)
         stopped = session.stop_row
         before, known = row.checkpoint, row.checkpoint.seen_through_seconds
         seen = session.seen_through_seconds or known
@@ -135,15 +136,17 @@ class Checkpointer:
         advanced = checkpoint.watermark != before.watermark or checkpoint.frontier != before.frontier
         if not advanced and finish is None and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
             checkpoint = replace(checkpoint, seen_through_seconds=known)
-        # A shard that has nothing to do kills nobody: an owner that saw its tip has made progress (rule D5). Nor does
-        # one that is stopped: it is counted anew when a process that starts later tries it again (rule D4).
+        # Reaching the tip counts as progress (rule D5). So does a stop: counting starts again when a process that
+        # starts later retries the record (rule D4).
         takes = row.takes_without_progress
         if advanced or session.is_at_tip or stopped is not None:
             takes = 0
         elif transferring:
-            takes += not session.crash_counted  # by a gift the next owner counts in the place of this one
+            takes += not session.crash_counted  # the next owner counts instead of this one
         elif self._leases.draining:
-            takes = max(0, takes - session.crash_counted)  # it ends in order; the next one counts itself by its take
+            takes = max(
+                0, takes - session.crash_counted
+            )  # a graceful stop is no crash; the next owner counts itself when it takes the lease
         unchanged = checkpoint == row.checkpoint and finish is None and stopped in (None, row.stopped)
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count
@@ -165,8 +168,8 @@ class Checkpointer:
                 CheckpointFailed(
                     stream=session.stream.name,
                     shard_id=session.shard_id,
-                    error=f"the lease store did not take it ({self._leases.trouble or 'no answer'}); it is tried "
-                    f"again every {self._interval_ms} ms, and nothing is lost meanwhile",
+                    error=f"the lease store did not accept it ({self._leases.trouble or 'no answer'}); retrying "
+                    f"every {self._interval_ms} ms, nothing is lost",
                 )
             )
 
@@ -178,6 +181,10 @@ FINAL_WRITE_PAUSE_MS = 200
 
 
 class Drainer:
+    """Waits for running calls, up to a deadline: of one shard that is handed over or stopped, or of all shards when the
+    worker stops.
+    """
+
     def __init__(self, clock: Clock, running: Running) -> None:
         self._clock = clock
         self._running = running
@@ -189,12 +196,12 @@ class Drainer:
         return bool(self._alarms)
 
     def notify(self) -> None:
-        """A call ended."""
+        """A call has ended."""
         for alarm in self._alarms:
             alarm.ring()
 
     def shorten_deadline(self, deadline_ms: int) -> None:
-        """Nothing is waited for any longer than this, whatever was said before."""
+        """Ends all waits at this time at the latest."""
         self._latest_ms = deadline_ms
         self.notify()
 
@@ -202,7 +209,7 @@ class Drainer:
         return [record for session, record in self._running() if session in sessions]
 
     async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:
-        """Starts nothing more of these sessions and waits for what runs; what still runs at the deadline."""
+        """Starts no more records of these sessions, waits for running calls, returns those left at the deadline."""
         for session in sessions:
             session.is_draining = True
         alarm = Alarm(self._clock)
@@ -218,8 +225,8 @@ class Drainer:
         return left
 
     async def write_until_accepted(self, write: Callable[[], Awaitable[bool]], deadline_ms: int) -> bool:
-        """Repeats a write until the store has taken it, or time is up: one lost answer must not cost what was finished
-        since the last commit, nor the expiry of the leases.
+        """Repeats a write until the store accepts it or the time is up: a lost response must not cost the last commit
+        or leave leases to expire.
         """
         give_up_ms = min(deadline_ms, self._clock.now_ms() + FINAL_WRITE_MS)
         while not await write():

@@ -1,8 +1,7 @@
-"""How one shard stops moving here, in order: stopped at a record and kept, or given to another member.
+"""Stops one shard gracefully: at a record, keeping the lease, or to give it to another member.
 
-Both drain first: nothing more is started, what runs may end, and what is finished is committed. A hand-off that does
-not drain in time is called off: the shard stays, and says so; or its calls are told to end, if that was asked for
-(`hand_off="force"`). No shard is ever given away while a call of it runs (rule L12).
+Both start no more records, wait for running calls and commit. If a hand-off does not drain in time, it is declined;
+with `hand_off="force"` its calls are cancelled. A shard is never given away while a call for it runs (rule L12).
 """
 
 from anabranch._core.leases.plan import Write
@@ -40,7 +39,7 @@ class ShardHandover:
     async def stop_shard(
         self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
     ) -> None:
-        """Drain, commit, free the buffers, keep the lease (rule D4)."""
+        """Drains, commits and frees the buffers, but keeps the lease (rule D4)."""
         clock = self._ports.clock
         await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
         session.stop_row = Stopped(
@@ -64,7 +63,7 @@ class ShardHandover:
                     self._tell_stopped(session, session.stop_row, error)
                 committed_count = finished_count
                 continue
-            # The store is away, or a call outlasts the deadline: when it has finished, that is to be committed too.
+            # The store is unreachable, or a call outlasts the deadline: what it finishes must be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
 
     def _tell_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
@@ -80,16 +79,16 @@ class ShardHandover:
         )
 
     async def give(self, session: Session, request: HandOffRequest) -> bool:
-        """Another member asked for the lease; False if it stays here."""
+        """Gives the lease to the member that asked for it. Returns False if the shard stays here."""
         clock = self._ports.clock
         left = await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
         if left and self._forces:
             left = await self._end_calls(session, request, len(left))
         if self._leases.draining:
-            return True  # this worker stops: what it holds becomes free when it leaves
+            return True  # the worker stops and frees its leases when it leaves
         if not self._is_asked_for(session, request):
             if session.phase == "stopped":
-                self._leases.table.keep(request.key, clock.now_ms())  # it stopped meanwhile: that is the answer
+                self._leases.table.keep(request.key, clock.now_ms())  # the shard stopped meanwhile: decline
             return True
         if left or not self._is_waited_for(request):
             self._leases.table.keep(request.key, clock.now_ms())
@@ -109,9 +108,7 @@ class ShardHandover:
         return True
 
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
-        """Tells the calls of this shard to end and waits until they have, for as long as somebody waits for the shard;
-        those that run on after that.
-        """
+        """Cancels the calls of this shard and waits for them while the requester waits; returns those left."""
         clock = self._ports.clock
         self._ports.emit(
             HandOffForced(
@@ -121,9 +118,7 @@ class ShardHandover:
                 to_member=request.requester,
             )
         )
-        session.reason = (
-            f"it is to be handed over to {request.requester}, and {count} handler calls that were told to end still run"
-        )
+        session.reason = f"the hand-off to {request.requester} waits: {count} cancelled handler calls still run"
         self._sink.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
             wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
@@ -132,7 +127,7 @@ class ShardHandover:
         return left
 
     def _is_waited_for(self, request: HandOffRequest) -> bool:
-        """Whether the member that asked is still there, as far as is known here."""
+        """Whether the member that asked is still alive, as far as we know."""
         requester = self._leases.detector.row(request.requester)
         return requester is not None and requester.state == "live"
 

@@ -1,13 +1,7 @@
-"""The caller's own loop over a run: it asks for one thing after another, and waits where there is none yet.
+"""Iteration by the caller's own loop: `async for` over records or batches, with automatic or manual acknowledgement.
 
-Not an asynchronous generator: one whose step was cancelled is over for good, so a loop that gives each step a time-out
-would end in silence. A cancelled step of this one has taken nothing, and the next goes on from there.
-
-Asking for the next record acknowledges the one before. So only one task at a time may use an iterator: a second task
-would acknowledge what the first still works on. A task that has ended is no longer in the way, because some ways of
-waiting make a task for each step (`asyncio.wait_for` on Python 3.11).
-
-Whoever made it may hold it weakly: a loop that was left holds it no more.
+`Iteration` is what the caller holds. It gets its items from a `RecordIterator` (asking for the next item acknowledges
+the last one) or a `ManualIterator` (the caller acknowledges).
 """
 
 import asyncio
@@ -43,21 +37,30 @@ _NOBODY: Final = object()
 
 
 class Iteration(AsyncIterator[T], Generic[T]):
+    """Not an async generator: a generator whose step is cancelled is over, so a loop with a timeout per step would end
+    silently. A cancelled step here has taken nothing, and the next one continues.
+
+    Only one task at a time may use it: a second one would acknowledge what the first still works on. A task that has
+    ended does not count, because `asyncio.wait_for` on Python 3.11 makes a task for each step.
+
+    Its maker may hold it weakly, to see whether the caller has dropped it.
+    """
+
     __slots__ = ("__weakref__", "_begin", "_is_over", "_loop", "_next", "_task", "_tasks_share", "closed", "is_stopped")
 
     def __init__(self, begin: Begin[T], is_over: Callable[[], Awaitable[bool]], *, tasks_share: bool = False) -> None:
         self._begin: Begin[T] | None = begin
         self._is_over = is_over
         self._next: Callable[[], T | None] = _nothing
-        """The next one, or None if there is none at this moment."""
+        """Returns the next item, or None if there is none now."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: Any = _NOBODY
-        """The task that waits for a step, or works on what the last step returned."""
+        """The task that waits for a step or works on its result."""
         self._tasks_share = tasks_share
-        """Several tasks may take steps, because a step acknowledges nothing."""
+        """Several tasks may use it, because a step acknowledges nothing."""
         self.closed = False
         self.is_stopped: Callable[[], bool] = lambda: False
-        """Asked before it begins: whether it has been stopped already."""
+        """Whether it was stopped before its first step."""
 
     async def __anext__(self) -> T:
         if _current_task(self._loop) is not self._task:
@@ -68,7 +71,7 @@ class Iteration(AsyncIterator[T], Generic[T]):
                 is_over = await self._wait_for_more()
             finally:
                 if is_over:
-                    self._task = _NOBODY  # this step has acknowledged the record before, and returns none
+                    self._task = _NOBODY  # the last record is acknowledged, and there is no next
             if is_over:
                 raise StopAsyncIteration
         return found
@@ -80,13 +83,13 @@ class Iteration(AsyncIterator[T], Generic[T]):
         if self._task is not _NOBODY and self._task is not task and not self._task.done():
             raise UsageError(
                 f"task {self._task.get_name()!r} is using this iterator: asking for the next record acknowledges the "
-                "one that it works on. To work on several records at once, use consumer.run(handler), share out the "
+                "one that it works on. To work on several records at once, use consumer.run(handler), distribute the "
                 'records of consumer.batches(), or set Consumer(acknowledge="manual") and call consumer.ack(record)'
             )
         self._loop, self._task = asyncio.get_running_loop(), task
 
     async def _wait_for_more(self) -> bool:
-        """Waits until there may be more; True if there will be none."""
+        """Waits until there may be more items. Returns True if there will be none."""
         if self.closed:
             return True
         if self._begin is None:
@@ -99,7 +102,7 @@ class Iteration(AsyncIterator[T], Generic[T]):
         return False
 
     async def aclose(self) -> None:
-        """The loop is left: nothing more is handed out, and what is in hand is not acknowledged by that."""
+        """Ends the iteration. Does not acknowledge the last item."""
         self.closed = True
         self._next = _nothing
 
@@ -109,10 +112,16 @@ def _nothing() -> None:
 
 
 SLICE = 500
-"""Records after which the event loop turns, also for a caller whose own loop never waits."""
+"""Records after which we yield to the event loop, even if the caller's loop never waits."""
 
 
 class RecordIterator:
+    """Delivers records or batches; asking for the next one acknowledges the last.
+
+    So leaving the loop with `break` or an exception repeats the last record, and `stop()` inside the loop ends it after
+    acknowledging that record. If the lease is lost, the rest of the slice is dropped.
+    """
+
     def __init__(
         self,
         feed: BatchFeed,
@@ -124,23 +133,23 @@ class RecordIterator:
         self._options = options
         self._on_undecodable = on_undecodable
         self._undecodable: UndecodableError | None = None
-        """Of the record after the batch in hand: the shard stops there when the batch is acknowledged."""
+        """The error of the record after the delivered batch: the shard stops there once the batch is acknowledged."""
         self._session: Session | None = None
         self._slice: list[Record[bytes]] = []
         self._handed_out = 0
         self._acknowledged = 0
         self.task: asyncio.Task[Any] | None = None
-        """The caller's, once it is known."""
+        """The caller's task, once known."""
         self._since_turn = 0
         self.wants_turn = False
-        """The event loop should turn before the next is asked for."""
+        """Yield to the event loop before asking for the next item."""
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
-        """Acknowledges the record in hand; the next one, or None if there is none at this moment."""
+        """Acknowledges the last record. Returns the next one, or None if there is none now."""
 
-    # one record after another
+    # records
 
     def _records(self) -> Iterator[Record[Any] | None]:
-        """For ever. A generator, since it is asked for every record: it remembers where it is at no cost."""
+        """Never ends. A generator, because resuming one is the cheapest step for each record."""
         turn, decode = self._feed.turn, self._options.decode
         may_start = self._feed.may_start
         while True:
@@ -155,7 +164,7 @@ class RecordIterator:
                 while session.is_live and (session.is_draining or not may_start(turn.over_ms)):
                     self.wants_turn = turn.is_over()
                     if not self.wants_turn:
-                        self._feed.on_ended(session)  # fenced, or to be handed over: both may end without that
+                        self._feed.on_ended(session)  # fenced or draining: both may end without that
                     yield None
                 if not session.is_live:
                     break
@@ -170,10 +179,10 @@ class RecordIterator:
             self.settle()
             self._drop()
 
-    # batch after batch
+    # batches
 
     def next_batch(self) -> Batch[Any] | None:
-        """Acknowledges the batch in hand; the next one, or None if there is none at this moment."""
+        """Acknowledges the last batch. Returns the next one, or None if there is none now."""
         self._acknowledged = self._handed_out
         session, undecodable = self._session, self._undecodable
         self.settle()
@@ -204,24 +213,22 @@ class RecordIterator:
         self._since_turn, self.wants_turn = 0, True
         return True
 
-    # what does not decode stops its shard
-
     def _stop_at(self, session: Session, error: UndecodableError) -> None:
         self.settle()
         self._drop()
         self._on_undecodable(session, error)
 
-    # what is acknowledged
+    # acknowledgement
 
     def acknowledge(self) -> None:
-        """What is in hand is finished: the loop's body ended."""
+        """The loop body has ended: its record or batch is finished."""
         self._acknowledged = self._handed_out
 
     def settle(self) -> None:
-        """Reports what is acknowledged: when a stretch is walked through, and before each commit."""
+        """Reports acknowledged records: at the end of a slice and before each commit."""
         session = self._session
         if session is None or not self._acknowledged or not session.is_live:
-            return  # what is in hand of a lost shard stays there until the next is asked for: it still runs
+            return  # after a lost lease the delivered record still counts as running until the next step
         done = self._acknowledged == len(self._slice)
         count = self._acknowledged
         if done:
@@ -229,7 +236,7 @@ class RecordIterator:
         self._feed.finish_through(session, count)
 
     def abandon(self) -> None:
-        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        """The delivered records will not be acknowledged: stops waiting for them."""
         session = self._session
         self.settle()
         self._drop()
@@ -238,7 +245,7 @@ class RecordIterator:
 
     @property
     def in_hand(self) -> tuple[Session, Record[bytes]] | None:
-        """The first record that was handed out and is not acknowledged."""
+        """The first delivered record that is not acknowledged."""
         if self._session is None or self._handed_out == self._acknowledged:
             return None
         return self._session, self._slice[self._acknowledged]
@@ -249,13 +256,17 @@ class RecordIterator:
 
 
 UNACKNOWLEDGED_MAX = 10_000
-"""Records of one shard that may be in the caller's hands at once."""
+"""Unacknowledged records per shard."""
 
 Name = tuple[str, str, str, int]
 
 
 class ManualIterator:
-    """A sink whose records the caller takes one by one; fulfils `Sink`."""
+    """Delivers records that the caller acknowledges in any order; a `Sink`.
+
+    The number of unacknowledged records is limited. A record that is never acknowledged holds the checkpoint back, and
+    the next owner handles it again.
+    """
 
     manual_ack = True
 
@@ -275,18 +286,18 @@ class ManualIterator:
         self._on_undecodable = on_undecodable
         self._in_hand: dict[Name, tuple[Session, Entry]] = {}
         self._lost: set[tuple[str, str]] = set()
-        """Shards whose lease was lost with records in hand: they may have been handed out again since."""
+        """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
         self.task: asyncio.Task[Any] | None = None
-        """The caller's, once it is known."""
+        """The caller's task, once known."""
         self._since_turn = 0
         self.wants_turn = False
-        """The event loop should turn before the next is asked for."""
+        """Yield to the event loop before asking for the next item."""
         self._turn = LoopTurn(ports.clock)
         self.ready = ReadySessions()
         self.runner_count = 0
 
     def next_record(self) -> Record[Any] | None:
-        """The next record, or None if there is none at this moment; nothing is acknowledged by it."""
+        """The next record, or None if there is none now."""
         while self._member.may_start(self._turn.over_ms):
             if self._since_turn >= SLICE:
                 self._since_turn, self.wants_turn = 0, True
@@ -319,16 +330,14 @@ class ManualIterator:
         return entry
 
     def ack(self, record: Record[Any]) -> None:
-        """This record is finished. One whose lease is lost meanwhile is somebody else's, and nothing happens; nor does
-        anything for the second of two acknowledgements, where it was handed out twice because of that.
-        """
+        """Finishes this record. Ignored if its lease was lost: the record may have been delivered again since."""
         found = self._in_hand.pop(_name(record), None)
         if found is None:
             if (record.stream, record.shard_id) in self._lost:
                 return
             raise UsageError(
-                f"record {record.position} of {record.shard_id} is not waiting to be acknowledged: it was already, or "
-                "it did not come from this iteration"
+                f"record {record.position} of {record.shard_id} cannot be acknowledged: it already was, or it "
+                "did not come from this iteration"
             )
         session, entry = found
         if session.is_live:
@@ -338,41 +347,41 @@ class ManualIterator:
         self._on_finished(session)
 
     def abandon(self) -> None:
-        """What is in hand will not be acknowledged any more: who waits for it is told."""
+        """The delivered records will not be acknowledged: stops waiting for them."""
         sessions = dict.fromkeys(session for session, _ in self._in_hand.values())
         self._in_hand.clear()
         for session in sessions:
             self._on_finished(session)
 
-    # what the worker asks of a sink
+    # the Sink protocol
 
     def make_lane(self, session: Session) -> RecordLane:
         limits = LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX)
         return RecordLane(session.row.checkpoint, "none", session.window, limits)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        in_hand = list(self._in_hand.values())  # a copy: the heart's thread asks, too
+        in_hand = list(self._in_hand.values())  # a copy: the heartbeat thread calls this too
         return [(session, entry.record) for session, entry in in_hand if session.is_live]
 
-    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- one loop holds all that is in hand
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- all records are in one loop
         return task_stack(self.task)
 
-    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no timeout
         return {}
 
     def revoke(self, session: Session) -> None:
-        """What is in the caller's hands cannot be taken back; acknowledging it has no effect any more."""
+        """The caller keeps its records; acknowledging them has no effect any more."""
         self.ready.withdraw(session)
         self._lost.add((session.stream.name, session.shard_id))
 
     def interrupt(self, session: Session | None = None) -> None:
-        """What is in the caller's hands cannot be interrupted."""
+        """The caller's loop cannot be interrupted."""
 
     def before_commit(self) -> None:
-        """Every acknowledgement was reported when it was made."""
+        """Nothing to do: acknowledgements are reported at once."""
 
     async def run_one(self) -> None:
-        raise AssertionError("the caller's loop does the walking")
+        raise AssertionError("the caller's loop takes the records")
 
 
 def _lane(session: Session) -> RecordLane:

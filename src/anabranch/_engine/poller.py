@@ -1,8 +1,8 @@
-"""Reads the held shards: one call after another for each, all of them on one timetable.
+"""Polls the held shards: one call at a time per shard, all on one scheduler.
 
-The rules: a shard is read when its pace allows, its window has room and the budget has room for the largest answer; an
-idle, slow or throttled shard never delays another; nothing that was read is dropped. The read position moves past a
-record only in the step that puts it into the window.
+A shard is read when its pace allows it, its window has space, and the budget has space for the largest response. A slow
+or throttled shard never delays another. Nothing that was read is dropped: the read position advances in the step that
+puts records into the window.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Poller:
         self._restarts: dict[LeaseKey, int] = {}
         self.paused = False
         self._health = ReadHealth()
-        """Of all shards together: whether this worker can read anything."""
+        """Of all shards together."""
 
     def add(self, session: Session) -> None:
         self._sessions[session] = ReadHealth()
@@ -75,15 +75,15 @@ class Poller:
         return self._health.is_good(self._ports.clock.now_ms(), holds_shards=bool(self._sessions))
 
     def wake(self, session: Session) -> None:
-        """Something changed that may allow a read: room in the window, a resumed shard."""
+        """Something changed that may allow a read: space in the window, a resumed shard."""
         if not session.in_read and session.phase == "reading":
             session.in_read, session.read_below_bytes = True, 0
             self._scheduler.call_at(session.pace.next_read_at_ms, lambda: self._due(session))
 
     def _busy_bytes_max(self) -> int:
-        """A shard that holds so much is not read until it holds less (rule D6). Each shard has a part of the budget:
-        should all of them hold that much, and the answer of one more read each, there is still room for a read. Where
-        the shards are too many for that, each may hold half of its part.
+        """A shard that holds this much is not read until it holds less (rule D6). Each shard gets a share of the
+        budget, such that one more read fits even if all shards hold their maximum and one response each. With too many
+        shards for that, each may hold half of its share.
         """
         budget = self._budget
         free_bytes = budget.limit_bytes - budget.held_back_bytes_max - READ_RESERVE_BYTES
@@ -91,12 +91,12 @@ class Poller:
         return max(1, min(WINDOW_BYTES_MAX, max(share - GET_RECORDS_BYTES_MAX, share // 2)))
 
     def _due(self, session: Session) -> None:
-        """`in_read` is set from being due until the end of the read, so that a shard is never read twice at once."""
+        """`in_read` is set from here until the read ends, so a shard is never read twice at once."""
         if session.phase != "reading" or session.is_draining or self.paused or session.row.paused:
             session.in_read = False
         elif session.busy_bytes >= (most_bytes := self._busy_bytes_max()):
-            session.in_read, session.read_below_bytes = False, most_bytes  # settling pokes it again
-            self._on_records(session)  # no more come for now: a batch that is not full need not wait for them
+            session.in_read, session.read_below_bytes = False, most_bytes  # settle() wakes it
+            self._on_records(session)  # no more records for now: a partial batch need not wait
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
                 self._budget.wait(READ_RESERVE_BYTES, self._on_budget_freed)
@@ -113,7 +113,7 @@ class Poller:
             self._on_records(session)
 
     def _on_budget_freed(self) -> None:
-        """One more read, of the first that is still to be read: then it is the turn of who shares the budget."""
+        """Starts one read; other consumers of the budget go next."""
         while self._waiting:
             session = self._waiting.popleft()
             self._due(session)
@@ -145,13 +145,13 @@ class Poller:
             await self._check_what_is_gone(session, error)
         except InvalidRequestError as error:
             self._on_failure(session, error)
-            await self._check_what_is_gone(session, error)  # a position of another stream under the same name
+            await self._check_what_is_gone(session, error)  # perhaps another stream has this name now
         except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(session, error)
         except (AnabranchError, asyncio.CancelledError):
-            self.paused = True  # the consumer ends, and this task's room must not go to a read that cannot begin
+            self.paused = True  # the consumer is ending: no other read may use this reservation
             raise
-        except Exception as error:  # noqa: BLE001 -- P7: a shard's task is restarted three times, then ends the consumer
+        except Exception as error:  # noqa: BLE001 -- P7: restarted three times, then it ends the consumer
             self._on_unexpected(session, error)
         finally:
             self._budget.release(reserved)
@@ -162,18 +162,18 @@ class Poller:
         try:
             await self._discovery.on_gone(session, error)
         except (ServiceError, TransportError, CredentialsError) as unanswered:
-            self._on_failure(session, unanswered)  # the next read asks again
+            self._on_failure(session, unanswered)  # the next read checks again
             return
         if session.phase == "ended":
-            self._on_records(session)  # none will come any more: what was read may all be finished already
+            self._on_records(session)  # no more records: all may already be finished
 
     async def _confirm_end(self, session: Session) -> None:
-        """An answer that names neither a next iterator nor children: the end of a shard, or a faulty answer (KCL knows
-        them too). A listing decides: taken for the end, it would keep an open shard unread.
+        """A response without next iterator and children is the end of a shard, or faulty (KCL handles that too). A
+        listing decides: believing a faulty response would leave an open shard unread.
         """
         if await is_open(self._ports, session.stream, session.shard_id):
             raise TransportError(
-                "GetRecords was answered as if the shard had ended, but the listing shows it open: it is read again"
+                "GetRecords reported the end of the shard, but ListShards shows it open: reading it again"
             )
 
     async def _call(self, session: Session) -> GetRecordsResponse:
@@ -220,7 +220,7 @@ class Poller:
         session.pace.on_failure(now_ms, self._ports.entropy, throttled=isinstance(error, ThrottledError))
         failures = session.pace.failure_count
         session.reason = str(error)
-        if failures & (failures - 1) == 0:  # the first, then ever more seldom
+        if failures & (failures - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(
                 ReadFailed(
                     stream=session.stream.name,
@@ -247,7 +247,7 @@ class Poller:
         )
 
     def _check_health(self, session: Session, now_ms: int) -> None:
-        """One shard that fails for long beside others that do not may be readable by another worker (rule U7)."""
+        """If only this shard keeps failing, another worker may be able to read it (rule U7)."""
         health = self._sessions.get(session)
         if health is None:
             return

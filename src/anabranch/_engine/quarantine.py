@@ -1,18 +1,16 @@
-"""Shards on which owner after owner has died: their records are handled alone, and in the end not at all (rule D5).
+"""Isolates shards whose owners keep dying, and finally stops them (rule D5).
 
-A record that ends its process (a crash in C code, memory used up) ends it in every worker that tries it, and with it
-what the other shards of that worker have in hand. After two owners without progress a shard is a suspect: before a
-record of it is started, everything else in this worker comes to rest and is committed; and each of its first records
-is committed before the next. So a record that kills takes nothing with it, and its place is right after the checkpoint.
-After five owners the shard stops there and names it. One that then survives a turn at full speed is a suspect no more:
-no owner before can have come much further, and workers may have died for reasons of their own, with many shards in
-hand.
+A record that kills its process (a crash in C code, out of memory) kills every worker that tries it, and interrupts that
+worker's other shards. After two owners without progress a shard is a suspect. Before a suspect's record starts,
+everything else in this worker is finished and committed, and each of its first records is committed before the next. So
+the deadly record interrupts nothing else, and is the first one after the checkpoint. After five owners the shard stops
+there and names it. A suspect that survives a turn at full speed is cleared: its earlier owners got no further, and
+probably died for other reasons.
 
-A suspect that is not tried cannot be to blame for a death, and its row says so: else all shards of a worker that a
-record of one of them kills would be stopped in the end. Suspects and the rest take turns, so that neither starves the
-other.
+An idle suspect cannot have caused a crash, and its row says so. Otherwise one deadly record would in the end stop all
+shards of its worker. Suspects and other shards take turns, so neither starves.
 
-Records that the caller acknowledges by hand may be in its hands for long: such shards are only stopped.
+With manual acknowledgement records may stay unacknowledged for long, so such shards are not isolated, only stopped.
 """
 
 from typing import Final
@@ -37,7 +35,7 @@ TURN_MS: Final = 1_000
 CHECK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
 ONE_BY_ONE: Final = 100
-"""So many records are committed each before the next; then, for one turn, as quickly as the store can."""
+"""Records that are committed one by one; after that, one turn at full speed."""
 
 
 class Quarantine:
@@ -57,9 +55,9 @@ class Quarantine:
         self._on_failed = on_failed
         self._sessions: dict[Session, None] = {}
         self._suspects: dict[Session, int] = {}
-        """With the number of owners that have ended at each."""
+        """With the number of owners that died at each."""
         self._counted: dict[Session, None] = {}
-        """Suspects whose rows count this owner: those that were just taken, and the one whose turn it is."""
+        """Suspects whose row counts this owner: those just taken, and the one that is being tried."""
         self._alone: Session | None = None
         self._rest_ms = TURN_MS
         self._alarm = Alarm(ports.clock)
@@ -67,7 +65,7 @@ class Quarantine:
     # who is in it
 
     def add(self, session: Session) -> None:
-        """Every session, when its lease is taken."""
+        """For every session, when its lease is taken."""
         self._sessions[session] = None
         owners = session.row.takes_without_progress - 1
         if owners >= SUSPECT_AFTER and not self._sink.manual_ack:
@@ -82,25 +80,25 @@ class Quarantine:
         session.held_for_isolation = self._is_held(session)
 
     def has_given_up_on(self, session: Session) -> bool:
-        """Whether it should not even be read any more: reading it, to name the record, has ended one more owner."""
+        """Whether the shard is not even read any more: one more owner died while reading it to name the record."""
         return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._sink.manual_ack else OWNERS_MAX + 1)
 
     def remove(self, session: Session) -> None:
-        """Every session, when its lease is gone."""
+        """For every session, when its lease is gone."""
         del self._sessions[session]
         self._suspects.pop(session, None)
         self._counted.pop(session, None)
         self._alarm.ring()
 
     def notify(self, session: Session) -> None:
-        """A call ended, or records came. After a record of one that is alone, the next waits for its commit."""
-        if self._suspects or self._alone is not None:  # one that was lost while it was alone is no suspect any more
+        """A call ended, or records arrived. While a suspect is tried, each record waits for the commit of the last."""
+        if self._suspects or self._alone is not None:  # a suspect that is lost while it is tried leaves _suspects
             if session is self._alone and _awaits_commit(session):
                 session.held_for_isolation = True
             self._alarm.ring()
 
     def _clear_at_tip(self) -> None:
-        """Those at whose tip nobody died."""
+        """Clears suspects that were read to the tip."""
         for session in list(self._suspects):
             if session.is_at_tip and session.lane.finished_count == session.committed_count:
                 self._clear_suspect(session)
@@ -118,7 +116,7 @@ class Quarantine:
         if not session.held_for_isolation:
             self._sink.ready.offer(session)
 
-    # whose turn it is
+    # turns
 
     async def run(self) -> None:
         while True:
@@ -129,7 +127,7 @@ class Quarantine:
                 await self._alarm.wait()
                 continue
             if self._leases.is_performing:
-                await self._sleep(CHECK_MS)  # what is being taken counts this owner, until it is spared
+                await self._sleep(CHECK_MS)  # a lease that is being taken counts this owner until that is written back
                 continue
             await self._try_alone(suspect)
             await self._uncount_all()
@@ -137,7 +135,7 @@ class Quarantine:
                 await self._sleep(self._rest_ms)
 
     def _next(self) -> Session | None:
-        """Of those that have something to handle, the one at which the fewest owners ended."""
+        """The suspect with work at which the fewest owners died."""
         ready = [
             session for session in self._suspects if session.is_live and not session.is_draining and _has_work(session)
         ]
@@ -169,7 +167,7 @@ class Quarantine:
                 await self._commit_all()
             self._clear_at_tip()
             if suspect.lane.finished_count == finished_count:
-                await self._sleep(CHECK_MS)  # its record is to be tried again later: who asks at once asks without end
+                await self._sleep(CHECK_MS)  # the record waits for its retry: checking again now would busy-loop
         suspect.held_for_isolation = True
         while self._sink.running():
             await self._alarm.wait()
@@ -178,7 +176,7 @@ class Quarantine:
             self._clear_suspect(suspect)
 
     async def _wait_until_idle(self) -> bool:
-        """Waits for what runs, and longer each time that is in vain: meanwhile nothing is started."""
+        """Waits for running calls while nothing new starts; longer after each time that was not enough."""
         clock = self._ports.clock
         until_ms = clock.now_ms() + self._rest_ms
         while self._sink.running():
@@ -194,25 +192,25 @@ class Quarantine:
         if record is not None:
             owners = self._suspects.pop(suspect)
             suspect.lane.stop()
-            self._on_failed(suspect, record, f"{owners} owners in a row ended while they handled it", None)
+            self._on_failed(suspect, record, f"{owners} owners in a row died while they handled it", None)
 
     async def _sleep(self, pause_ms: int) -> None:
         await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + pause_ms)
 
-    # what the rows say
+    # the count in the rows
 
     async def _commit_all(self) -> None:
         while not await self._checkpointer.commit_all():
             await self._sleep(TURN_MS)
 
     async def _count_crash(self, suspect: Session) -> None:
-        """If this process dies from now on, it is because of this suspect."""
+        """If this process dies from now on, this suspect is the cause."""
         if suspect in self._suspects and suspect not in self._counted:
             self._counted[suspect] = None
             await self._write_count(suspect, crash_counted=True)
 
     async def _uncount_all(self) -> None:
-        """From now on it would be because of something else; then that may go on."""
+        """Suspects are idle again: a crash from now on has another cause. Then the other shards go on."""
         if not self._counted and self._alone is None:
             return
         while self._counted:
@@ -224,7 +222,7 @@ class Quarantine:
             self._release(session)
 
     async def _write_count(self, session: Session, *, crash_counted: bool) -> None:
-        """Writes whether this owner is among those that ended at the shard, until the store has answered."""
+        """Writes whether the row counts this owner; retries until the store answers."""
         while not await self._try_to_write_count(session, crash_counted=crash_counted):
             await self._sleep(CHECK_MS)
 
@@ -246,12 +244,12 @@ def _has_work(session: Session) -> bool:
 
 
 def _awaits_commit(session: Session) -> bool:
-    """Whether its next record has to wait for a commit."""
+    """Whether the next record has to wait for a commit."""
     return session.committed_count < session.lane.finished_count <= ONE_BY_ONE
 
 
 def _next_record(session: Session, now_ms: int) -> Record[bytes] | None:
-    """The record that would be started next; it is not, since its shard stops."""
+    """The record that would start next."""
     lane = session.lane
     if lane.first_unfinished is None:
         if isinstance(lane, BatchLane):

@@ -1,7 +1,7 @@
-"""Where a worker's records go: to a record handler, to a batch handler, or to the caller's own loop.
+"""Where a worker's records go: a record handler, a batch handler, or the caller's own loop.
 
-A sink makes the lane of each session, is told when a session may have something, and says what runs. The worker knows
-nothing more of handlers.
+A sink makes the lane of each session, learns when a session may have records, and knows what runs. The worker knows
+nothing else about handlers.
 """
 
 from traceback import StackSummary
@@ -21,9 +21,9 @@ from anabranch.records import Record
 class Sink(Protocol):
     ready: ReadySessions
     runner_count: int
-    """How many tasks run `run_one`; none where the caller's own loop does the work."""
+    """How many tasks run `run_one`; 0 if the caller's own loop does the work."""
     manual_ack: bool
-    """Whether the caller says of each record when it is finished."""
+    """Whether the caller acknowledges each record."""
 
     def make_lane(self, session: Session) -> RecordLane | BatchLane: ...
     def running(self) -> list[tuple[Session, Record[bytes]]]: ...
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
 
 class _HandlerSink:
-    """Runners of ours call the handler."""
+    """Our runners call the handler."""
 
     def __init__(self, runners: RecordRunners | BatchRunners, ready: ReadySessions, concurrency: int) -> None:
         self._runners = runners
@@ -60,7 +60,7 @@ class _HandlerSink:
         self._runners.interrupt(session)
 
     def before_commit(self) -> None:
-        """Everything that is finished was reported when it finished."""
+        """Nothing to do: runners report at once."""
 
     async def run_one(self) -> None:
         await self._runners.run_one()
@@ -86,7 +86,7 @@ class BatchSink(_HandlerSink):
 
 
 class IteratorSink:
-    """The caller's own loop walks; `walk` is what it asks."""
+    """The caller's own loop takes records from `iterator`."""
 
     def __init__(self, iterator: RecordIterator, feed: BatchFeed, limits: BatchLimits) -> None:
         self.iterator = iterator
@@ -102,21 +102,21 @@ class IteratorSink:
         in_hand = self.iterator.in_hand
         return [] if in_hand is None else [in_hand]
 
-    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- there is one loop, and one in hand
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- there is one loop, with one record
         return task_stack(self.iterator.task)
 
-    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no time-out
+    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no timeout
         return {}
 
     def revoke(self, session: Session) -> None:
-        """The walk looks before each record; what is in the caller's hands cannot be taken back."""
+        """The iterator checks the lease before each record; the caller keeps the one it has."""
         self.ready.withdraw(session)
 
     def interrupt(self, session: Session | None = None) -> None:
-        """What is in the caller's hands cannot be interrupted."""
+        """The caller's loop cannot be interrupted."""
 
     def before_commit(self) -> None:
         self.iterator.settle()
 
     async def run_one(self) -> None:
-        raise AssertionError("the caller's loop does the walking")
+        raise AssertionError("the caller's loop takes the records")

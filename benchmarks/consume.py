@@ -38,7 +38,7 @@ from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.leases.member import MemberProfile
+from anabranch._core.leases.machine import MemberProfile
 from anabranch._engine.ports import Ports
 from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow

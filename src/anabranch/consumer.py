@@ -18,6 +18,7 @@ from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.admission import fingerprint
+from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
@@ -25,7 +26,6 @@ from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.emit import make_emit
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.iteration import Iteration
-from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.ports import Ports
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions

@@ -83,7 +83,7 @@ def test_an_application_that_is_not_there_is_made_only_where_that_was_not_forbid
     async def main():
         async with stream_world(1) as world:
             options = {"app": "billing", "leases": f"sqlite:///{path}", "until": "tip"}
-            advice = rf"no application 'billing' in sqlite://{path}, and LeaseSettings\(create='never'\) makes none"
+            advice = rf"no application 'billing' in sqlite://{path}, and LeaseSettings\(create='never'\) creates none"
             with pytest.raises(errors.LeaseStoreInvalidError, match=advice):
                 await world.consumer(**options, settings=never).run(lambda record: None, handle_signals=False)
             assert not path.exists()

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
+from anabranch._core.leases.machine import LeaseMachine, MemberProfile
+from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.admission import be_admitted
-from anabranch._engine.leases.member import Member, MemberProfile
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
@@ -60,18 +61,27 @@ class Race:
         profile = MemberProfile(worker_id=f"worker-{number}", fingerprint=settings)
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.1, 5.0]))
         async with asyncio.TaskGroup() as group:
-            member = Member(ports, lease_timing(), profile, group, stall_limit_ms=120_000)
+            fleet = Fleet(
+                ports,
+                lease_timing(),
+                profile,
+                group,
+                stall_limit_ms=120_000,
+                on_change=lambda change: None,
+                on_status=lambda: None,
+                describe=Description,
+            )
             try:
-                await member.look_around()
-                await member.join()
+                await fleet.look_around()
+                await fleet.join(())
             except FleetMismatchError:
                 self.outcomes.append("refused")
                 return
-            self.inside[member.member_id] = settings
+            self.inside[fleet.member_id] = settings
             assert len(set(self.inside.values())) == 1, self.inside
             self.outcomes.append("admitted")
             await asyncio.sleep(SECONDS)
-            member.close()
+            fleet.close()
 
     async def main(self):
         async with asyncio.TaskGroup() as group:
@@ -98,10 +108,12 @@ def test_workers_that_differ_never_both_stay_however_they_start():
 
 
 def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
-    async def look_once(ports, me, timing):
-        if not me.member_id:
-            await be_admitted(ports, me, timing)
+    be_admitted = LeaseMachine._be_admitted
 
-    monkeypatch.setattr("anabranch._engine.leases.member.be_admitted", look_once)
+    def look_once(self):
+        if not self.member_id:
+            yield from be_admitted(self)
+
+    monkeypatch.setattr(LeaseMachine, "_be_admitted", look_once)
     with pytest.raises(ExceptionGroup):
         _race(range(50))

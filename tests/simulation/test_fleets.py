@@ -142,3 +142,9 @@ def test_many_fresh_fleets_keep_their_promises():
 @pytest.mark.timeout(300)
 def test_many_fresh_worlds_of_the_protocol_keep_their_promises():
     assert main(["--protocol", "--worlds", "2000", "--first", "1000", "--cores", "1"]) == 0
+
+
+def test_a_record_that_a_loop_works_on_when_its_run_fails_is_reported_before_others_start_it():
+    options = MISTAKES["an error of the loop's body hides that of the consumer"].options
+    for seed in (1, 5, 6, 7):
+        assert run_fleet(seed, options).violations == ()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.plan import Write, Written
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._model.leases import Finish, LeaseRow
@@ -33,13 +33,13 @@ class Checkpointer:
     def __init__(
         self,
         ports: Ports,
-        leases: LeaseLoop,
+        fleet: Fleet,
         settings: CheckpointSettings,
         *,
         before_commit: Callable[[], None],
     ) -> None:
         self._ports = ports
-        self._leases = leases
+        self._fleet = fleet
         self._before_commit = before_commit
         """Makes the sink report finished records (rule M6): iteration does not report each one."""
         self._interval_ms = round(settings.interval * 1000)
@@ -95,7 +95,7 @@ class Checkpointer:
                 pending_transfer = session.holding.pending_transfer
                 # The lease loop repeats an unanswered hand-over, and so does a stop: it carries the last commit.
                 if session.phase in {"lost", "finished"} or (
-                    pending_transfer is not None and not self._leases.draining
+                    pending_transfer is not None and not self._fleet.is_draining
                 ):
                     return "lost"
                 row, count = self.next_row(session, finish=finish)
@@ -103,14 +103,14 @@ class Checkpointer:
                 if row == session.row:
                     session.committed_count = count  # also if an earlier write succeeded but its response was lost
                     return "written"
-                outcome = await self._leases.write(Write(row, session.row.version))
+                outcome = await self._fleet.write(Write(row, session.row.version))
                 if outcome == "written":
                     session.committed_count = count
-                    session.crash_counted = session.crash_counted and not self._leases.draining
+                    session.crash_counted = session.crash_counted and not self._fleet.is_draining
                     self._failing = False
                 if outcome == "unknown":
                     self._report_failure(session)
-                elif outcome == "lost" and self._leases.draining and count > session.committed_count:
+                elif outcome == "lost" and self._fleet.is_draining and count > session.committed_count:
                     self.has_lost = True
                 if outcome != "again":
                     return outcome
@@ -143,7 +143,7 @@ class Checkpointer:
             takes = 0
         elif transferring:
             takes += not session.crash_counted  # the next owner counts instead of this one
-        elif self._leases.draining:
+        elif self._fleet.is_draining:
             takes = max(
                 0, takes - session.crash_counted
             )  # a graceful stop is no crash; the next owner counts itself when it takes the lease
@@ -168,7 +168,7 @@ class Checkpointer:
                 CheckpointFailed(
                     stream=session.stream.name,
                     shard_id=session.shard_id,
-                    error=f"the lease store did not accept it ({self._leases.trouble or 'no answer'}); retrying "
+                    error=f"the lease store did not accept it ({self._fleet.trouble or 'no answer'}); retrying "
                     f"every {self._interval_ms} ms, nothing is lost",
                 )
             )

@@ -84,7 +84,7 @@ class ConsumerRun:
             options = self._options
             runners = RecordRunners(
                 self._ports,
-                worker.member,
+                worker.fleet,
                 worker.scheduler,
                 call,
                 options,
@@ -109,10 +109,10 @@ class ConsumerRun:
 
         def make(worker: Worker) -> BatchSink:
             options = self._options
-            feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            feed = BatchFeed(self._ports, worker.fleet, worker.scheduler, on_finished=worker.on_finished)
             runners = BatchRunners(
                 self._ports,
-                worker.member,
+                worker.fleet,
                 feed,
                 call,
                 options,
@@ -129,7 +129,7 @@ class ConsumerRun:
         self.worker.on_leaving = self._tell_in_hand
 
         def make(worker: Worker) -> IteratorSink:
-            feed = BatchFeed(self._ports, worker.member, worker.scheduler, on_finished=worker.on_finished)
+            feed = BatchFeed(self._ports, worker.fleet, worker.scheduler, on_finished=worker.on_finished)
             self._iterator = RecordIterator(feed, self._options, on_undecodable=worker.on_undecodable)
             return IteratorSink(self._iterator, feed, limits)
 
@@ -141,7 +141,7 @@ class ConsumerRun:
         def make(worker: Worker) -> ManualIterator:
             self._manual = ManualIterator(
                 self._ports,
-                worker.member,
+                worker.fleet,
                 self._options.decode,
                 on_finished=worker.on_finished,
                 on_undecodable=worker.on_undecodable,

@@ -4,9 +4,8 @@ Both start no more records, wait for running calls and commit. If a hand-off doe
 with `hand_off="force"` its calls are cancelled. A shard is never given away while a call for it runs (rule L12).
 """
 
-from anabranch._core.leases.plan import Write
 from anabranch._engine.checkpointer import Checkpointer, Drainer
-from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
@@ -22,14 +21,14 @@ class ShardHandover:
     def __init__(
         self,
         ports: Ports,
-        leases: LeaseLoop,
+        fleet: Fleet,
         checkpointer: Checkpointer,
         drain: Drainer,
         sink: Sink,
         settings: LeaseSettings,
     ) -> None:
         self._ports = ports
-        self._leases = leases
+        self._fleet = fleet
         self._checkpointer = checkpointer
         self._drainer = drain
         self._sink = sink
@@ -46,7 +45,7 @@ class ShardHandover:
             reason=reason,
             position=None if record is None else record.position,
             partition_key=None if record is None else record.partition_key,
-            member_id=self._leases.table.member_id,
+            member_id=self._fleet.member_id,
             at_wall_ms=clock.wall_ms(),
         )
         committed_count: int | None = None
@@ -84,14 +83,14 @@ class ShardHandover:
         left = await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
         if left and self._forces:
             left = await self._end_calls(session, request, len(left))
-        if self._leases.draining:
+        if self._fleet.is_draining:
             return True  # the worker stops and frees its leases when it leaves
         if not self._is_asked_for(session, request):
             if session.phase == "stopped":
-                self._leases.table.keep(request.key, clock.now_ms())  # the shard stopped meanwhile: decline
+                self._fleet.keep(request.key)  # the shard stopped meanwhile: decline
             return True
         if left or not self._is_waited_for(request):
-            self._leases.table.keep(request.key, clock.now_ms())
+            self._fleet.keep(request.key)
             session.is_draining, session.reason = False, None
             if left:
                 self._ports.emit(
@@ -102,9 +101,8 @@ class ShardHandover:
         async with session.commit_lock:
             if self._is_asked_for(session, request):
                 final, _ = self._checkpointer.next_row(session, transferring=True)
-                row = self._leases.table.transfer(request.key, final)
-                await self._leases.write(Write(row, session.row.version))
-                self._leases.wake()
+                await self._fleet.transfer(request.key, final)
+                self._fleet.wake()
         return True
 
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
@@ -122,14 +120,13 @@ class ShardHandover:
         self._sink.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
             wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
-            if self._leases.draining or not wanted:
+            if self._fleet.is_draining or not wanted:
                 break
         return left
 
     def _is_waited_for(self, request: HandOffRequest) -> bool:
         """Whether the member that asked is still alive, as far as we know."""
-        requester = self._leases.detector.row(request.requester)
-        return requester is not None and requester.state == "live"
+        return self._fleet.is_live(request.requester)
 
     def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
         holding = session.holding

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.tracker import Entry
 from anabranch._engine.handler_calls import Decode, HandlerOptions, OnUndecodable, UndecodableError, task_stack
-from anabranch._engine.leases.member import Member
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.ready_sessions import BatchFeed, LoopTurn, ReadySessions
 from anabranch._engine.session import Session
@@ -273,14 +273,14 @@ class ManualIterator:
     def __init__(
         self,
         ports: Ports,
-        member: Member,
+        fleet: Fleet,
         decode: Decode,
         *,
         on_finished: Callable[[Session], None],
         on_undecodable: OnUndecodable,
     ) -> None:
         self._ports = ports
-        self._member = member
+        self._fleet = fleet
         self._decode = decode
         self._on_finished = on_finished
         self._on_undecodable = on_undecodable
@@ -298,7 +298,7 @@ class ManualIterator:
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none now."""
-        while self._member.may_start(self._turn.over_ms):
+        while self._fleet.may_start(self._turn.over_ms):
             if self._since_turn >= SLICE:
                 self._since_turn, self.wants_turn = 0, True
                 return None

@@ -5,16 +5,10 @@ events.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from anabranch._core.leases.machine import StoreFailures
 from anabranch._model.entropy import Entropy
 from anabranch._ports import Clock, Kinesis, LeaseStore
 from anabranch.events import Event
-
-
-@dataclass(slots=True)
-class StoreFailures:
-    """Counts lease store calls without an answer. After one, the next call may reach a different storage (rule L13)."""
-
-    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from anabranch._core.leases.plan import Write
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.handler_calls import OnFailed
-from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._engine.sinks import Sink
@@ -42,14 +42,14 @@ class Quarantine:
     def __init__(
         self,
         ports: Ports,
-        leases: LeaseLoop,
+        fleet: Fleet,
         checkpointer: Checkpointer,
         sink: Sink,
         *,
         on_failed: OnFailed,
     ) -> None:
         self._ports = ports
-        self._leases = leases
+        self._fleet = fleet
         self._checkpointer = checkpointer
         self._sink = sink
         self._on_failed = on_failed
@@ -126,7 +126,7 @@ class Quarantine:
             if suspect is None:
                 await self._alarm.wait()
                 continue
-            if self._leases.is_performing:
+            if self._fleet.is_performing:
                 await self._sleep(CHECK_MS)  # a lease that is being taken counts this owner until that is written back
                 continue
             await self._try_alone(suspect)
@@ -149,7 +149,7 @@ class Quarantine:
             return
         await self._commit_all()
         await self._count_crash(suspect)
-        if self._leases.is_performing or len(self._counted) > 1:
+        if self._fleet.is_performing or len(self._counted) > 1:
             return
         if self._suspects.get(suspect, 0) >= OWNERS_MAX:
             self._stop_at_next_record(suspect)
@@ -233,7 +233,7 @@ class Quarantine:
             takes = self._suspects[session] + crash_counted
             if session.row.takes_without_progress not in {0, takes}:
                 row = replace(session.row, takes_without_progress=takes)
-                if await self._leases.write(Write(row, session.row.version)) in {"unknown", "again"}:
+                if await self._fleet.write(Write(row, session.row.version)) in {"unknown", "again"}:
                     return False
             session.crash_counted = crash_counted
             return True

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from anabranch._core.handling.batches import BatchLane
 from anabranch._engine.clock import Scheduler
-from anabranch._engine.leases.member import Member
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._ports import Clock
@@ -121,10 +121,10 @@ class BatchFeed:
     """
 
     def __init__(
-        self, ports: Ports, member: Member, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
+        self, ports: Ports, fleet: Fleet, scheduler: Scheduler, *, on_finished: Callable[[Session], None]
     ) -> None:
         self._ports = ports
-        self.may_start = member.may_start
+        self.may_start = fleet.may_start
         self.turn = LoopTurn(ports.clock)
         self._scheduler = scheduler
         self.on_ended = on_finished

@@ -29,7 +29,7 @@ from anabranch._engine.handler_calls import (
     failed_attempt,
     refuse_unfinished,
 )
-from anabranch._engine.leases.member import Member
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.ready_sessions import BatchFeed, LoopTurn, ReadySessions, batch_lane
 from anabranch._engine.session import Session
@@ -194,7 +194,7 @@ class RecordRunners:
     def __init__(
         self,
         ports: Ports,
-        member: Member,
+        fleet: Fleet,
         scheduler: Scheduler,
         call: HandlerCall,
         options: HandlerOptions,
@@ -205,7 +205,7 @@ class RecordRunners:
         on_undecodable: OnUndecodable,
     ) -> None:
         self._ports = ports
-        self._member = member
+        self._fleet = fleet
         self._scheduler = scheduler
         self._call = call
         self._decode = options.decode
@@ -229,13 +229,13 @@ class RecordRunners:
         assert task is not None
         runner = _Runner(task)
         self._runners.append(runner)
-        member, ready = self._member, self.ready
+        fleet, ready = self._fleet, self.ready
         pick: Callable[[Session], _Picked | None] = partial(self._pick, runner)
         while True:
             if self._turn.is_over():
                 await asyncio.sleep(0)
                 continue
-            taken: tuple[Session, _Picked] | None = ready.take(pick) if member.may_start() else None
+            taken: tuple[Session, _Picked] | None = ready.take(pick) if fleet.may_start() else None
             if taken is None:
                 if task.cancelling():
                     await clear_cancellation(task, self._is_ending)
@@ -305,7 +305,7 @@ class RecordRunners:
             cut_short = runner.done_count < len(records) or runner.task.cancelling()
             if cut_short or runner.left <= 0 or lane.one_at_a_time:
                 return _TURN_OVER
-        return None if self._member.may_start() else _TURN_OVER
+        return None if self._fleet.may_start() else _TURN_OVER
 
     def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
         """Returns the rest of the call that failed or waits; None if all ended."""
@@ -324,7 +324,7 @@ class RecordRunners:
         return resume_call(steps, waits_for)
 
     async def _call_each(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> None:
-        may_start, turn, cancelling = self._member.may_start, self._turn, runner.task.cancelling
+        may_start, turn, cancelling = self._fleet.may_start, self._turn, runner.task.cancelling
         start = self._direct or partial(self._start, session, 0)
         for record in records:
             if session.is_draining or not may_start(turn.over_ms):
@@ -350,7 +350,7 @@ class RecordRunners:
             await self._ports.before_call()
         decoded = record if self._decode is None else self._decode(record)
         context = self._context(session, failed_attempts) if self._call.wants_context else None
-        return await self._call(decoded, context, self._member.may_start, self._limit.of_call)
+        return await self._call(decoded, context, self._fleet.may_start, self._limit.of_call)
 
     async def _handle(self, runner: _Runner, session: Session, picked: Entry | _BegunCall) -> None:
         entry, rest = (picked, None) if isinstance(picked, Entry) else picked
@@ -437,7 +437,7 @@ class RecordRunners:
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
             deadline=self._policy.timeout,
-            fenced_at_ms=self._member.heartbeat_status.fence.valid_until_ms,
+            fenced_at_ms=self._fleet.valid_until_ms,
         )
 
     def revoke(self, session: Session) -> None:
@@ -513,7 +513,7 @@ class BatchRunners:
     def __init__(
         self,
         ports: Ports,
-        member: Member,
+        fleet: Fleet,
         feed: BatchFeed,
         call: HandlerCall,
         options: HandlerOptions,
@@ -523,7 +523,7 @@ class BatchRunners:
         on_undecodable: OnUndecodable,
     ) -> None:
         self._ports = ports
-        self._member = member
+        self._fleet = fleet
         self._feed = feed
         self._call = call
         self._options = options
@@ -613,7 +613,7 @@ class BatchRunners:
                 millis_behind_latest=session.behind_ms,
             )
             async with self._limit.of_call():
-                await self._call(batch, self._context(session), self._member.may_start)
+                await self._call(batch, self._context(session), self._fleet.may_start)
         except asyncio.CancelledError as error:
             was_revoked = self._clear_revocation(task)
             if self._is_ending():
@@ -657,7 +657,7 @@ class BatchRunners:
             fence_token=session.row.fence_token,
             millis_behind_latest=session.behind_ms,
             deadline=self._policy.timeout,
-            fenced_at_ms=self._member.heartbeat_status.fence.valid_until_ms,
+            fenced_at_ms=self._fleet.valid_until_ms,
         )
 
     def revoke(self, session: Session) -> None:

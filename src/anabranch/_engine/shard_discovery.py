@@ -14,14 +14,13 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from anabranch._core.backoff import backoff_ms
-from anabranch._core.leases.plan import Take
+from anabranch._core.leases.store_calls import DeleteLease, ReadLease, ReadLeases
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
     ShardEnd,
-    adoptable,
     classify_missing_shard,
     plan_end,
     plan_trimmed,
@@ -30,9 +29,8 @@ from anabranch._core.shards.gate import (
 from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.lease_loop import LeaseLoop
-from anabranch._engine.leases.store_calls import retry_store_call
-from anabranch._engine.leases.store_reset import store_reset
+from anabranch._engine.leases.drive import report_store_reset, retry_store_call
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._engine.session import Session
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
@@ -312,7 +310,7 @@ class StreamBootstrap:
     def _require_app(self, row: T | None) -> T:
         """What was made, or stood already; None from the store: the application is another."""
         if row is None:
-            raise store_reset(self._ports, self._app)
+            raise report_store_reset(self._ports, self._app)
         return row
 
     async def _retry(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
@@ -352,10 +350,10 @@ class ShardDiscovery:
         self._trim_reporter = TrimReporter(ports)
         self._listings = Alarm(ports.clock)
         self._bootstrap: StreamBootstrap
-        self._leases: LeaseLoop
+        self._fleet: Fleet
 
-    def attach_failure(self, leases: LeaseLoop) -> None:
-        self._leases = leases
+    def attach(self, fleet: Fleet) -> None:
+        self._fleet = fleet
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
@@ -405,9 +403,9 @@ class ShardDiscovery:
         """The shard's last record is finished: children first, then its own end, then the children that may run."""
         ports = self._ports
         while session.phase == "ended":
-            life = self._leases.table.member_id
+            planner = self._fleet.member_id
             end = await self._try_to_plan_end(session)
-            if end is not None and await self._write_end(session, end, checkpointer, life):
+            if end is not None and await self._write_end(session, end, checkpointer, planner):
                 ports.emit(
                     ShardFinished(
                         stream=session.stream.name,
@@ -416,7 +414,7 @@ class ShardDiscovery:
                         reason=end.finish.reason,
                     )
                 )
-                await self._adopt(session.key, end)
+                await self._fleet.adopt(session.key, end.finish.children)
                 if session.trimmed:
                     # Of two parents that are trimmed at a time, each leaves the child to the other: now one is left.
                     self._listings.ring()
@@ -455,33 +453,16 @@ class ShardDiscovery:
         session.reason = CHILDREN_UNKNOWN if end is None else None
         return end
 
-    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, life: str) -> bool:
-        store = self._ports.store
+    async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, planner: str) -> bool:
         for row in end.rows:
-            created = await self._leases.create_lease(row, life=life)
-            if created is None:
+            if await self._fleet.create_lease(row, member_id=planner) is None:
                 return False
-            self._leases.observe_lease(created)
         key = session.key
         outcome = await checkpointer.write(session, finish=end.finish)
         if outcome == "lost":
-            stored = await self._leases.call(store.read_lease(key))
+            stored = await self._fleet.call(ReadLease(key))
             return stored is not None and stored.is_finished
         return outcome == "written"
-
-    async def _adopt(self, key: LeaseKey, end: ShardEnd) -> None:
-        """Who finishes a child's last parent takes the child at once (rule S4)."""
-        rows = await self._leases.call(self._ports.store.read_leases())
-        if rows is None:
-            self._leases.wake()
-            return
-        names = set(end.finish.children)
-        children = [row for row in rows if row.key.shard_id in names and row.key.stream_key == key.stream_key]
-        for row in adoptable(children, {row.key: row for row in rows}):
-            if self._leases.may_take() and self._leases.has_room():
-                self._leases.observe_lease(row)
-                await self._leases.take(Take(row.key, row.owner, row.version))
-        self._leases.wake()
 
     # a shard that is not there
 
@@ -519,7 +500,7 @@ class ShardDiscovery:
         if shard_id not in self._graphs[key.stream_key].listed:
             listing = await list_all_shards(self._ports, session.stream, None)
             self._graphs[key.stream_key] = self._graphs[key.stream_key].united(shards=listing)
-        found = await self._leases.call(self._ports.store.read_leases(with_finished=True))
+        found = await self._fleet.call(ReadLeases(with_finished=True))
         graph = self._graphs[key.stream_key]
         if found is None or shard_id not in graph.listed:
             return
@@ -594,19 +575,17 @@ class ShardDiscovery:
         await self._find_missing(row, listing, cleans_up=cleans_up)
 
     async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
-        life = self._leases.table.member_id
+        planner = self._fleet.member_id
         leases = await self._bootstrap.lease_rows(row)
         if not leases:
-            self._leases.miss_birth()  # rows are never all removed: this is no new beginning (rule L14)
+            self._fleet.raise_store_reset()  # rows are never all removed: this is no new beginning (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
         for lease in missing_leases(row, graph, scope, leases):
-            created = await self._leases.create_lease(lease, life=life)
-            if created is None:
+            if await self._fleet.create_lease(lease, member_id=planner) is None:
                 return  # by the next listing the others may have been made, and more
-            self._leases.observe_lease(created)
-            self._leases.wake()
+            self._fleet.wake()
         if cleans_up:
             await self._clean_up(row, graph, leases)
 
@@ -619,4 +598,4 @@ class ShardDiscovery:
         for lease in removable(leases, graph, listed):
             same = classify_missing_shard(row, await find_summary(ports, stream)) == "trimmed"
             if same and await self._is_gone(stream, lease.key.shard_id):
-                await self._leases.call(ports.store.delete_lease(lease.key, lease.version))
+                await self._fleet.call(DeleteLease(lease.key, lease.version))

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from anabranch._core.shards import gate
 from anabranch._engine.clock import Scheduler
-from anabranch._engine.leases.lease_loop import LeaseLoop
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Clock
@@ -44,7 +43,7 @@ class StopWatcher:
         scheduler: Scheduler,
         stop_conditions: StopConditions,
         sessions: Mapping[LeaseKey, Session],
-        leases: LeaseLoop,
+        fleet: Fleet,
         *,
         is_busy: Callable[[], bool],
         on_end: Callable[[str], None],
@@ -53,7 +52,7 @@ class StopWatcher:
         self._scheduler = scheduler
         self._conditions = stop_conditions
         self._sessions = sessions
-        self._leases = leases
+        self._fleet = fleet
         self._is_busy = is_busy
         self._on_end = on_end
         self._active_at_ms = 0
@@ -68,7 +67,7 @@ class StopWatcher:
 
     def _check(self) -> None:
         now_ms = self._clock.now_ms()
-        if self._conditions.at_tip and self._is_at_tip(now_ms):
+        if self._conditions.at_tip and self._is_at_tip():
             self._on_end("it has reached its end (until=)")
         elif self._is_idle(now_ms):
             self._on_end("it had nothing to do for idle_timeout")
@@ -87,7 +86,7 @@ class StopWatcher:
         if not stopped_count:
             self._watches_stopped, self._all_stopped_at_ms = False, None
             return
-        if stopped_count < len(sessions) or not all(self._is_accounted_for(row, now_ms) for row in self._unfinished()):
+        if stopped_count < len(sessions) or not all(self._is_accounted_for(row) for row in self._unfinished()):
             self._all_stopped_at_ms = None
         elif self._all_stopped_at_ms is None:
             self._all_stopped_at_ms = now_ms
@@ -103,30 +102,23 @@ class StopWatcher:
         finished_count = sum(session.lane.finished_count for session in self._sessions.values())
         moved, self._finished_count = finished_count != self._finished_count, finished_count
         behind = any(session.behind_ms != 0 for session in self._sessions.values() if session.phase == "reading")
-        if (
-            moved
-            or behind
-            or self._is_busy()
-            or not all(self._is_accounted_for(row, now_ms) for row in self._unfinished())
-        ):
+        if moved or behind or self._is_busy() or not all(self._is_accounted_for(row) for row in self._unfinished()):
             self._active_at_ms = now_ms
         timeout_ms = self._conditions.idle_timeout_ms
         return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms
 
-    def _is_at_tip(self, now_ms: int) -> bool:
-        return bool(self._leases.table.leases) and all(
-            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_accounted_for(row, now_ms)
+    def _is_at_tip(self) -> bool:
+        return bool(self._fleet.leases) and all(
+            self._sessions[row.key].is_at_end if row.key in self._sessions else self._is_accounted_for(row)
             for row in self._unfinished()
         )
 
     def _unfinished(self) -> list[LeaseRow]:
-        return [row for row in self._leases.table.leases.values() if not row.is_finished]
+        return [row for row in self._fleet.leases.values() if not row.is_finished]
 
-    def _is_accounted_for(self, row: LeaseRow, now_ms: int) -> bool:
+    def _is_accounted_for(self, row: LeaseRow) -> bool:
         """Whether this shard is read here, or is not for this worker to read as things stand."""
-        if row.key in self._sessions or gate.open_parents(row, self._leases.table.leases):
-            return True
-        if row.owner is not None and self._leases.detector.is_heartbeating(row.owner, now_ms):
+        if row.key in self._sessions or self._fleet.is_waiting_or_read(row):
             return True
         limit = self._conditions.shards_max
         return limit is not None and len(self._sessions) >= limit

@@ -8,6 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from anabranch._core.leases.lease_table import Holding
+from anabranch._core.leases.machine import HandOffRequested, Held, Lost, MemberProfile
+from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.window import Unpacker
@@ -16,9 +18,7 @@ from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.handler_calls import UndecodableError, failed_attempt
 from anabranch._engine.handover import ShardHandover
-from anabranch._engine.leases.lease_loop import LeaseLoop
-from anabranch._engine.leases.member import Member, MemberProfile
-from anabranch._engine.leases.store_calls import retry_store_call
+from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.poller import Poller
 from anabranch._engine.ports import Ports
 from anabranch._engine.quarantine import Quarantine
@@ -33,7 +33,6 @@ from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
-from anabranch.errors import LeaseStoreInvalidError
 from anabranch.events import (
     ConsumerStarted,
     ConsumerStopped,
@@ -65,49 +64,30 @@ class WorkerPlan:
     """Records that arrived at this time or later are left alone."""
 
 
-OPENING_DEADLINE_MS = 30_000
-"""Of one try: making tables takes longer than any call later on."""
-
-
-async def open_application(ports: Ports, plan: WorkerPlan) -> AppRow:
-    async def open_once() -> AppRow:
-        """Each try proposes another identity: one proposed before may have been reset since."""
-        if plan.settings.leases.create == "never" and await ports.store.read_app() is None:
-            raise LeaseStoreInvalidError(
-                f"there is no application {plan.app.app!r} in {plan.store_name}, and LeaseSettings(create='never') "
-                "makes none: check app= and leases=; if the store was emptied, restore it; to begin anew, start one "
-                "worker with create='if_missing'"
-            )
-        app_id = f"{ports.entropy.getrandbits(128):032x}"
-        return await ports.store.open(replace(plan.app, app_id=app_id))
-
-    return await retry_store_call(ports, open_once, deadline_ms=OPENING_DEADLINE_MS)
-
-
 class FenceWatch:
-    def __init__(self, ports: Ports, scheduler: Scheduler, member: Member, sink: Sink) -> None:
+    def __init__(self, ports: Ports, scheduler: Scheduler, fleet: Fleet, sink: Sink) -> None:
         self._ports = ports
         self._scheduler = scheduler
-        self._member = member
+        self._fleet = fleet
         self._sink = sink
         self._reported: dict[tuple[Session, Position], None] = {}
         """Calls that were named and still run."""
 
     def schedule(self) -> None:
         """A heartbeat was answered."""
-        valid_until_ms = self._member.heartbeat_status.fence.valid_until_ms
+        valid_until_ms = self._fleet.valid_until_ms
         if valid_until_ms is not None:
             self._scheduler.call_at(valid_until_ms, self._on_fence)
 
     def _on_fence(self) -> None:
-        if self._member.may_start() or not self._sink.running():
+        if self._fleet.may_start() or not self._sink.running():
             return
         self._sink.interrupt()
-        self._scheduler.call_at(self._ports.clock.now_ms() + self._member.timing.grace_ms, self._on_grace_over)
+        self._scheduler.call_at(self._ports.clock.now_ms() + self._fleet.timing.grace_ms, self._on_grace_over)
 
     def _on_grace_over(self) -> None:
         """What still runs now may run beside the next owner's calls (rule L11)."""
-        if not self._member.may_start():
+        if not self._fleet.may_start():
             self.report_running()
 
     def on_lost(self, session: Session) -> None:
@@ -117,7 +97,7 @@ class FenceWatch:
         if self._sink.runner_count == 0:
             self.report_running(session)
         elif any(owner is session for owner, _ in self._sink.running()):
-            over_ms = self._ports.clock.now_ms() + self._member.timing.grace_ms
+            over_ms = self._ports.clock.now_ms() + self._fleet.timing.grace_ms
             self._scheduler.call_at(over_ms, lambda: self.report_running(session))
 
     def report_running(self, lost: Session | None = None) -> None:
@@ -163,9 +143,7 @@ class Worker:
         self.sessions: dict[LeaseKey, Session] = {}
         self._reports = ShardReports(ports.emit)
         self._sink: Sink
-        self.member: Member
-        self.app: AppRow
-        self.leases: LeaseLoop
+        self.fleet: Fleet
         self._discovery: ShardDiscovery
         self._poller: Poller
         self._checkpointer: Checkpointer
@@ -202,7 +180,10 @@ class Worker:
             self.start_finished.set()
             self.scheduler.close()
             if self.has_joined:
-                self.member.close()
+                self.fleet.close()
+                if self.report is None and self._sink.runner_count == 0:
+                    # The caller's loop may still work on a record when others take its shard (rule L11).
+                    self.fence_watch.report_running()
                 self.is_stopping = True
                 self._sink.ready.wake_all()
             for session in self.sessions.values():
@@ -222,28 +203,36 @@ class Worker:
     async def _join_and_run(self, group: asyncio.TaskGroup, make_sink: SinkMaker) -> None:
         ports, plan = self._ports, self._plan
         stall_limit_ms = round(plan.settings.leases.stall_limit * 1000)
-        self.member = Member(ports, plan.timing, plan.profile, group, stall_limit_ms=stall_limit_ms)
+        self.fleet = Fleet(
+            ports,
+            plan.timing,
+            plan.profile,
+            group,
+            stall_limit_ms=stall_limit_ms,
+            on_change=self._on_change,
+            on_status=self._on_status,
+            describe=self._describe,
+            running_calls=self._running_calls if plan.settings.leases.on_zombie == "exit" else None,
+        )
         self._sink = make_sink(self)
-        self.fence_watch = FenceWatch(ports, self.scheduler, self.member, self._sink)
-        if plan.settings.leases.on_zombie == "exit":
-            self.member.zombies = self.fence_watch.zombies
+        self.fence_watch = FenceWatch(ports, self.scheduler, self.fleet, self._sink)
         self._drainer = Drainer(ports.clock, self._sink.running)
         self._discovery = ShardDiscovery(ports, plan.streams, plan.start, plan.settings, plan.timing)
-        self.app = await open_application(ports, plan)
-        await self.member.look_around()
-        await self._discovery.prepare(self.app)
-        await self.member.join()
+        app = await self.fleet.open(plan.app, plan.store_name, may_create=plan.settings.leases.create != "never")
+        await self.fleet.look_around()
+        await self._discovery.prepare(app)
+        await self.fleet.join(self._discovery.stream_keys)
         self._make_parts(group)
         self._runners.start(
             self._sink.run_one, self._sink.runner_count, on_ignored_cancel=self.fence_watch.report_running
         )
         tasks = [
-            group.create_task(self.leases.run(), name="leases"),
+            group.create_task(self.fleet.run(), name="leases"),
             group.create_task(self._checkpointer.run(), name="checkpoints"),
             group.create_task(self._discovery.run(), name="shard discovery"),
             group.create_task(self._quarantine.run(), name="quarantine"),
         ]
-        ports.emit(ConsumerStarted(app=plan.app.app, member_id=self.member.member_id, store=plan.store_name))
+        ports.emit(ConsumerStarted(app=plan.app.app, member_id=self.fleet.member_id, store=plan.store_name))
         self._stop_watcher.start()
         self.has_joined = True
         self.start_finished.set()
@@ -254,20 +243,9 @@ class Worker:
 
     def _make_parts(self, group: asyncio.TaskGroup) -> None:
         ports, plan = self._ports, self._plan
-        self.leases = LeaseLoop(
-            ports,
-            self.member,
-            self.app,
-            on_held=self._on_held,
-            on_dropped=self._on_dropped,
-            on_drain=self._on_drain,
-            is_healthy=lambda: self._poller.healthy,
-            status=lambda: self._reports.report(self.sessions.values(), *self._stall_inputs()),
-        )
-        self.leases.table.streams = self._discovery.stream_keys
-        self._discovery.attach_failure(self.leases)
+        self._discovery.attach(self.fleet)
         self._checkpointer = Checkpointer(
-            ports, self.leases, plan.settings.checkpoints, before_commit=self._sink.before_commit
+            ports, self.fleet, plan.settings.checkpoints, before_commit=self._sink.before_commit
         )
         self._poller = Poller(
             ports,
@@ -276,24 +254,23 @@ class Worker:
             group,
             self._discovery,
             on_records=self._on_records,
-            on_unreadable=lambda session: self.leases.give_unreadable(session.key),
+            on_unreadable=lambda session: self.fleet.give_unreadable(session.key),
         )
         self._poller.paused = self._paused
         self._handover = ShardHandover(
-            ports, self.leases, self._checkpointer, self._drainer, self._sink, plan.settings.leases
+            ports, self.fleet, self._checkpointer, self._drainer, self._sink, plan.settings.leases
         )
-        self._quarantine = Quarantine(ports, self.leases, self._checkpointer, self._sink, on_failed=self.on_failed)
+        self._quarantine = Quarantine(ports, self.fleet, self._checkpointer, self._sink, on_failed=self.on_failed)
         drain_ms = round(plan.settings.leases.drain_deadline * 1000)
         self._stop_watcher = StopWatcher(
             ports.clock,
             self.scheduler,
             plan.stop_conditions,
             self.sessions,
-            self.leases,
+            self.fleet,
             is_busy=self._is_busy,
             on_end=lambda reason: self._stop_by_itself(reason, drain_ms),
         )
-        self.member.on_status = self._on_status
 
     def _spawn(self, work: Work, name: str) -> None:
         start_in_group(self._group, work, name)
@@ -323,7 +300,7 @@ class Worker:
         """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
         sessions = list(self.sessions.values())
         self._poller.paused = True
-        self.leases.draining = True
+        self.fleet.drain()
         self._sink.ready.wake_all()
         left = await self._drainer.wait(sessions, deadline_ms)
         self.on_leaving()
@@ -334,7 +311,7 @@ class Worker:
             self._checkpointer.mark_dirty(session)
         committed = await self._drainer.write_until_accepted(self._checkpointer.commit_all, deadline_ms)
         await self._runners.end()  # before others may take the shards: a call that ends when it is told to has its time
-        released = await self._drainer.write_until_accepted(self.member.leave, deadline_ms)
+        released = await self._drainer.write_until_accepted(self.fleet.leave, deadline_ms)
         stopped = [session.stopped for session in sessions if session.stopped is not None and session.phase != "lost"]
         for session in sessions:
             self._end(session)
@@ -353,6 +330,15 @@ class Worker:
         if session.phase not in {"finished", "lost"}:
             session.move("lose")
         session.empty()
+
+    def _on_change(self, change: Held | Lost | HandOffRequested) -> None:
+        match change:
+            case Held():
+                self._on_held(change.holding)
+            case Lost():
+                self._on_lost(change.key, change.reason)
+            case HandOffRequested():
+                self._on_hand_off_requested(change.request)
 
     def _on_held(self, holding: Holding) -> None:
         plan, row = self._plan, holding.row
@@ -379,7 +365,7 @@ class Worker:
             session.stopped = _stopped_shard(session, reason)
             self._spawn(self._stop_shard(session, None, reason, None), f"stop {session.shard_id}")
             return
-        if row.stopped is not None and not self.leases.table.tries_again(row):
+        if row.stopped is not None and not self.fleet.retries_stopped(row):
             session.reason = row.stopped.reason
             session.stopped = _stopped_shard(session, session.reason, row.stopped.position, row.stopped.partition_key)
             session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
@@ -389,7 +375,7 @@ class Worker:
         self._poller.add(session)
         self._sink.ready.offer(session)
 
-    def _on_dropped(self, key: LeaseKey, reason: str) -> None:
+    def _on_lost(self, key: LeaseKey, reason: str) -> None:
         session = self.sessions.pop(key)
         if reason not in {"finished", "given", "released"}:
             self.fence_watch.on_lost(session)
@@ -407,7 +393,7 @@ class Worker:
         elif reason != "finished":
             self._emit_for(LeaseLost, session, reason=reason)
 
-    def _on_drain(self, request: HandOffRequest) -> None:
+    def _on_hand_off_requested(self, request: HandOffRequest) -> None:
         session = self.sessions.get(request.key)
         if session is not None:
             self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
@@ -420,9 +406,8 @@ class Worker:
     def _on_status(self) -> None:
         """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
         self._sink.ready.wake_all()
-        status = self.member.heartbeat_status
-        if status.fence.ending is not None or (status.row is not None and status.row.wanted):
-            self.leases.wake()
+        if self.fleet.needs_round:
+            self.fleet.wake()
         self.fence_watch.schedule()
 
     # records come and are finished
@@ -478,13 +463,19 @@ class Worker:
     def status(self) -> ConsumerStatus:
         return ConsumerStatus(
             app=self._plan.app.app,
-            member_id=self.member.member_id if self.has_joined else None,
-            fenced=not (self.has_joined and self.member.may_start()),
+            member_id=self.fleet.member_id if self.has_joined else None,
+            fenced=not (self.has_joined and self.fleet.may_start()),
             paused=self._paused,
             shards=self._reports.states(tuple(self.sessions.values()), *self._stall_inputs()),
             budget_used_bytes=self.budget.used_bytes,
             budget_limit_bytes=self.budget.limit_bytes,
         )
+
+    def _describe(self) -> Description:
+        return Description(self._poller.healthy, self._reports.report(self.sessions.values(), *self._stall_inputs()))
+
+    def _running_calls(self) -> list[ZombieCall]:
+        return self.fence_watch.zombies()
 
     def _stall_inputs(self) -> tuple[int, str | None, Mapping[Session, str]]:
         """Now, what keeps all shards from moving, and those that calls hold up which ignore their time-out."""
@@ -492,7 +483,7 @@ class Worker:
         if not self.has_joined:
             return now_ms, None, {}
         paused = "its worker was told to pause, by Consumer.pause()" if self._paused else None
-        return now_ms, self.leases.blocked_reason or paused, self._sink.overdue(now_ms)
+        return now_ms, self.fleet.blocked_reason or paused, self._sink.overdue(now_ms)
 
     async def wait_for_records(self) -> None:
         """Until a walk should look again."""

@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from anabranch._core.leases import machine
 from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.plan import Write, plan_round
+from anabranch._core.leases.store_calls import NoAnswer, OpenApp, ReadApp
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
@@ -14,9 +17,6 @@ from anabranch._core.tracker import Tracker
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.leases import lease_loop
-from anabranch._engine.leases.lease_loop import LeaseLoop
-from anabranch._engine.leases.member import Member
 from anabranch._engine.session import Session
 from anabranch._engine.shard_discovery import ShardDiscovery, StreamBootstrap, TrimReporter, list_all_shards
 from anabranch._engine.worker import FenceWatch, Worker
@@ -61,14 +61,15 @@ def _from_the_tip(self):
     return StartingPosition("LATEST") if self.read_after is not None else self.row.start
 
 
-async def _no_floor(self, step):
+def _no_floor(self, step):
+    yield from ()
     return 0
 
 
-async def _finish_first(self, session, end, checkpointer, life):
+async def _finish_first(self, session, end, checkpointer, planner):
     outcome = await checkpointer.write(session, finish=end.finish)
     for row in end.rows:
-        await self._leases.create_lease(row, life=life)
+        await self._fleet.create_lease(row, member_id=planner)
     return outcome == "written"
 
 
@@ -100,7 +101,7 @@ def _older_after_newer(original):
         before = session.row.checkpoint
         outcome = await original(self, session, **options)
         if outcome == "written" and not options and session.row.checkpoint != before and session.row.owner is not None:
-            await self._leases.write(Write(replace(session.row, checkpoint=before), session.row.version))
+            await self._fleet.write(Write(replace(session.row, checkpoint=before), session.row.version))
         return outcome
 
     return write
@@ -111,7 +112,7 @@ def _commit_whole_pages(original):
 
     async def commit_all(self):
         pull = self._before_commit
-        if not self._leases.draining:
+        if not self._fleet.is_draining:
             self._before_commit = lambda: None
         try:
             return await original(self)
@@ -189,15 +190,16 @@ def _take_without_seal():
         (FailureDetector, "sealable", lambda self, now_ms, known_dead=(): []),
         (FailureDetector, "is_over", is_over),
         (FailureDetector, "live", live),
-        (lease_loop, "plan_round", plan),
+        (machine, "plan_round", plan),
     ]
 
 
-async def _begin_anew(self):
+def _begin_anew(self):
     """A running worker makes its application where it misses it."""
-    app = await self.call(self._ports.store.read_app())
-    if app is None or app.app_id != self._app.app_id:
-        self._app = await self.call(self._ports.store.open(self._app)) or self._app
+    app = yield from self._ask(ReadApp())
+    if app is None or (not isinstance(app, NoAnswer) and app.app_id != self.app.app_id):
+        opened = yield from self._ask(OpenApp(self.app))
+        self.app = self.app if isinstance(opened, NoAnswer) else opened
     return True
 
 
@@ -216,7 +218,7 @@ def _believe_a_nameless_storage(original):
     """An application whose row names no storage is taken for a new one."""
 
     def hold_takes(self):
-        if self._app.incarnation:
+        if self.app.incarnation:
             original(self)
 
     return hold_takes
@@ -249,7 +251,7 @@ MISTAKES = {
     "a lease is taken from an owner that was not sealed": Mistake(
         _take_without_seal(), "one owner", replace(BUSY, cuts_each=10.0)
     ),
-    "the fence is not looked at": Mistake([(Member, "may_start", lambda self, *_: True)], "one owner", ROUGH),
+    "the fence is not looked at": Mistake([(LeaseMachine, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "children do not wait": Mistake(
         [(gate, "open_parents", lambda *_: ())],
         "parents first",
@@ -262,7 +264,7 @@ MISTAKES = {
         [(Session, "starting_position", _from_the_tip)], "no standstill", replace(BUSY, expired=0.1)
     ),
     "a child's token starts at one": Mistake(
-        [(LeaseLoop, "_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
+        [(LeaseMachine, "_epoch_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
     ),
     "a shard is finished before its children are there": Mistake(
         [(ShardDiscovery, "_write_end", _finish_first)], "children before the end", MERGING
@@ -300,7 +302,7 @@ MISTAKES = {
         replace(BUSY, form="run_batches", overrunning=0.1, timeout_seconds=1.5),
     ),
     "a running worker begins anew in an emptied store": Mistake(
-        [(LeaseLoop, "check_birth", _begin_anew), (LeaseLoop, "_recognise", lambda self, app: None)],
+        [(LeaseMachine, "check_birth", _begin_anew), (LeaseMachine, "_recognise", lambda self, app: app or self.app)],
         "one application",
         replace(BUSY, store_is_emptied=True),
     ),
@@ -334,7 +336,7 @@ MISTAKES = {
     "an application does not name its storage": Mistake(
         [
             (MemoryLeaseStore, "open", _open_without_storage),
-            (LeaseLoop, "_hold_takes", _believe_a_nameless_storage(LeaseLoop._hold_takes)),
+            (LeaseMachine, "_hold_takes", _believe_a_nameless_storage(LeaseMachine._hold_takes)),
         ],
         "one owner",
         ROLLED_BACK,

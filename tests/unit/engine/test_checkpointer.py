@@ -31,7 +31,7 @@ class Leases:
         self.written = []
         self.holdings = {}
         self.trouble = None
-        self.draining = False
+        self.is_draining = False
 
     async def write(self, step):
         self.written.append(step.row)
@@ -127,14 +127,14 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
     # By a gift the next owner takes its place; by a take it would count itself.
     assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 3
-    leases.draining = True
+    leases.is_draining = True
     assert checkpointer.next_row(session)[0].takes_without_progress == 2
     session.holding.row = replace(session.row, takes_without_progress=0)
     assert checkpointer.next_row(session)[0] is session.row
     session.holding.row = replace(session.row, takes_without_progress=3)
     session.crash_counted = False
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
-    leases.draining = False
+    leases.is_draining = False
     assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 4
 
 
@@ -145,7 +145,7 @@ def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_
         session.holding.pending_transfer = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
         assert await checkpointer.commit(session)
         assert not leases.written  # the lease loop repeats it
-        leases.draining, leases.outcome = True, "unknown"
+        leases.is_draining, leases.outcome = True, "unknown"
         assert not await checkpointer.commit(session)
         assert leases.written == [session.holding.pending_transfer]
 
@@ -171,7 +171,7 @@ def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
 def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draining):
     async def main():
         checkpointer, leases = make_checkpointer("lost")
-        leases.draining = draining
+        leases.is_draining = draining
         checkpointer.mark_dirty(make_session())
         assert await checkpointer.commit_all()  # there is nothing left to try
         assert checkpointer.has_lost == draining

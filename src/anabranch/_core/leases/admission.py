@@ -24,9 +24,10 @@ from typing import Final
 import msgspec
 
 from anabranch._core.leases.failure_detector import FailureDetector
-from anabranch._core.leases.plan import Seal
+from anabranch._core.leases.store_calls import Seal
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._model.leases import MemberRow
+from anabranch.errors import FleetMismatchError
 
 _STREAMS: Final = "streams "
 _ORDER: Final = "; order "
@@ -115,6 +116,14 @@ def incompatible_members(
         for row in detector.live()
         if is_incompatible(me, row, any_order=any_order) and detector.is_heartbeating(row.member_id, now_ms)
     ]
+
+
+def mismatch(me: MemberRow, other: MemberRow) -> FleetMismatchError:
+    return FleetMismatchError(
+        f"this worker ({me.fingerprint}; protocol {me.protocol}) differs from worker {other.worker_id!r} of the same "
+        f"application, which came first ({other.fingerprint}; protocol {other.protocol}): stop that one, or use "
+        "another app=; to roll out another order=, start the new workers with LeaseSettings(any_order=True)"
+    )
 
 
 def _major(protocol: str) -> int:

@@ -1,7 +1,7 @@
 """The heartbeat of one member: when the next attempt is due, and what its answer means (rules L1, L2, L4).
 
-The sender of heartbeats owns it (in the engine, a thread). It shares nothing with the lease table: it publishes one
-immutable `HeartbeatStatus`, and gets what to report as a value. One attempt is in flight at a time. Attempt numbers
+The sender of heartbeats owns it (in the engine, a thread). It shares two references with the lease machine: it gets
+what to report, and publishes one immutable `HeartbeatStatus`. One attempt is in flight at a time. Attempt numbers
 always grow, so a lost response cannot conflict with our retry.
 
 The others watch the counter, so only a write that moved it proves that this member is alive. A registration is
@@ -12,6 +12,7 @@ one that took effect.
 import msgspec
 from msgspec.structs import replace
 
+from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadIncarnation, SendHeartbeat, Steps, Wait
 from anabranch._core.leases.timing import Ending, Fence, LeaseTiming
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 
@@ -27,6 +28,9 @@ class HeartbeatState:
     def __init__(self, member_id: str, timing: LeaseTiming) -> None:
         self.timing = timing
         self.status = HeartbeatStatus(Fence(member_id))
+        """Published for the lease machine."""
+        self.report = HeartbeatWrite(member_id=member_id, attempt=0)
+        """Written by the lease machine: what the next heartbeat reports."""
         self.next_heartbeat_ms: int | None = None
         """None before the registration, while an attempt is in flight, and after the end."""
         self._attempt = 0
@@ -34,10 +38,44 @@ class HeartbeatState:
         """From when the answer in flight will count, on both clocks."""
         self._tried_at_ms = 0
         self._first_registration: tuple[int, int] | None = None
+        self._storage: str | None = None
+        self._is_sure = True
+        """No call has failed since the storage was last confirmed to be the one that this member registered in."""
 
     @property
     def member_id(self) -> str:
         return self.status.fence.member_id
+
+    def registered(self, row: MemberRow, storage: str) -> None:
+        """The store answered the registration. `storage` is what it said it was, just before."""
+        self._storage = storage
+        self.answered(row)
+
+    def run(self, moment: Moment) -> Steps[None]:
+        """Sends heartbeats from the registration until this member has ended."""
+        while self.status.fence.ending is None:
+            assert self.next_heartbeat_ms is not None, "not registered, or two senders"
+            if moment.now_ms < self.next_heartbeat_ms:
+                _, moment = yield Wait(self.next_heartbeat_ms, wakeable=True)
+                continue
+            write = self.begin(*moment, self.report)
+            if not self._is_sure:
+                # After a failed call there may be another storage behind the next one. Its `live` would mean nothing:
+                # it may have forgotten that this member was sealed (rule L13).
+                storage, moment = yield ReadIncarnation()
+                if isinstance(storage, NoAnswer):
+                    self.failed(moment.now_ms)
+                    continue
+                if storage != self._storage:
+                    self.end("rolled_back")
+                    return
+                self._is_sure = True
+            row, moment = yield SendHeartbeat(write)
+            if isinstance(row, NoAnswer):
+                self._is_sure = False
+                self.failed(moment.now_ms)
+            else:
+                self.answered(row)
 
     def begin(self, now_ms: int, wall_ms: int, report: HeartbeatWrite) -> HeartbeatWrite:
         """Call before building the request. `report` is what the member reports about itself."""

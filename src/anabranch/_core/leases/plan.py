@@ -1,8 +1,8 @@
 """One round of the lease protocol: the steps to perform, and what their answers change.
 
 Every member plans for itself: it seals members that missed their heartbeats, takes free leases, requests leases from
-live members, and answers requests. `plan_round` returns steps, the engine performs them (each is one store call, except
-`Drain`), and the `apply_*` functions update the lease table.
+live members, and answers requests. `plan_round` returns steps, the lease machine has them performed (each is one store
+call, except `Drain`), and the `apply_*` functions update the lease table.
 
 A hand-off needs both sides: the requester's and the donor's plan must both give the lease to the requester. So a
 request from an outdated view is void, and a donor never drops below its share.
@@ -19,15 +19,9 @@ import msgspec
 from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
+from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal
 from anabranch._core.shards import gate
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
-
-
-class Seal(msgspec.Struct, frozen=True):
-    """End a member that missed its heartbeats (rule L3)."""
-
-    member_id: str
-    observed_counter: int
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -37,13 +31,6 @@ class Take(msgspec.Struct, frozen=True):
     expected_owner: str | None
     expected_version: int
     epoch_floor: int = 0
-
-
-class RequestHandOff(msgspec.Struct, frozen=True):
-    """Ask a live member for a lease (rule L12)."""
-
-    donor: str
-    request: HandOffRequest
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -57,12 +44,6 @@ class Write(msgspec.Struct, frozen=True):
 
     row: LeaseRow
     expected_version: int
-
-
-class DeleteMember(msgspec.Struct, frozen=True):
-    """Delete the row of a member that ended long ago."""
-
-    member_id: str
 
 
 Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember

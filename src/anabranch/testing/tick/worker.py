@@ -12,10 +12,7 @@ from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.plan import (
-    DeleteMember,
     Drain,
-    RequestHandOff,
-    Seal,
     Step,
     Take,
     Write,
@@ -26,6 +23,7 @@ from anabranch._core.leases.plan import (
     apply_write,
     plan_round,
 )
+from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal
 from anabranch._model.leases import AppRow, Conflict, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.testing.tick.host import Host
 from anabranch.testing.tick.journal import Tenure

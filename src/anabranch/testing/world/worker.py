@@ -1,10 +1,10 @@
 """A worker of a simulated fleet: the real engine in a simulated process."""
 
+from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerOptions
-from anabranch._engine.leases.member import MemberProfile
 from anabranch._engine.ports import Ports
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._engine.worker import WorkerPlan

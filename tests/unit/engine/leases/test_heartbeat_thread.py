@@ -7,14 +7,14 @@ import time
 import pytest
 
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.leases import heart_thread
-from anabranch._engine.leases.heart_thread import HeartThread
+from anabranch._engine.leases import heartbeats
+from anabranch._engine.leases.heartbeats import HeartbeatThread
 from anabranch.events import LoopBlocked, LoopStalled
 
 from stream_world import run, until
 
 
-class NoHeartbeat:
+class NoHeartbeats:
     async def run(self):
         await asyncio.Event().wait()
 
@@ -41,8 +41,8 @@ class SuspendingClock(SystemClock):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(heart_thread, "LOOK_EVERY_MS", 10)
-    monkeypatch.setattr(heart_thread, "BLOCKED_AFTER_MS", 60)
+    monkeypatch.setattr(heartbeats, "LOOK_EVERY_MS", 10)
+    monkeypatch.setattr(heartbeats, "BLOCKED_AFTER_MS", 60)
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def block_until(condition):
 @pytest.mark.parametrize("event, stall_limit_ms", [(LoopBlocked, 3_600_000), (LoopStalled, 100)])
 def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_given_up(said, event, stall_limit_ms):
     async def main():
-        thread = HeartThread(SystemClock(), stall_limit_ms, said.append)
-        thread.start(NoHeartbeat())
+        thread = HeartbeatThread(SystemClock(), stall_limit_ms, said.append)
+        thread.start(NoHeartbeats())
         block_until(lambda: any(isinstance(one, event) for one in said))
         thread.stop()
-        assert thread.is_stalled == (event is LoopStalled)
+        assert thread.is_stalled() == (event is LoopStalled)
         assert __file__ in said[-1].stack, "on a busy machine it may stand before or after block_until"
         assert str(said[-1].blocked_ms) in str(said[-1])
 
@@ -74,9 +74,9 @@ def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_g
 def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
     async def main():
         clock = SuspendingClock()
-        thread = HeartThread(clock, 1_000, said.append)
+        thread = HeartbeatThread(clock, 1_000, said.append)
         clock.wake_main_loop = thread.tick
-        thread.start(NoHeartbeat())
+        thread.start(NoHeartbeats())
         await until(lambda: clock.sleeps > 10, "some looks")
         thread.stop()
         assert said == []
@@ -84,13 +84,13 @@ def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
     run(main)
 
 
-def test_a_heart_that_cannot_start_keeps_nobody_waiting(monkeypatch):
+def test_a_thread_that_cannot_start_keeps_nobody_waiting(monkeypatch):
     def fail(coroutine):
         coroutine.close()
         raise OSError("too many open files")
 
-    monkeypatch.setattr(heart_thread.asyncio, "run", fail)
-    thread = HeartThread(SystemClock(), 1_000, lambda event: None)
+    monkeypatch.setattr(heartbeats.asyncio, "run", fail)
+    thread = HeartbeatThread(SystemClock(), 1_000, lambda event: None)
     thread.start(None)
     thread._thread.join()
     assert "too many open files" in str(thread.failure)
@@ -98,8 +98,8 @@ def test_a_heart_that_cannot_start_keeps_nobody_waiting(monkeypatch):
 
 def test_nothing_is_renewed_for_a_thread_that_is_gone():
     made = []
-    owner = threading.Thread(target=lambda: made.append(HeartThread(SystemClock(), 3_600_000, lambda event: None)))
+    owner = threading.Thread(target=lambda: made.append(HeartbeatThread(SystemClock(), 3_600_000, lambda event: None)))
     owner.start()
     owner.join()
-    assert made[0].is_stalled
+    assert made[0].is_stalled()
     assert "is gone" in made[0]._stack()

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.zombie_guard import EXIT_STATUS, ZombieGuard
+from anabranch._engine.leases.heartbeats import EXIT_STATUS, ExitOnLeaseExpiry
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 from anabranch.events import ZombieCall
 from anabranch.testing.clock import ManualClock
@@ -25,7 +25,7 @@ class Guarded:
         self.heart.begin_registration(self.clock.now_ms(), self.clock.wall_ms())
         self.heart.answered(ROW)
         self.said, self.ended = [], []
-        guard = ZombieGuard(self.heart, self.clock, lambda: running, self.said.append, self.ended.append)
+        guard = ExitOnLeaseExpiry(self.heart, self.clock, lambda: running, self.said.append, self.ended.append)
         self.task = asyncio.create_task(guard.run())
 
     async def pass_time(self, by_ms):

@@ -1,0 +1,731 @@
+"""The lease protocol of one worker: joins the fleet, watches the others, takes, keeps and gives leases, and leaves.
+
+Each operation is a generator. It yields the next store call as a value and is resumed with the answer and the time.
+After each answer it looks again at its own life and its leases before it goes on: meanwhile the fence may have passed,
+the member may have been sealed, the storage may have been replaced, and another operation may have changed the table.
+The engine (`Fleet`) and the protocol simulator drive this class. Neither decides anything about leases.
+
+What changed for the worker is collected and handed out by `take_changes()`, after each step.
+
+It does not send heartbeats. It reads the status that `HeartbeatState` publishes, and never changes that state once its
+sender runs.
+"""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from anabranch._core.leases.admission import (
+    Admission,
+    incompatible_members,
+    joined_before,
+    members_with_worker_id,
+    mismatch,
+)
+from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.lease_table import Holding, LeaseTable
+from anabranch._core.leases.plan import (
+    NOT_WANTED_MS,
+    Drain,
+    Step,
+    Take,
+    Write,
+    Written,
+    apply_leases,
+    apply_members,
+    apply_seal,
+    apply_take,
+    apply_write,
+    give_unreadable,
+    plan_round,
+)
+from anabranch._core.leases.store_calls import (
+    CreateLease,
+    DeleteMember,
+    Describe,
+    Description,
+    Leave,
+    Moment,
+    NoAnswer,
+    OpenApp,
+    ReadApp,
+    ReadDeadMembers,
+    ReadIncarnation,
+    ReadLease,
+    ReadLeases,
+    ReadMembers,
+    ReadStreams,
+    RecordIncarnation,
+    RegisterMember,
+    RequestHandOff,
+    Seal,
+    Steps,
+    StoreCall,
+    TakeLease,
+    Wait,
+    WriteLease,
+)
+from anabranch._core.leases.timing import Ending, LeaseTiming
+from anabranch._core.shards import gate
+from anabranch._model.entropy import Entropy
+from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
+from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import (
+    Event,
+    MemberDiffers,
+    MemberEnded,
+    MemberSealed,
+    StandstillBegan,
+    StoreReset,
+    StoreRolledBack,
+    StoreUnanswered,
+)
+
+T = TypeVar("T")
+
+TAKES_HELD_MS_MIN: Final = 10_000
+"""After a roll-back nothing is taken for at least this long: members with a longer expiry may never have been seen."""
+UNPLACED_TOLD_AFTER_MS: Final = 30_000
+"""The workers of a fleet do not all start at the same moment."""
+SEAL_ROUNDS: Final = 3
+"""A heartbeat that is still on its way can prevent a seal once."""
+RETRY_MS: Final = 500
+TRIES_MAX: Final = 60
+
+
+class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What every member of this process reports about itself."""
+
+    worker_id: str
+    fingerprint: str
+    shards_max: int | None = None
+    any_order: bool = False
+    """Joins workers with another order, too (rule U2)."""
+    is_exclusive: bool = False
+    """No other process has this worker id, so an earlier member with it is over (rule L17)."""
+
+
+class StoreFailures(msgspec.Struct):
+    """How many lease store calls had no answer. After one, the next call may reach another storage (rule L13)."""
+
+    count: int = 0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """This member holds a lease from now on."""
+
+    holding: Holding
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """This member does not hold a lease any more: finished, given, released or lost."""
+
+    key: LeaseKey
+    reason: str
+
+
+class HandOffRequested(msgspec.Struct, frozen=True):
+    """Drain this lease, then transfer it."""
+
+    request: HandOffRequest
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Send the heartbeats of this member."""
+
+    heartbeat: HeartbeatState
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Send no more heartbeats."""
+
+
+class ReportChanged(msgspec.Struct, frozen=True):
+    """Others wait for what the next heartbeat reports: send it now."""
+
+
+Change = Held | Lost | HandOffRequested | Joined | Ended | ReportChanged | Event
+
+
+def store_reset(app: AppRow) -> LeaseStoreInvalidError:
+    """The application is gone from the store, or is another one. Nothing is created in its place (rule L14)."""
+    return LeaseStoreInvalidError(
+        f"the lease store no longer holds application {app.app!r} as this worker knows it: it was "
+        "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+    )
+
+
+class LeaseMachine:
+    def __init__(
+        self, profile: MemberProfile, timing: LeaseTiming, entropy: Entropy, failures: StoreFailures | None = None
+    ) -> None:
+        self.profile = profile
+        self.timing = timing
+        self.table = LeaseTable("", timing.expiry_ms)
+        self.detector = FailureDetector(timing)
+        self.heartbeat = HeartbeatState("", timing)
+        self.app = AppRow(app="", app_id="", created_wall_ms=0)
+        """As it was opened."""
+        self.trouble: str | None = None
+        """Why the last store call had no answer; None if it had one."""
+        self.is_performing = False
+        """A round's steps are under way: leases may be this member's without its knowledge."""
+        self.draining = False
+        """This worker stops: it takes nothing more and requests nothing. Set by its driver."""
+        self._entropy = entropy
+        self._failures = failures or StoreFailures()
+        self._moment = Moment(0, 0)
+        self._me = self._new_row("")
+        self._ending: Ending | None = None
+        """How this side ended its member. The heartbeats' side publishes its own."""
+        self._changes: list[Change] = []
+        self._followed: dict[LeaseKey, Holding] = {}
+        """The holdings that were handed out as `Held`."""
+        self._is_round_due = False
+        self._no_takes_before_ms = 0
+        self._incarnation: str | None = None
+        self._confirmed_at: int | None = None
+        """The count of failed store calls when the storage was last confirmed."""
+        self._told_unplaced: dict[LeaseKey, None] = {}
+        self._told_incompatible: dict[str, None] = {}
+
+    @property
+    def member_id(self) -> str:
+        return self.table.member_id
+
+    @property
+    def ending(self) -> Ending | None:
+        """How this member ended; None while it lives."""
+        if self.table.rolled_back:
+            return "rolled_back"
+        return self._ending or self.heartbeat.status.fence.ending
+
+    def may_start(self, now_ms: int, wall_ms: int) -> bool:
+        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
+        return (
+            self._ending is None
+            and not self.table.rolled_back
+            and self.heartbeat.status.fence.may_start(now_ms, wall_ms)
+        )
+
+    def may_start_on(self, key: LeaseKey, now_ms: int, wall_ms: int) -> bool:
+        return not self.draining and self.table.is_startable(key) and self.may_start(now_ms, wall_ms)
+
+    def take_changes(self) -> list[Change]:
+        """What has changed since the last call, in order. Call it after each step."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # start
+
+    def open(self, app: AppRow, store_name: str, moment: Moment, *, may_create: bool = True) -> Steps[AppRow]:
+        """Finds the application's row, or creates it where that is allowed (rule L14). Only a start does this."""
+        self._moment = moment
+        if not may_create and (yield from self._insist(ReadApp)) is None:
+            raise LeaseStoreInvalidError(
+                f"there is no application {app.app!r} in {store_name}, and LeaseSettings(create='never') "
+                "creates none: check app= and leases=; if the store was emptied, restore it; to start from scratch, "
+                "start one worker with create='if_missing'"
+            )
+
+        def propose() -> OpenApp:
+            # Each try proposes another identity: an application with the one before may have been deleted since.
+            return OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
+
+        self.app = yield from self._insist(propose)
+        return self.app
+
+    def look_around(self, moment: Moment) -> Steps[None]:
+        """Before anything else is written: raises if this worker does not share the settings of a live fleet. Call it
+        once in a process: one that returns from a pause must not seal its successor (rule L17).
+        """
+        self._moment = moment
+        if self.profile.is_exclusive:
+            yield from self._seal_earlier()
+        yield from self._be_admitted()
+
+    def _seal_earlier(self) -> Steps[None]:
+        for _ in range(SEAL_ROUNDS):
+            earlier = members_with_worker_id(self.profile.worker_id, (yield from self._insist(ReadMembers)))
+            if not earlier:
+                return
+            for row in earlier:
+                sealed = yield from self._insist(partial(Seal, row.member_id, row.counter))
+                if sealed is not None and sealed.state == "sealed":
+                    self._changes.append(MemberSealed(member_id=row.member_id))
+
+    def _be_admitted(self) -> Steps[None]:
+        """Returns when no incompatible member is live; raises if one stays (rule U2)."""
+        admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
+        while True:
+            rows = yield from self._insist(ReadMembers)
+            dead = yield from self._insist(ReadDeadMembers)
+            review = admission.review(rows, dead, self._moment.now_ms)
+            if review.refused_by is not None:
+                raise mismatch(self._me, review.refused_by)
+            if review.is_admitted:
+                return
+            for seal in review.seals:
+                yield from self._insist(partial(Seal, seal.member_id, seal.observed_counter))
+            if not review.seals:
+                yield from self._wait(self.timing.poll_interval_ms)
+
+    def join(self, streams: Collection[str], moment: Moment) -> Steps[None]:
+        """Registers a member and checks whether it may stay. `streams` are the keys of the streams that it reads."""
+        self._moment = moment
+        self.table.streams = streams
+        yield from self._join()
+
+    def _join(self) -> Steps[None]:
+        self._become_new_member()
+        heartbeat, tries = self.heartbeat, 0
+        while True:
+            heartbeat.begin_registration(*self._moment)
+            storage = yield from self._ask(ReadIncarnation())
+            row = storage if isinstance(storage, NoAnswer) else (yield from self._ask(RegisterMember(self._me)))
+            if not isinstance(storage, NoAnswer) and not isinstance(row, NoAnswer):
+                break
+            tries += 1
+            self._tell_unanswered(tries)
+            yield from self._wait(self.timing.call_deadline_ms)
+        assert isinstance(row, MemberRow)
+        heartbeat.registered(row, storage)
+        try:
+            # Before the first heartbeat, which confirms the membership.
+            yield from self._be_admitted()
+        except FleetMismatchError:
+            yield from self.leave(self._moment)
+            raise
+        self._changes.append(Joined(heartbeat))
+
+    def _become_new_member(self) -> None:
+        """A member that ended never returns. The process goes on as a new one (rule L1)."""
+        self._me = self._new_row(self._new_member_id())
+        self.heartbeat = self._new_heartbeat(self._me.member_id)
+        self.table.become(self._me.member_id)
+        self._ending = None
+
+    def _new_member_id(self) -> str:
+        return f"{self.profile.worker_id}#{self._entropy.getrandbits(128):032x}"
+
+    def _new_heartbeat(self, member_id: str) -> HeartbeatState:
+        return HeartbeatState(member_id, self.timing)
+
+    def _new_row(self, member_id: str) -> MemberRow:
+        profile = self.profile
+        return MemberRow(
+            member_id=member_id,
+            worker_id=profile.worker_id,
+            expiry_ms=self.timing.expiry_ms,
+            fingerprint=profile.fingerprint,
+            shards_max=profile.shards_max,
+            joined_wall_ms=self._moment.wall_ms,
+        )
+
+    # rounds
+
+    def run(self, moment: Moment) -> Steps[NoReturn]:
+        """Rounds, about one a second."""
+        self._moment = moment
+        while True:
+            self._is_round_due = False
+            yield from self.round(self._moment)
+            if self.ending is None and not self._is_round_due:
+                poll_interval_ms = self.timing.poll_interval_for(len(self.detector.live()))
+                yield from self._wait(poll_interval_ms, wakeable=True)
+
+    def round(self, moment: Moment) -> Steps[None]:
+        """One look at the store and one plan. A member that has ended is replaced first."""
+        self._moment = moment
+        if self.ending is not None:
+            yield from self._start_again(self.ending)
+        if (yield from self._observe()):
+            self._check_compatibility()
+            yield from self._plan_and_perform()
+        yield from self._report()  # also if the store did not answer: what stalled because of that is reported
+
+    def _start_again(self, ending: Ending) -> Steps[None]:
+        if ending == "rolled_back":
+            # The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13).
+            self._changes.append(StoreRolledBack())
+            self._hold_takes()
+            self._incarnation = self._confirmed_at = None
+            self.table.forget()
+            self.detector.forget()
+        self._changes.append(MemberEnded(member_id=self.member_id, reason=ending))
+        self.end(ending)
+        self.table.lose_all()
+        self._follow()
+        yield from self._join()
+
+    def end(self, ending: Ending) -> None:
+        """From now on this member starts, takes and writes nothing."""
+        self._ending = self._ending or ending
+        self._changes.append(Ended())
+
+    def _observe(self) -> Steps[bool]:
+        table = self.table
+        if not (yield from self._check_storage()):
+            return False
+        asked = self._moment
+        members = yield from self._ask(ReadMembers())
+        if isinstance(members, NoAnswer):
+            return False
+        self._observe_members(members, asked)
+        if table.wants_leases(self._moment.now_ms):
+            is_known = yield from self.check_birth()
+            leases = yield from self._ask(ReadLeases())
+            if not is_known or isinstance(leases, NoAnswer) or not (yield from self._is_same_storage()):
+                return False
+            apply_leases(table, self.detector, leases, self._moment.now_ms)
+        self._follow()
+        return self.ending is None
+
+    def _observe_members(self, members: Collection[MemberRow], asked: Moment) -> None:  # noqa: ARG002
+        """Timers start when the answer arrives, not when it was asked for (rule L5)."""
+        apply_members(self.table, self.detector, tuple(members), self._moment.now_ms)
+
+    def _plan_and_perform(self) -> Steps[None]:
+        dead = yield from self._ask(ReadDeadMembers())
+        known_dead = () if isinstance(dead, NoAnswer) else dead
+        self.is_performing = True
+        try:
+            for step in self._plan(known_dead):
+                if self.ending is not None:
+                    return
+                yield from self._perform(step)
+        finally:
+            self.is_performing = False
+        self._tell_unplaced()
+        self._follow()
+
+    def _plan(self, known_dead: Collection[str]) -> list[Step]:
+        table, now_ms = self.table, self._moment.now_ms
+        steps = plan_round(table, self.detector, now_ms, may_take=self.may_take(), known_dead=known_dead)
+        if table.plan_again_ms is not None and now_ms < self._no_takes_before_ms:
+            table.plan_again_ms = min(table.plan_again_ms, self._no_takes_before_ms)
+        return steps
+
+    def _perform(self, step: Step) -> Steps[None]:
+        match step:
+            case Seal():
+                row = yield from self._ask(step)
+                if isinstance(row, NoAnswer):
+                    return
+                apply_seal(self.table, self.detector, row, self._moment.now_ms)
+                if row is not None and row.state == "sealed":
+                    self._changes.append(MemberSealed(member_id=step.member_id))
+                    self._is_round_due = True  # its leases can be taken from now on
+            case Take():
+                yield from self._take(step)
+            case RequestHandOff():
+                yield from self._ask(step)
+            case DeleteMember():
+                yield from self._ask(step)
+            case Drain():
+                self._changes.append(HandOffRequested(step.request))
+            case Write():
+                yield from self.write(step, self._moment)
+
+    def _report(self) -> Steps[None]:
+        """What the next heartbeat reports."""
+        answer = yield Describe()
+        self._moment = answer.moment
+        described: Description = answer.value
+        before = self.heartbeat.report
+        self.heartbeat.report = report = HeartbeatWrite(
+            member_id=self.member_id,
+            attempt=0,
+            load=self.table.load,
+            lease_version=self.table.lease_version,
+            answered=tuple(self.table.answered),
+            reads_healthy=described.reads_healthy,
+            draining=self.draining,
+            status=described.status,
+        )
+        if (before.lease_version, before.answered, before.draining) != (
+            report.lease_version,
+            report.answered,
+            report.draining,
+        ):
+            self._changes.append(ReportChanged())
+
+    def _tell_unplaced(self) -> None:
+        unplaced = self.table.unplaced
+        self._told_unplaced = {key: None for key in self._told_unplaced if key in unplaced}
+        for key, since_ms in unplaced.items():
+            if key not in self._told_unplaced and self._moment.now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
+                self._told_unplaced[key] = None
+                self._changes.append(
+                    StandstillBegan(
+                        stream=key.stream_key.split(":")[1],
+                        shard_id=key.shard_id,
+                        reason="nobody may own it: every worker holds as many shards as it may (max_shards)",
+                    )
+                )
+
+    def _check_compatibility(self) -> None:
+        """Incompatible workers do not join (rule U2). If one is there all the same, the later one of the two ends."""
+        differing = incompatible_members(self._me, self.detector, self._moment.now_ms, any_order=self.profile.any_order)
+        for row in differing:
+            if joined_before(row, self._me):
+                raise mismatch(self._me, row)
+            if row.member_id not in self._told_incompatible:
+                self._changes.append(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
+        self._told_incompatible = {row.member_id: None for row in differing}
+
+    # the storage and the application in it
+
+    def _check_storage(self) -> Steps[bool]:
+        """The storage must be the one that this application trusts (rule L13). False: it is not, or gave no answer."""
+        trusted, is_first = self.app.incarnation, self._incarnation is None
+        if not (yield from self._confirm_storage()):
+            return False
+        incarnation = self._incarnation
+        assert incarnation is not None, "it was just confirmed"
+        if is_first and incarnation != trusted:
+            # Just started: other workers may still act on what this storage has forgotten.
+            self._hold_takes()
+        if incarnation != trusted and self._moment.now_ms >= self._no_takes_before_ms:
+            recorded = yield from self._ask(RecordIncarnation(trusted, incarnation))
+            if not isinstance(recorded, NoAnswer):
+                self.app = self._recognise(recorded)
+        return self.ending is None
+
+    def _confirm_storage(self) -> Steps[bool]:
+        """Asks the store which storage it is. False: another one than before, or no answer."""
+        failures = self._failures.count  # a call that fails during this one may hide a fail-over
+        incarnation = yield from self._ask(ReadIncarnation())
+        if isinstance(incarnation, NoAnswer):
+            return False
+        if self._incarnation is not None and incarnation != self._incarnation:
+            self.table.rolled_back = True
+            return False
+        self._incarnation, self._confirmed_at = incarnation, failures
+        return True
+
+    @property
+    def _is_sure_of_storage(self) -> bool:
+        """No store call has failed since the storage was confirmed, so all answers since then came from it."""
+        return self._confirmed_at == self._failures.count
+
+    def _is_same_storage(self) -> Steps[bool]:
+        """Asks again if a call has failed. A store never returns to an earlier storage: if it is still the same one,
+        everything that was read before came from it, too.
+        """
+        return self._is_sure_of_storage or ((yield from self._confirm_storage()) and self._is_sure_of_storage)
+
+    def _hold_takes(self) -> None:
+        """Nobody takes anything until every fence has passed that may still be valid."""
+        self._no_takes_before_ms = self._moment.now_ms + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
+
+    def check_birth(self) -> Steps[bool]:
+        """A running process creates neither its application nor one of its streams a second time (rule L14). False: the
+        store did not answer completely. The application comes last: nothing is believed of another one.
+        """
+        streams = yield from self._ask(ReadStreams())
+        if not isinstance(streams, NoAnswer):
+            begun = [row.stream_key for row in streams if row.bootstrapped]
+            if any(key not in begun for key in self.table.streams or ()):
+                self.raise_store_reset()
+        app = yield from self._ask(ReadApp())
+        if not isinstance(app, NoAnswer):
+            self._recognise(app)
+        return not isinstance(streams, NoAnswer) and not isinstance(app, NoAnswer)
+
+    def _recognise(self, app: AppRow | None) -> AppRow:
+        if app is None or app.app_id != self.app.app_id:
+            self.raise_store_reset()
+        return app
+
+    def raise_store_reset(self) -> NoReturn:
+        self._changes.append(StoreReset())
+        raise store_reset(self.app)
+
+    # leases
+
+    def may_take(self) -> bool:
+        """Not while fenced or leaving, nor while a roll-back of the store is waited out or may just have happened."""
+        if self.draining or not self._is_sure_of_storage or self._moment.now_ms < self._no_takes_before_ms:
+            return False
+        return self.may_start(*self._moment)
+
+    def has_room(self) -> bool:
+        """Whether this member may hold one more active shard (max_shards)."""
+        limit = self.profile.shards_max
+        return limit is None or self.table.load < limit
+
+    def _take(self, step: Take) -> Steps[None]:
+        member_id = self.member_id
+        floor = yield from self._epoch_floor(step)
+        is_same_storage = yield from self._is_same_storage()
+        if floor is None or not is_same_storage or member_id != self.member_id or not self.may_take():
+            self.table.changed = True  # the next round looks again
+            return
+        answer = yield from self._ask(
+            TakeLease(
+                step.key,
+                member_id,
+                step.expected_owner,
+                step.expected_version,
+                max(floor, self.table.epoch_floors.get(step.key, 0)),
+            )
+        )
+        if member_id == self.member_id:  # else the lease, if it was taken, is that of a member that has ended
+            apply_take(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
+            self._follow()
+
+    def _epoch_floor(self, step: Take) -> Steps[int | None]:
+        """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
+        finished or gone (rule S1). None: one is open, or something is unknown, which must not count as gone.
+        """
+        row = self.table.leases.get(step.key)
+        if row is None:
+            return None
+        if row.epoch:
+            return step.epoch_floor
+        parents: dict[LeaseKey, LeaseRow] = {}
+        for name in row.waits_for:
+            parent = yield from self._ask(ReadLease(replace(row.key, shard_id=name)))
+            if isinstance(parent, NoAnswer):
+                return None
+            if parent is not None:
+                parents[parent.key] = parent
+        if gate.open_parents(row, parents):
+            return None
+        return max([step.epoch_floor, *(parent.epoch for parent in parents.values())])
+
+    def adopt(self, parent: LeaseKey, children: Collection[str], moment: Moment) -> Steps[None]:
+        """The member that finishes a child's last parent takes the child at once (rule S4)."""
+        self._moment = moment
+        rows = yield from self._ask(ReadLeases())
+        if isinstance(rows, NoAnswer):
+            return
+        found = [row for row in rows if row.key.shard_id in children and row.key.stream_key == parent.stream_key]
+        for row in gate.adoptable(found, {row.key: row for row in rows}):
+            if self.may_take() and self.has_room():
+                self.observe_lease(row, self._moment)
+                yield from self._take(Take(row.key, row.owner, row.version))
+
+    def write(self, step: Write, moment: Moment) -> Steps[Written]:
+        """Commits, finishes, stops, releases or gives a held lease."""
+        self._moment = moment
+        holding = self.table.held.get(step.row.key)
+        if holding is None or self.ending is not None:
+            return "lost"  # also in a forked child, which has the name of its parent: the store would accept the write
+        answer = yield from self._ask(WriteLease(step.row, self.member_id, step.expected_version))
+        if self.table.held.get(step.row.key) is not holding:
+            return "lost"  # an answer to an earlier holding says nothing about the one that there is now
+        outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
+        self._follow()
+        return outcome
+
+    def transfer(self, key: LeaseKey, final: LeaseRow | None, moment: Moment) -> Steps[Written]:
+        """Gives a drained lease to the member that requested it, or releases it. `final` has the last checkpoint. Each
+        round repeats the write until the store answers.
+        """
+        version = self.table.held[key].row.version
+        return (yield from self.write(Write(self.table.transfer(key, final), version), moment))
+
+    def create_lease(self, row: LeaseRow, member_id: str, moment: Moment) -> Steps[LeaseRow | None]:
+        """Creates a lease that was planned by `member_id`. None: it was not created, or there was no answer.
+
+        Not in another application's store, nor in one that was rolled back to before a stream began: there the row
+        would be a beginning in the middle. Not while fenced: what was planned before a long pause may have been
+        created, finished and deleted since. Not by another member than the plan's, or in another storage: the rows
+        that the plan rests on may be gone.
+        """
+        self._moment = moment
+        if not (yield from self.check_birth()) or not (yield from self._confirm_storage()):
+            return None
+        if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
+            return None
+        answer = yield from self._ask(CreateLease(row, self.app.app_id))
+        if answer is None:
+            self.raise_store_reset()
+        return None if isinstance(answer, NoAnswer) else answer
+
+    def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:
+        """This member could not read the shard for long. Another may be able to (rule U7)."""
+        self._moment = moment
+        request = give_unreadable(self.table, self.detector, key, moment.now_ms)
+        if request is not None:
+            self.table.not_wanted_until[key] = moment.now_ms + NOT_WANTED_MS
+            self.table.drain(request)
+            self._changes.append(HandOffRequested(request))
+
+    def observe_lease(self, row: LeaseRow, moment: Moment) -> None:
+        """A row that was created or read outside of a round."""
+        self._moment = moment
+        self.table.observe_lease(row, moment.now_ms)
+        self._follow()
+
+    def leave(self, moment: Moment) -> Steps[bool]:
+        """One write frees all leases of this member; False if the store gave no answer."""
+        self._moment = moment
+        self.end("left")
+        return not isinstance((yield from self._ask(Leave(self.member_id))), NoAnswer)
+
+    def _follow(self) -> None:
+        """Hands out which holdings came and went."""
+        held = self.table.held
+        for key in [key for key, holding in self._followed.items() if held.get(key) is not holding]:
+            holding = self._followed.pop(key)
+            known = self.table.leases.get(key)
+            owner = None if known is None else known.owner
+            if known is not None and known.is_finished:
+                reason = "finished"
+            elif holding.pending_transfer is not None:
+                reason = "given" if holding.request is not None else "released"
+            else:
+                reason = f"now held by {owner}" if owner not in {None, self.member_id} else "no longer ours"
+            self._changes.append(Lost(key, reason))
+        for key, holding in held.items():
+            if key not in self._followed:
+                self._followed[key] = holding
+                self._changes.append(Held(holding))
+
+    # calls
+
+    def call(self, call: StoreCall[T], moment: Moment) -> Steps[T | None]:
+        """A read, or a write whose outcome no lease depends on; None if there was no answer."""
+        self._moment = moment
+        answer = yield from self._ask(call)
+        return None if isinstance(answer, NoAnswer) else answer
+
+    def _ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
+        try:
+            answer = yield call
+        except BaseException:
+            self._failures.count += 1  # cancelled, or refused for good: it may have taken effect
+            raise
+        self._moment = answer.moment
+        value: T | NoAnswer = answer.value
+        if isinstance(value, NoAnswer):
+            self._failures.count += 1
+            self.trouble = value.error
+        else:
+            self.trouble = None
+        return value
+
+    def _insist(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
+        """The answer of the first try that has one. A store that is away delays a start; it does not end it."""
+        for tries in range(1, TRIES_MAX + 1):
+            answer = yield from self._ask(make())
+            if not isinstance(answer, NoAnswer):
+                return answer
+            self._tell_unanswered(tries)
+            yield from self._wait(RETRY_MS)
+        raise LeaseStoreError(f"{self.trouble}, {TRIES_MAX} times in a row")
+
+    def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
+        self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
+
+    def _tell_unanswered(self, failures: int) -> None:
+        """From the second failure on, then less and less often: one may be chance."""
+        if failures > 1 and failures & (failures - 1) == 0:
+            self._changes.append(StoreUnanswered(error=self.trouble or "", failure_count=failures))

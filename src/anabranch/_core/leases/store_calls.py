@@ -1,0 +1,164 @@
+"""The store calls of the lease protocol as values, and the answers to them.
+
+The core decides which call comes next and never performs one. Its operations are generators: they yield what to do and
+are resumed with an `Answer`. A driver performs each action with a deadline: the engine over asyncio, the protocol
+simulator over a simulated network. No answer within the deadline is an answer too (`NoAnswer`): the call may have taken
+effect, or may still do so.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from anabranch._model.leases import (
+    AppRow,
+    Conflict,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    ShardStatus,
+    StreamRow,
+)
+
+T = TypeVar("T")
+
+
+class Moment(NamedTuple):
+    """Now, on both clocks of this process."""
+
+    now_ms: int
+    wall_ms: int
+
+
+class NoAnswer(msgspec.Struct, frozen=True):
+    """A call failed or reached its deadline. It may have taken effect."""
+
+    error: str
+
+
+class Answer(NamedTuple):
+    value: Any
+    """Of a store call: what the store returned, or `NoAnswer`."""
+    moment: Moment
+    """When it was received."""
+
+
+class StoreCall(msgspec.Struct, Generic[T], frozen=True):
+    """One call of the lease store port. `T` is what the store returns."""
+
+    deadline_ms: ClassVar[int | None] = None
+    """None: the protocol's own deadline."""
+
+
+class OpenApp(StoreCall[AppRow], frozen=True):
+    deadline_ms: ClassVar[int | None] = 30_000
+    """Creating tables takes longer than any later call."""
+    app: AppRow
+
+
+class ReadApp(StoreCall[AppRow | None], frozen=True): ...
+
+
+class ReadIncarnation(StoreCall[str], frozen=True): ...
+
+
+class RecordIncarnation(StoreCall[AppRow | None], frozen=True):
+    expected: str
+    incarnation: str
+
+
+class RegisterMember(StoreCall[MemberRow], frozen=True):
+    row: MemberRow
+
+
+class SendHeartbeat(StoreCall[MemberRow | None], frozen=True):
+    write: HeartbeatWrite
+
+
+class ReadMembers(StoreCall[Sequence[MemberRow]], frozen=True): ...
+
+
+class ReadDeadMembers(StoreCall[Sequence[str]], frozen=True): ...
+
+
+class Seal(StoreCall[MemberRow | None], frozen=True):
+    """End a member that missed its heartbeats (rule L3)."""
+
+    member_id: str
+    observed_counter: int
+
+
+class Leave(StoreCall[MemberRow | None], frozen=True):
+    member_id: str
+
+
+class RequestHandOff(StoreCall[MemberRow | None], frozen=True):
+    """Ask a live member for a lease (rule L12)."""
+
+    donor: str
+    request: HandOffRequest
+
+
+class DeleteMember(StoreCall[bool], frozen=True):
+    """Delete the row of a member that ended long ago."""
+
+    member_id: str
+
+
+class ReadStreams(StoreCall[Sequence[StreamRow]], frozen=True): ...
+
+
+class CreateLease(StoreCall[LeaseRow | None], frozen=True):
+    row: LeaseRow
+    app_id: str
+
+
+class ReadLeases(StoreCall[Sequence[LeaseRow]], frozen=True):
+    with_finished: bool = False
+
+
+class ReadLease(StoreCall[LeaseRow | None], frozen=True):
+    key: LeaseKey
+
+
+class TakeLease(StoreCall[LeaseRow | Conflict], frozen=True):
+    key: LeaseKey
+    member_id: str
+    expected_owner: str | None
+    expected_version: int
+    epoch_floor: int
+
+
+class WriteLease(StoreCall[LeaseRow | Conflict], frozen=True):
+    row: LeaseRow
+    member_id: str
+    expected_version: int
+
+
+class DeleteLease(StoreCall[bool], frozen=True):
+    key: LeaseKey
+    expected_version: int
+
+
+class Wait(msgspec.Struct, frozen=True):
+    until_ms: int
+    wakeable: bool = False
+    """Whether news ends it early."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What only the worker knows and its heartbeats report."""
+
+    reads_healthy: bool = True
+    status: tuple[ShardStatus, ...] = ()
+
+
+class Describe(msgspec.Struct, frozen=True):
+    """Answered with a `Description`."""
+
+
+Action: TypeAlias = StoreCall[Any] | Wait | Describe
+Steps: TypeAlias = Generator[Action, Answer, T]

@@ -1,0 +1,321 @@
+"""This process in the fleet: the asyncio driver of the lease machine, and its heartbeats.
+
+`LeaseMachine` decides everything. This performs its store calls with a deadline each, feeds the answers back, passes on
+what changed, and runs the heartbeats of the current member.
+"""
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.machine import (
+    Ended,
+    HandOffRequested,
+    Held,
+    Joined,
+    LeaseMachine,
+    Lost,
+    MemberProfile,
+    ReportChanged,
+)
+from anabranch._core.leases.plan import Write, Written
+from anabranch._core.leases.store_calls import Action, Describe, Description, Steps, StoreCall, Wait
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.shards import gate
+from anabranch._engine.clock import Alarm
+from anabranch._engine.leases.drive import drive, moment_of, perform_call
+from anabranch._engine.leases.heartbeats import ExitOnLeaseExpiry, HeartbeatSender, HeartbeatThread
+from anabranch._engine.ports import Ports
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow
+from anabranch.events import Event
+
+T = TypeVar("T")
+
+TICK_MS = 500
+NO_LIMIT_MS = 1 << 62
+
+
+class Fleet:
+    def __init__(
+        self,
+        ports: Ports,
+        timing: LeaseTiming,
+        profile: MemberProfile,
+        group: asyncio.TaskGroup,
+        *,
+        stall_limit_ms: int,
+        on_change: Callable[[Held | Lost | HandOffRequested], None],
+        on_status: Callable[[], None],
+        describe: Callable[[], Description],
+        running_calls: Callable[[], Sequence[Event]] | None = None,
+    ) -> None:
+        """`on_change` is called in the step in which a lease comes, goes or is requested. `on_status` is called after
+        each answered heartbeat: the fence may have moved. `describe` is what heartbeats report about the worker.
+        `running_calls` are the handler calls that run now, asked on the heartbeat thread; None: they do not end the
+        process (`on_zombie`).
+        """
+        self.timing = timing
+        self._machine = LeaseMachine(profile, timing, ports.entropy, ports.store_failures)
+        self._ports = ports
+        self._clock = ports.clock
+        self._group = group
+        self._stall_limit_ms = stall_limit_ms
+        self._on_change = on_change
+        self._on_status = on_status
+        self._describe = describe
+        self._running_calls = running_calls
+        self._alarm = Alarm(ports.clock)
+        self._sender: HeartbeatSender | None = None
+        self._thread: HeartbeatThread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # what is known
+
+    @property
+    def member_id(self) -> str:
+        return self._machine.member_id
+
+    @property
+    def app(self) -> AppRow:
+        return self._machine.app
+
+    @property
+    def leases(self) -> Mapping[LeaseKey, LeaseRow]:
+        """All leases as last seen."""
+        return self._machine.table.leases
+
+    @property
+    def is_performing(self) -> bool:
+        return self._machine.is_performing
+
+    @property
+    def trouble(self) -> str | None:
+        return self._machine.trouble
+
+    @property
+    def blocked_reason(self) -> str | None:
+        """Why nothing may be started on any lease now; None if it may."""
+        if self.may_start():
+            return None
+        return f"no heartbeat was acknowledged in time: {self.trouble or 'the next one will tell'}"
+
+    @property
+    def valid_until_ms(self) -> int | None:
+        """When the fence passes, unless another heartbeat is acknowledged before."""
+        machine = self._machine
+        return None if machine.ending is not None else machine.heartbeat.status.fence.valid_until_ms
+
+    @property
+    def needs_round(self) -> bool:
+        """Whether the last heartbeat brought something to act on at once."""
+        row = self._machine.heartbeat.status.row
+        return self._machine.ending is not None or (row is not None and bool(row.wanted))
+
+    @property
+    def is_draining(self) -> bool:
+        return self._machine.draining
+
+    def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
+        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
+        `before_ms`, only before that time: one look at the clock for both.
+        """
+        clock = self._clock
+        now_ms = clock.now_ms()
+        return now_ms < before_ms and self._machine.may_start(now_ms, clock.wall_ms())
+
+    def retries_stopped(self, row: LeaseRow) -> bool:
+        """Whether to retry a shard that stopped at a record (rule D4)."""
+        return self._machine.table.tries_again(row)
+
+    def is_live(self, member_id: str) -> bool:
+        """Whether this member is live, as far as is known here."""
+        row = self._machine.detector.row(member_id)
+        return row is not None and row.state == "live"
+
+    def is_waiting_or_read(self, row: LeaseRow) -> bool:
+        """Whether a shard waits for its parents, or a live member reads it."""
+        if gate.open_parents(row, self.leases):
+            return True
+        return row.owner is not None and self._machine.detector.is_heartbeating(row.owner, self._clock.now_ms())
+
+    # the whole life
+
+    async def open(self, app: AppRow, store_name: str, *, may_create: bool) -> AppRow:
+        return await self._drive(self._machine.open(app, store_name, moment_of(self._clock), may_create=may_create))
+
+    async def look_around(self) -> None:
+        """Before anything else is written: raises if this worker does not share the settings of a live fleet."""
+        await self._drive(self._machine.look_around(moment_of(self._clock)))
+
+    async def join(self, streams: Collection[str]) -> None:
+        _end_in_forks(self)
+        await self._drive(self._machine.join(streams, moment_of(self._clock)))
+
+    async def run(self) -> NoReturn:
+        await self._drive(self._machine.run(moment_of(self._clock)))
+        raise AssertionError("it runs until it is cancelled")
+
+    def wake(self) -> None:
+        """Something changed that the next round should see now: a status, a finished shard."""
+        self._alarm.ring()
+
+    def drain(self) -> None:
+        """This worker stops: it takes nothing more and requests nothing."""
+        self._machine.draining = True
+
+    async def leave(self) -> bool:
+        """One write frees all leases of this member; False if the store gave no answer."""
+        return await self._drive(self._machine.leave(moment_of(self._clock)))
+
+    def close(self) -> None:
+        """Sends no more heartbeats, without a word to the store: others will notice."""
+        self._stop_heartbeats()
+
+    # leases
+
+    async def write(self, step: Write) -> Written:
+        return await self._drive(self._machine.write(step, moment_of(self._clock)))
+
+    async def transfer(self, key: LeaseKey, final: LeaseRow) -> Written:
+        """Gives a drained lease to the member that requested it. `final` has the last checkpoint."""
+        return await self._drive(self._machine.transfer(key, final, moment_of(self._clock)))
+
+    def keep(self, key: LeaseKey) -> None:
+        """The drain timed out: the lease stays here for a while (rule L12)."""
+        self._machine.table.keep(key, self._clock.now_ms())
+
+    async def create_lease(self, row: LeaseRow, *, member_id: str) -> LeaseRow | None:
+        """`member_id` planned it. None: it was not created, or there was no answer."""
+        created = await self._drive(self._machine.create_lease(row, member_id, moment_of(self._clock)))
+        if created is not None:
+            self._machine.observe_lease(created, moment_of(self._clock))
+            self._pass_on()
+        return created
+
+    async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
+        """Takes those children of a finished shard that can start (rule S4)."""
+        await self._drive(self._machine.adopt(parent, children, moment_of(self._clock)))
+        self.wake()
+
+    def give_unreadable(self, key: LeaseKey) -> None:
+        """This member could not read the shard for long. Another may be able to (rule U7)."""
+        self._machine.give_unreadable(key, moment_of(self._clock))
+        self._pass_on()
+
+    async def call(self, call: StoreCall[T]) -> T | None:
+        """A read, or a write whose outcome no lease depends on; None if there was no answer."""
+        steps = self._machine.call(call, moment_of(self._clock))
+        return await self._drive(steps)
+
+    def raise_store_reset(self) -> NoReturn:
+        try:
+            self._machine.raise_store_reset()
+        finally:
+            self._pass_on()
+
+    # driving
+
+    async def _drive(self, steps: Steps[T]) -> T:
+        return await drive(steps, self._perform, self._clock, self._pass_on)
+
+    async def _perform(self, action: Action) -> Any:
+        if isinstance(action, Wait):
+            wait = self._alarm.wait if action.wakeable else self._clock.sleep_until_ms
+            return await wait(action.until_ms)
+        if isinstance(action, Describe):
+            return self._describe()
+        return await perform_call(self._ports.store, action, self.timing.call_deadline_ms)
+
+    def _pass_on(self) -> None:
+        for change in self._machine.take_changes():
+            match change:
+                case Held() | Lost() | HandOffRequested():
+                    self._on_change(change)
+                case Joined():
+                    self._start_heartbeats(change.heartbeat)
+                case Ended():
+                    self._stop_heartbeats()
+                case ReportChanged():
+                    self._wake_heartbeats()
+                case _:
+                    self._ports.emit(change)
+
+    # heartbeats
+
+    def _start_heartbeats(self, state: HeartbeatState) -> None:
+        ports, on_status, thread = self._ports, self._on_status, None
+        if ports.heart_on_thread:
+            loop = asyncio.get_running_loop()
+            thread = HeartbeatThread(ports.clock, self._stall_limit_ms, ports.emit)
+
+            def on_status() -> None:
+                with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody is left to be told
+                    loop.call_soon_threadsafe(self._on_status)
+
+        self._sender = HeartbeatSender(
+            state,
+            ports.store,
+            ports.clock,
+            is_stalled=(lambda: False) if thread is None else thread.is_stalled,
+            on_status=on_status,
+        )
+        if thread is None:
+            self._task = self._group.create_task(self._sender.run(), name="heartbeats")
+        else:
+            guard = None
+            if self._running_calls is not None:
+                guard = ExitOnLeaseExpiry(state, ports.clock, self._running_calls, ports.emit)
+            thread.start(self._sender, guard)
+            self._thread = thread
+            self._task = self._group.create_task(self._tick(thread), name="loop watch")
+        self._on_status()
+
+    async def _tick(self, thread: HeartbeatThread) -> None:
+        while True:
+            thread.tick()
+            if thread.failure is not None:
+                raise thread.failure
+            await self._clock.sleep_until_ms(self._clock.now_ms() + TICK_MS)
+
+    def _wake_heartbeats(self) -> None:
+        if self._thread is not None:
+            self._thread.wake()
+        elif self._sender is not None:
+            self._sender.wake()
+
+    def _stop_heartbeats(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+        if self._task is not None:
+            self._task.cancel()
+        self._sender = self._thread = self._task = None
+
+    def on_fork(self) -> None:
+        """In a forked child: the parent goes on as this member, and the child is none (rule L1)."""
+        self._machine.end("forked")
+        self._machine.take_changes()
+        self._thread = None  # a thread of the parent
+
+
+_joined: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
+"""Of this process: the hook below belongs to the process too, and cannot be removed."""
+
+
+def _end_in_forks(fleet: Fleet) -> None:
+    """The kernel copies a process with its identity and its fence; both would pass for one member. So every member is
+    ended in the child, before any other code runs there. The child must join as a new member.
+    """
+    _joined.add(fleet)
+
+
+def _after_fork_in_child() -> None:
+    for fleet in list(_joined):
+        fleet.on_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

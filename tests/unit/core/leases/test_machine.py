@@ -1,0 +1,534 @@
+"""The lease machine: what follows at once, what waits for the next look at the store, and what an answer proves."""
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.leases.machine import Ended, Joined, ReportChanged
+from anabranch._core.leases.plan import Write
+from anabranch._core.leases.store_calls import ReadLease, ReadMembers, RegisterMember, TakeLease
+from anabranch._core.leases.timing import lease_timing
+from anabranch._model.leases import AppRow, Finish, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
+from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import (
+    MemberDiffers,
+    MemberEnded,
+    MemberSealed,
+    StandstillBegan,
+    StoreReset,
+    StoreRolledBack,
+    StoreUnanswered,
+)
+from anabranch.stores.memory import MemoryLeaseStore
+from lease_machine_driver import APP, STREAM, Driver, now
+
+DEAD = MemberRow(member_id="dead#1", worker_id="dead", expiry_ms=10_000)
+KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
+
+
+def create(store, row=None):
+    now(store.open(APP))
+    now(store.create_lease(row or LeaseRow(key=KEY), app_id="1"))
+
+
+def holder(store=None):
+    """A member that holds the lease."""
+    store = store or MemoryLeaseStore()
+    create(store)
+    driver = Driver(store).join()
+    driver.round()
+    assert [holding.row.key for holding in driver.held] == [KEY]
+    return driver
+
+
+def ended(driver):
+    """The store has sealed this member, and its heartbeat says so."""
+    machine = driver.machine
+    now(driver.store.seal_member(machine.member_id, machine.heartbeat.status.row.counter))
+    driver.beat()
+    assert machine.ending == "sealed"
+
+
+# taking
+
+
+class StoreThatKnowsTheDead(MemoryLeaseStore):
+    """As one whose processes run on one machine, where the kernel tells."""
+
+    async def dead_members(self):
+        return (DEAD.member_id,)
+
+
+def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
+    store = StoreThatKnowsTheDead()
+    create(store)
+    now(store.register_member(DEAD))
+    now(store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0))
+    driver = Driver(store).join()
+    steps = driver.machine.run(driver.moment)
+    action = next(steps)
+    while not getattr(action, "wakeable", False):
+        action = steps.send(driver.perform(action))
+        driver.changes += driver.machine.take_changes()
+    assert driver.events(MemberSealed) == [MemberSealed(member_id=DEAD.member_id)]
+    assert [holding.row.key for holding in driver.held] == [KEY], "before the first wait"
+
+
+def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
+    store = MemoryLeaseStore()
+    create(store)
+    driver = Driver(store).join()
+    driver.machine.table.epoch_floors[KEY] = 6
+    driver.round()
+    assert [holding.row.epoch for holding in driver.held] == [7]
+
+
+def test_the_first_take_of_a_child_goes_above_the_epochs_of_its_parents():
+    store = MemoryLeaseStore()
+    create(store, LeaseRow(key=KEY, epoch=4, finish=Finish("end")))
+    child = replace(KEY, shard_id="child")
+    create(store, LeaseRow(key=child, waits_for=(KEY.shard_id,)))
+    driver = Driver(store).join()
+    driver.round()
+    assert [(holding.row.key, holding.row.epoch) for holding in driver.held] == [(child, 5)]
+
+
+def test_a_parent_that_is_open_in_the_store_keeps_a_planned_take_from_being_sent():
+    store = MemoryLeaseStore()
+    child = replace(KEY, shard_id="child")
+    create(store, LeaseRow(key=child, waits_for=(KEY.shard_id,)))
+    driver = Driver(store).join()
+    steps = driver.machine.round(driver.moment)
+    action = next(steps)
+    while action != ReadLease(KEY):
+        action = steps.send(driver.perform(action))
+    create(store)  # the parent's row came, after this member had read all leases
+    while not isinstance(action, RegisterMember | TakeLease):
+        try:
+            action = steps.send(driver.perform(action))
+        except StopIteration:
+            break
+    assert not isinstance(action, TakeLease)
+    assert driver.machine.table.changed, "the next round looks again"
+
+
+def test_who_finishes_the_last_parent_takes_its_child_at_once():
+    store = MemoryLeaseStore()
+    driver = holder(store)
+    child = replace(KEY, shard_id="child")
+    create(store, LeaseRow(key=child, waits_for=(KEY.shard_id,)))
+    driver.do(driver.machine.adopt, KEY, ["child"])
+    assert len(driver.held) == 1, "its parent is open"
+    row = driver.held[0].row
+    assert (
+        driver.do(driver.machine.write, Write(replace(row, owner=None, finish=Finish("end")), row.version)) == "written"
+    )
+    assert driver.lost == ["finished"]
+    driver.do(driver.machine.adopt, KEY, ["child"])
+    assert [holding.row.key for holding in driver.held] == [KEY, child]
+    assert driver.held[1].row.epoch == 2
+
+
+@pytest.mark.parametrize("what", ["fence", "draining", "life"])
+def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
+    store = MemoryLeaseStore()
+    create(store, LeaseRow(key=KEY, waits_for=("gone",)))
+    driver = Driver(store).join()
+    machine = driver.machine
+    steps = machine.round(driver.moment)
+    action = next(steps)
+    while not isinstance(action, ReadLease):
+        action = steps.send(driver.perform(action))
+    if what == "fence":
+        driver.now_ms += lease_timing().fence_ms
+    elif what == "draining":
+        machine.draining = True
+    else:
+        ended(driver)
+    with pytest.raises(StopIteration):  # noqa: PT012 -- all steps that are left
+        while not isinstance(action, TakeLease):
+            action = steps.send(driver.perform(action))
+    assert now(store.read_lease(KEY)).owner is None
+
+
+def test_a_row_that_was_read_outside_of_a_round_and_names_this_member_is_worked_on_at_once():
+    driver = Driver(MemoryLeaseStore()).join()
+    machine = driver.machine
+    machine.observe_lease(LeaseRow(key=KEY, owner=machine.member_id, version=1), driver.moment)
+    driver.changes += machine.take_changes()
+    assert [holding.row.key for holding in driver.held] == [KEY]
+
+
+def test_a_shard_that_nobody_may_own_is_told_of_once():
+    store = MemoryLeaseStore()
+    for number in range(2):
+        create(store, LeaseRow(key=replace(KEY, shard_id=f"shardId-{number:012}")))
+    driver = Driver(store, shards_max=1).join()
+    for _ in range(8):
+        driver.round()
+        driver.now_ms += 5_000
+        driver.beat()
+    assert len(driver.held) == 1
+    (told,) = driver.events(StandstillBegan)
+    assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
+    assert "max_shards" in told.reason
+
+
+# writing and giving
+
+
+def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_again_leaves_the_new_holding_alone():
+    driver = holder()
+    machine, store, before = driver.machine, driver.store, driver.held[0]
+    commit = machine.write(Write(before.row, before.row.version), driver.moment)
+    answer = driver.perform(next(commit))  # it takes effect, and its answer is late
+    member_id = machine.member_id
+    ended(driver)
+    driver.round()
+    assert [holding.row.owner for holding in driver.held] == [member_id, machine.member_id]
+    with pytest.raises(StopIteration) as outcome:
+        commit.send(answer)
+    assert outcome.value.value == "lost"
+    assert machine.table.held[KEY] is driver.held[1]
+    assert machine.ending is None
+    assert now(store.read_lease(KEY)).owner == machine.member_id
+
+
+class StoreThatAcceptsNoWrite(MemoryLeaseStore):
+    async def write_lease(self, row, *, member_id, expected_version):
+        raise LeaseStoreError("away")
+
+
+def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
+    driver = holder(StoreThatAcceptsNoWrite())
+    driver.machine.table.drain(HandOffRequest(KEY, "b#1"))
+    assert driver.do(driver.machine.transfer, KEY, None) == "unknown"
+    ended(driver)
+    driver.round()
+    assert driver.lost == ["no longer ours"]
+
+
+def test_a_gift_without_an_answer_is_repeated_in_each_round_and_nothing_is_started_meanwhile():
+    driver = holder(StoreThatAcceptsNoWrite())
+    machine = driver.machine
+    machine.table.drain(HandOffRequest(KEY, "b#1"))
+    driver.do(machine.transfer, KEY, None)
+    assert not machine.may_start_on(KEY, *driver.moment)
+    driver.store.__class__ = MemoryLeaseStore
+    driver.round()
+    assert driver.lost == ["given"]
+    assert now(driver.store.read_lease(KEY)).owner == "b#1"
+
+
+def test_a_forked_child_is_no_member_and_writes_nothing():
+    driver = holder()
+    row = driver.held[0].row
+    driver.machine.end("forked")
+    assert not driver.machine.may_take()
+    assert not driver.machine.may_start(*driver.moment)
+    steps = driver.machine.write(Write(row, row.version), driver.moment)
+    with pytest.raises(StopIteration) as outcome:
+        next(steps)
+    assert outcome.value.value == "lost"
+
+
+def test_a_held_lease_whose_row_went_back_fences_everything_in_the_same_step():
+    driver = holder()
+    row = driver.held[0].row
+    driver.store._leases[KEY] = replace(row, version=0, owner="other#1")
+    assert driver.do(driver.machine.write, Write(row, row.version)) == "lost"
+    assert driver.machine.ending == "rolled_back"
+    assert not driver.machine.may_start(*driver.moment)
+
+
+def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
+    store = MemoryLeaseStore()
+    create(store)
+    driver = Driver(store).join()
+    driver.round()
+    assert driver.machine.may_take()
+    steps = driver.machine.call(ReadMembers(), driver.moment)
+    next(steps)
+    steps.close()
+    assert not driver.machine.may_take(), "until the storage is confirmed"
+
+
+# a new member
+
+
+def test_a_member_that_was_sealed_goes_on_as_a_new_one():
+    driver = holder()
+    before = driver.machine.member_id
+    ended(driver)
+    assert not driver.machine.may_start(*driver.moment)
+    driver.round()
+    assert driver.lost == ["no longer ours"]
+    assert driver.events(MemberEnded) == [MemberEnded(member_id=before, reason="sealed")]
+    assert driver.machine.member_id != before
+    assert [type(change) for change in driver.changes if isinstance(change, Joined | Ended)] == [Joined, Ended, Joined]
+    assert len(driver.held) == 2, "it takes what its predecessor held"
+
+
+class StoreThatIsAway(MemoryLeaseStore):
+    is_away = True
+
+    async def register_member(self, row):
+        if self.is_away:
+            raise LeaseStoreError("the disk is full")
+        return await super().register_member(row)
+
+
+def test_a_registration_is_repeated_until_the_store_answers_and_counts_from_its_first_try():
+    store = StoreThatIsAway()
+    driver = Driver(store)
+    steps = driver.machine.join((STREAM.stream_key,), driver.moment)
+    action = next(steps)
+    for _ in range(20):
+        action = steps.send(driver.perform(action))
+        driver.changes += driver.machine.take_changes()
+    assert [event.failure_count for event in driver.events(StoreUnanswered)] == [2, 4]
+    store.is_away = False
+    with pytest.raises(StopIteration):  # noqa: PT012 -- all steps that are left
+        while True:
+            action = steps.send(driver.perform(action))
+    assert driver.machine.heartbeat.status.fence.valid_until_ms == lease_timing().fence_ms
+
+
+def test_a_report_that_others_wait_for_is_sent_at_once():
+    driver = holder()
+    assert any(isinstance(change, ReportChanged) for change in driver.changes)
+    driver.changes.clear()
+    driver.round()
+    assert not driver.changes
+    assert driver.machine.heartbeat.report.load == 1
+
+
+# settings
+
+
+def _meet_a_stranger(joined_wall_ms):
+    """A member with other settings that works beside this one, as after a store was rolled back."""
+    store = MemoryLeaseStore()
+    driver = Driver(store).join()
+    stranger = MemberRow(
+        member_id="b#1", worker_id="b", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
+    )
+    now(store.register_member(stranger))
+    for attempt in (1, 2):
+        driver.round()
+        now(store.heartbeat(HeartbeatWrite(member_id="b#1", attempt=attempt)))
+    driver.round()
+    return driver
+
+
+def test_a_member_that_came_before_one_with_other_settings_says_so_once_and_stays():
+    strangers = _meet_a_stranger(10**15).events(MemberDiffers)
+    assert [(event.member_id, event.fingerprint) for event in strangers] == [("b#1", "order key")]
+
+
+def test_a_member_that_came_after_one_with_other_settings_ends():
+    with pytest.raises(FleetMismatchError, match=r"differs from worker 'b' .*order key"):
+        _meet_a_stranger(-1)
+
+
+EARLIER = MemberRow(member_id="pod-0#1", worker_id="pod-0", expiry_ms=10_000, fingerprint="order shard", counter=7)
+NEIGHBOUR = replace(EARLIER, member_id="pod-1#1", worker_id="pod-1", fingerprint="order key")
+
+
+def states(store):
+    return {member_id: row.state for member_id, row in store._members.items()}
+
+
+def _look_around(store, *, is_exclusive):
+    driver = Driver(store, worker_id="pod-0", fingerprint="order key", is_exclusive=is_exclusive)
+    for row in (EARLIER, NEIGHBOUR):
+        now(store.register_member(row))
+    driver.do(driver.machine.look_around)
+    return driver
+
+
+def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_refuses_nobody():
+    store = MemoryLeaseStore()
+    driver = _look_around(store, is_exclusive=True)
+    assert driver.changes == [MemberSealed(member_id="pod-0#1")]
+    assert states(store) == {"pod-0#1": "sealed", "pod-1#1": "live"}
+    assert driver.now_ms == 0
+
+
+def test_an_earlier_member_of_a_worker_id_that_others_may_have_is_waited_for():
+    store = MemoryLeaseStore()
+    driver = _look_around(store, is_exclusive=False)
+    assert states(store)["pod-0#1"] == "sealed"
+    assert driver.now_ms >= EARLIER.expiry_ms
+
+
+class LateHeartbeats(MemoryLeaseStore):
+    """A heartbeat that was on its way arrives between the look and the seal."""
+
+    def __init__(self, count):
+        super().__init__()
+        self._left = count
+
+    async def seal_member(self, member_id, observed_counter):
+        if self._left:
+            self._left -= 1
+            await self.heartbeat(HeartbeatWrite(member_id=member_id, attempt=observed_counter + 1))
+        return await super().seal_member(member_id, observed_counter)
+
+
+@pytest.mark.parametrize("late, state", [(1, "sealed"), (3, "live")])
+def test_a_late_heartbeat_delays_the_seal_and_a_member_that_goes_on_is_left_to_its_expiry(late, state):
+    store = LateHeartbeats(late)
+    driver = Driver(store, worker_id="pod-0", fingerprint="order shard", is_exclusive=True)
+    now(store.register_member(EARLIER))
+    driver.do(driver.machine.look_around)
+    assert states(store) == {"pod-0#1": state}
+    assert bool(driver.changes) == (state == "sealed")
+
+
+# the storage and the application in it
+
+
+def make_lease(driver, member_id=None):
+    """By a plan of this moment, unless another member is named."""
+    return driver.do(driver.machine.create_lease, LeaseRow(key=KEY), member_id or driver.machine.member_id)
+
+
+class StoreThatIsEmptiedAfterALook(MemoryLeaseStore):
+    is_due = False
+
+    async def read_app(self):
+        row = self._app
+        if self.is_due:
+            self._app = None
+        return row
+
+
+def test_a_look_at_whose_the_store_is_does_not_let_a_lease_be_made_in_what_it_is_by_then():
+    store = StoreThatIsEmptiedAfterALook()
+    driver = Driver(store).join()
+    driver.round()
+    store.is_due = True
+    with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
+        make_lease(driver)
+    assert not now(store.read_leases())
+    assert driver.events(StoreReset)
+
+
+class StoreThatFailsOver(MemoryLeaseStore):
+    storage = "first"
+
+    async def incarnation(self):
+        return self.storage
+
+
+def test_a_plan_that_rests_on_rows_of_another_storage_or_of_an_earlier_member_makes_no_lease():
+    store = StoreThatFailsOver()
+    driver = Driver(store).join()
+    driver.round()
+    before = driver.machine.member_id
+    store.storage = "second"
+    assert make_lease(driver) is None
+    assert not driver.machine.may_start(*driver.moment), "it knows, and is another member from the next round on"
+    driver.round()
+    assert driver.machine.member_id != before
+    assert make_lease(driver, before) is None
+    assert not now(store.read_leases())
+    assert make_lease(driver) == LeaseRow(key=KEY)
+
+
+def seconds_until_held(driver):
+    """A round each second, and a heartbeat between two of them."""
+    for second in range(30):
+        driver.round()
+        if driver.held:
+            return second
+        driver.now_ms += 1_000
+        driver.beat()
+    raise AssertionError("the lease is never taken")
+
+
+class StoreThatFailsOverIn(MemoryLeaseStore):
+    """The call of that name gets an error, once; the calls after it reach another storage."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.storage, self.is_due, call = "first", False, getattr(self, name)
+
+        async def fail_over(*args, **options):
+            if self.is_due:
+                self.storage, self.is_due = "second", False
+                raise LeaseStoreError("the connection was lost")
+            return await call(*args, **options)
+
+        setattr(self, name, fail_over)
+
+    async def incarnation(self):
+        return self.storage
+
+
+@pytest.mark.parametrize("call", ["read_members", "read_streams", "read_app", "read_leases", "dead_members"])
+def test_nothing_is_taken_in_the_round_in_which_a_failed_call_may_have_been_a_fail_over(call):
+    """The owner may be unaware of it, and its lease be forgotten by the storage that the next calls reach."""
+    store = StoreThatFailsOverIn(call)
+    driver = Driver(store).join()
+    create(store)
+    store.is_due = True
+    assert seconds_until_held(driver) >= 10
+    assert driver.events(StoreRolledBack)
+
+
+def test_a_heartbeat_that_failed_is_followed_by_a_look_at_the_storage():
+    store = StoreThatFailsOverIn("heartbeat")
+    driver = Driver(store).join()
+    store.is_due = True
+    driver.beat()
+    assert driver.machine.ending is None
+    driver.now_ms += lease_timing().call_deadline_ms
+    driver.beat()
+    assert driver.machine.ending == "rolled_back"
+
+
+def test_nothing_is_taken_at_once_where_the_application_does_not_name_its_storage():
+    store = MemoryLeaseStore()
+    create(store)
+    store._app = APP
+    driver = Driver(store).join()
+    assert seconds_until_held(driver) == 10
+    assert now(store.read_app()).incarnation == now(store.incarnation())
+
+
+class StoreThatDoesNotSay(MemoryLeaseStore):
+    """Whose it is."""
+
+    async def read_app(self):
+        raise LeaseStoreError("away")
+
+
+def test_no_lease_is_made_in_a_store_that_does_not_say_whose_it_is():
+    store = StoreThatDoesNotSay()
+    driver = Driver(store).join()
+    driver.round()
+    assert make_lease(driver) is None
+    assert not now(store.read_leases())
+
+
+def test_no_lease_is_made_by_a_member_that_was_paused_beyond_its_fence():
+    """What it had planned before may have been made, finished and cleaned up by others since."""
+    driver = Driver(MemoryLeaseStore()).join()
+    driver.round()
+    driver.now_ms += lease_timing().fence_ms + 1
+    assert make_lease(driver) is None
+    assert not now(driver.store.read_leases())
+
+
+@pytest.mark.parametrize("app", [None, AppRow(app="billing", app_id="2", created_wall_ms=1)])
+def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_again_by_another(app):
+    store = MemoryLeaseStore()
+    driver = Driver(store).join()
+    driver.round()
+    assert make_lease(driver) == LeaseRow(key=KEY)
+    store._app, store._leases = app, {}
+    with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
+        make_lease(driver)
+    assert not now(store.read_leases())
+    assert driver.events(StoreReset)

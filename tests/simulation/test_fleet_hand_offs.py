@@ -9,9 +9,9 @@ from anabranch.errors import AccessDeniedError
 from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world import FleetOptions
+from anabranch.testing.world.fleet import Fleet
 from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.worker import SimulatedWorker
-from anabranch.testing.world.world import Fleet
 
 SLOW = FleetOptions(
     worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stops_each=8.0, handler_seconds_max=1.5,
@@ -24,13 +24,13 @@ PATIENT = FleetOptions(worker_count=2, shard_count=4, record_count=300, faulty_s
 @pytest.fixture
 def said(monkeypatch):
     """Everything that the workers of all fleets say, as (worker, second, event)."""
-    said, hear = [], SimulatedWorker._hear
+    said, on_event = [], SimulatedWorker._on_event
 
-    def hear_and_note(worker, event):
+    def note(worker, event):
         said.append((worker, worker.process.clock._loop.time(), event))
-        hear(worker, event)
+        on_event(worker, event)
 
-    monkeypatch.setattr(SimulatedWorker, "_hear", hear_and_note)
+    monkeypatch.setattr(SimulatedWorker, "_on_event", note)
     return said
 
 

@@ -10,7 +10,7 @@ from variants.engine_variants import MISTAKES
 
 from anabranch.testing.sim import main
 from anabranch.testing.world import FleetOptions, fleet_options_for, run_fleet
-from anabranch.testing.world.options import Form
+from anabranch.testing.world.options import ConsumeMode
 
 REGRESSIONS = [
     int(line.split()[1])
@@ -85,10 +85,10 @@ def test_a_fleet_without_faults_repeats_nothing():
 
 
 @pytest.mark.parametrize("interval", [0.1, 1.0])
-@pytest.mark.parametrize("form", get_args(Form))
-def test_a_crash_in_the_midst_of_a_page_repeats_no_more_than_the_interval(form, interval):
+@pytest.mark.parametrize("consume_mode", get_args(ConsumeMode))
+def test_a_crash_in_the_midst_of_a_page_repeats_no_more_than_the_interval(consume_mode, interval):
     options = FleetOptions(
-        form=form,
+        consume_mode=consume_mode,
         worker_count=1,
         shard_count=1,
         record_count=200,

@@ -15,8 +15,8 @@ from anabranch._engine.handler_calls import HandlerCall
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
 from anabranch.testing.world import FleetOptions, run_fleet
-from anabranch.testing.world.options import Scene
-from anabranch.testing.world.surroundings import SimulatedHandling
+from anabranch.testing.world.options import ScriptAction
+from anabranch.testing.world.worker import UserHandler
 from anabranch.values import Decoder, decode_with
 
 __all__ = ["Fault", "SimulationReport", "simulate"]
@@ -100,7 +100,7 @@ def simulate(
     concurrency: int = 8,
     decode: Decoder[Any] = bytes,
     faults: Iterable[Fault] = (),
-    script: Iterable[tuple[float, Scene]] = (),
+    script: Iterable[tuple[float, ScriptAction]] = (),
     seconds: float = 30.0,
     on_failure: Retry | None = None,
 ) -> SimulationReport:
@@ -118,8 +118,8 @@ def simulate(
         chosen |= _FAULTS[fault]
     scenes = tuple(script)
     for _, scene in scenes:
-        if scene not in get_args(Scene):
-            raise ValueError(f"there is no scene {scene!r}; there are {', '.join(get_args(Scene))}")
+        if scene not in get_args(ScriptAction):
+            raise ValueError(f"there is no scene {scene!r}; there are {', '.join(get_args(ScriptAction))}")
     options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
@@ -131,8 +131,8 @@ def simulate(
         **chosen,
     )
     watched = _Watched(handler)
-    handling = SimulatedHandling(watched, on_failure or Retry(), decode_with(decode))
-    verdict = run_fleet(seed, options, handling=handling, records=written)
+    user_handler = UserHandler(watched, on_failure or Retry(), decode_with(decode))
+    verdict = run_fleet(seed, options, user_handler=user_handler, records=written)
     return SimulationReport(
         seed=seed,
         record_count=len(written),

@@ -278,7 +278,7 @@ MISTAKES = {
     "commits wait for the end of the page": Mistake(
         [(Checkpointer, "commit_all", _commit_whole_pages(Checkpointer.commit_all))],
         "few duplicates",
-        replace(LOADED, form="records"),
+        replace(LOADED, consume_mode="records"),
     ),
     "commits come every third interval": Mistake(
         [(Checkpointer, "commit_all", _commit_late(Checkpointer.commit_all))], "few duplicates", LOADED
@@ -299,7 +299,7 @@ MISTAKES = {
     "a batch is tried again beside itself": Mistake(
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
         "order",
-        replace(BUSY, form="run_batches", overrunning=0.1, timeout_seconds=1.5),
+        replace(BUSY, consume_mode="run_batches", overrunning=0.1, timeout_seconds=1.5),
     ),
     "a running worker begins anew in an emptied store": Mistake(
         [(LeaseMachine, "check_birth", _begin_anew), (LeaseMachine, "_recognise", lambda self, app: app or self.app)],
@@ -328,7 +328,7 @@ MISTAKES = {
     "an error of the loop's body hides that of the consumer": Mistake(
         [(ConsumerRun, "leave", _leave_without_a_look)],
         "no silent failures",
-        replace(BUSY, form="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
+        replace(BUSY, consume_mode="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
     ),
     "a run that ends at the tip says nothing of a stopped shard": Mistake(
         [(ConsumerRun, "_bad_outcome", ConsumerRun._failure)], "no false success", JOBS

@@ -2,7 +2,7 @@
 checkers.
 """
 
+from anabranch.testing.world.fleet import FleetVerdict, run_fleet
 from anabranch.testing.world.options import FleetOptions, fleet_options_for
-from anabranch.testing.world.world import FleetVerdict, run_fleet
 
 __all__ = ["FleetOptions", "FleetVerdict", "fleet_options_for", "run_fleet"]

@@ -1,13 +1,22 @@
-"""Kinesis in a simulation: the local server's pure state behind the engine's port, reached over the network."""
+"""Kinesis in a simulation: the local server's pure state, as its writers and operators see it (`SimulatedStream`) and
+behind the engine's port (`SimulatedKinesis`).
 
-from collections.abc import Mapping
+Everything that happens to the stream is told to the journal. To trim records, the service's clock skips ahead by almost
+the retention period: simulating a day of polling would take too long.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NoReturn
 
 from anabranch._aws.errors import service_error
-from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.streams import Shard, ShardFilter, StartingPosition, StreamName
+from anabranch._model.hash_keys import HashKeyRange, md5_hash_key
+from anabranch._model.leases import LeaseKey
+from anabranch._model.streams import BEFORE_FIRST_SUB, Position, Shard, ShardFilter, StartingPosition, StreamName
 from anabranch._ports import Kinesis
+from anabranch._wire.aggregate import AggregateBuilder
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import (
     ChildShard,
@@ -18,16 +27,245 @@ from anabranch._wire.messages import (
 )
 from anabranch.errors import TransportError
 from anabranch.local.errors import LocalError
-from anabranch.testing.world.network import Network
+from anabranch.local.service import LocalState
+from anabranch.testing.journal import (
+    Checker,
+    Fact,
+    Journal,
+    LeaseCreated,
+    RecordDeleted,
+    RecordExcused,
+    RecordWritten,
+    ShardOpened,
+    StreamRecord,
+    incarnation_name,
+)
 from anabranch.testing.world.options import FleetOptions
-from anabranch.testing.world.processes import SimulatedProcess
-from anabranch.testing.world.stream import SimulatedStream
+from anabranch.testing.world.processes import Network, SimulatedProcess
 
-__all__ = ["SimulatedKinesis"]
+STREAM = "orders"
+_WALL_MS = 1_700_000_000_000
+_RETENTION_MS = 24 * 3_600_000
+_AGGREGATE_BYTES_MAX = 1 << 20
+
+
+class _ReadableShards(Checker):
+    """Checks nothing. It notes which shards a worker could have read: those that had a lease while they were listed."""
+
+    def __init__(self, stream: "SimulatedStream") -> None:
+        super().__init__()
+        self._stream = stream
+        self.shards: dict[str, None] = {}
+
+    def tell(self, fact: Fact) -> None:
+        match fact:
+            case LeaseCreated(write) if write.shard_id in self._stream.listed_shards():
+                self.shards[write.shard_id] = None
+
+
+class SimulatedStream:
+    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal, random: Random) -> None:
+        self.state = LocalState(entropy=random)
+        self._loop = loop
+        self._journal = journal
+        self._random = random
+        self.incarnation = -1
+        self.exists = False
+        self._was_known = False
+        self.changes_reported = 0
+        """How many times a consumer reported that the stream is gone or was created again."""
+        self._created: dict[int, int] = {}
+        """Incarnations by the second of their creation, which is part of the lease keys."""
+        self._beginnings: list[int] = []
+        """The lowest sequence number of each incarnation."""
+        self._parents: dict[str, tuple[str, ...]] = {}
+        """The parents of every shard that ever existed, by its name in the journal."""
+        self._kept: dict[str, list[tuple[int, StreamRecord]]] = {}
+        """The records of each shard that are not excused, with their arrival times."""
+        self._first_count = 0
+        self._ahead_ms = 0
+        self._readable = _ReadableShards(self)
+        journal.checkers.append(self._readable)
+
+    @property
+    def has_unreported_change(self) -> bool:
+        """The stream is gone or was created again, and no consumer has reported it."""
+        return not self.exists or (self._was_known and not self.changes_reported)
+
+    def now_ms(self) -> int:
+        """The service's clock."""
+        return _WALL_MS + int(self._loop.time() * 1000) + self._ahead_ms
+
+    def journal_shard_id(self, shard_id: str, sequence_number: int) -> str:
+        """The shard's name in the journal."""
+        return incarnation_name(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
+
+    def incarnation_of(self, key: LeaseKey) -> int:
+        return self._created[int(key.stream_key.rpartition(":")[2])]
+
+    def _call(self, operation: str, **request: Any) -> dict[str, Any]:
+        return self.state.call(operation, request, now_ms=self.now_ms())
+
+    def create(self, shard_count: int) -> None:
+        self._first_count = shard_count
+        self.incarnation += 1
+        self._created[self.now_ms() // 1000] = self.incarnation
+        self._call("CreateStream", StreamName=STREAM, ShardCount=shard_count)
+        self.exists = True
+        numbers = [int(shard["SequenceNumberRange"]["StartingSequenceNumber"]) for shard in self._list()]
+        self._beginnings.append(min(numbers))
+        self._note_shards()
+
+    def delete(self, *, is_known: bool) -> None:
+        """Deletes the stream with its records: nobody has to handle them any more. `is_known`: the lease store has a
+        row of this stream, so a worker can notice.
+        """
+        self._was_known = self._was_known or is_known
+        self._call("DeleteStream", StreamName=STREAM)
+        self.exists = False
+        for kept in self._kept.values():
+            for _, record in kept:
+                self._journal.tell(RecordDeleted(record))
+        self._kept.clear()
+
+    def _list(self) -> list[dict[str, Any]]:
+        shards: list[dict[str, Any]] = self._call("ListShards", StreamName=STREAM)["Shards"]
+        return shards
+
+    def _note_shards(self) -> list[dict[str, Any]]:
+        shards = self._list()
+        for shard in shards:
+            name = incarnation_name(shard["ShardId"], self.incarnation)
+            if name not in self._parents:
+                parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
+                self._parents[name] = tuple(incarnation_name(parent, self.incarnation) for parent in parents if parent)
+                self._journal.tell(ShardOpened(name, self._parents[name]))
+        return shards
+
+    # writing
+
+    def write(self, records: Sequence[tuple[str, bytes]], *, is_aggregate: bool = False) -> None:
+        """Writes the records one by one, or all as one KPL aggregate; then they must belong to one shard."""
+        named = [(self._named(partition_key), data) for partition_key, data in records]
+        if not is_aggregate:
+            for partition_key, data in named:
+                self._note_written(self._put(partition_key, data), BEFORE_FIRST_SUB, partition_key)
+            return
+        builder = AggregateBuilder()
+        for partition_key, data in named:
+            builder.add(partition_key, data, size_max=_AGGREGATE_BYTES_MAX)
+        answer = self._put(named[0][0], builder.finish())
+        for index, (partition_key, _) in enumerate(named):
+            self._note_written(answer, index, partition_key)
+
+    def _named(self, partition_key: str) -> str:
+        return incarnation_name(partition_key, self.incarnation)
+
+    def _put(self, partition_key: str, data: bytes) -> dict[str, Any]:
+        return self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
+
+    def _note_written(self, answer: dict[str, Any], sub_sequence_number: int, partition_key: str) -> None:
+        position = Position(int(answer["SequenceNumber"]), sub_sequence_number)
+        record = StreamRecord(incarnation_name(answer["ShardId"], self.incarnation), position, partition_key)
+        # It may be in the future in a new shard, whose records arrive after all records of its parents.
+        arrival_ms = self.state.account.streams[STREAM].shards[answer["ShardId"]].log.records[-1].arrival_ms
+        self._kept.setdefault(record.shard_id, []).append((arrival_ms, record))
+        self._journal.tell(RecordWritten(record))
+
+    def shard_for(self, partition_key: str) -> str:
+        routing = self.state.account.streams[STREAM].routing
+        return routing.shard_for(md5_hash_key(self._named(partition_key))).shard_id
+
+    # trimming
+
+    def skip_ahead(self, kept_seconds: float) -> None:
+        """Advances the service's clock so that only records of the last `kept_seconds` are left."""
+        self._ahead_ms += _RETENTION_MS - int(kept_seconds * 1000)
+
+    def listed_shards(self) -> set[str]:
+        """The shards that have not been trimmed."""
+        return (
+            {incarnation_name(shard["ShardId"], self.incarnation) for shard in self._list()} if self.exists else set()
+        )
+
+    def excuse(self, shard_id: str, since_seconds: float | None) -> None:
+        """A consumer reported that records of this shard were lost, so its trimmed records need not be handled. The
+        same holds for descendants that are not listed any more, and in such ancestors for records since the reported
+        time; but only if no worker could read those shards. A shard that had a lease while it was listed must be
+        reported by itself.
+        """
+        if not self.exists:
+            return
+        listed = self.listed_shards()
+        unseen = {name for name in self._parents if name not in listed and name not in self._readable.shards}
+        gone = {incarnation_name(shard_id, self.incarnation)}
+        for name, parents in self._parents.items():  # in the order of their creation
+            if name in unseen and any(parent in gone for parent in parents):
+                gone.add(name)
+        before = {incarnation_name(shard_id, self.incarnation)}
+        for name in reversed(self._parents):
+            if name in before:
+                before.update(parent for parent in self._parents[name] if parent in unseen)
+        horizon_ms, since_ms = self.now_ms() - _RETENTION_MS, int((since_seconds or 0) * 1000)
+        for name in [name for name in self._kept if name in gone or name in before]:
+            first_ms = 0 if name in gone else since_ms
+            kept = self._kept[name]
+            for _, record in (lost := [entry for entry in kept if first_ms <= entry[0] <= horizon_ms]):
+                self._journal.tell(RecordExcused(record))
+            self._kept[name] = [entry for entry in kept if entry not in lost]
+
+    # resharding
+
+    def reshard(self) -> None:
+        """Splits a shard, merges two, or does both: then a shard may open and close between two listings."""
+        if not self.exists:
+            return
+        for _ in range(self._random.choice([1, 1, 2])):
+            can_merge = len(self._open_shards()) > 1
+            if not (self.merge() if can_merge and self._random.random() < 0.5 else self.split()):
+                return
+
+    def split(self) -> bool:
+        """Splits a random shard in the middle. Returns False if it is too small, or the stream is updating."""
+        if not self.exists:
+            return False
+        shard = self._random.choice(self._open_shards())
+        low, high = (int(shard["HashKeyRange"][name]) for name in ("StartingHashKey", "EndingHashKey"))
+        return self._change("SplitShard", ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2 + 1))
+
+    def merge(self) -> bool:
+        """Merges two random neighbours. Returns False if it cannot."""
+        shards = self._open_shards() if self.exists else []
+        if len(shards) < 2:
+            return False
+        index = self._random.randrange(len(shards) - 1)
+        one, other = shards[index : index + 2]
+        return self._change("MergeShards", ShardToMerge=one["ShardId"], AdjacentShardToMerge=other["ShardId"])
+
+    def rescale(self) -> bool:
+        """Changes the shard count as UpdateShardCount does: many splits and merges at once."""
+        if not self.exists:
+            return False
+        present = len(self._open_shards())
+        most = max(present, min(2 * present, self._first_count + 4))
+        target = self._random.randrange((present + 1) // 2, most + 1)
+        return self._change("UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
+
+    def _open_shards(self) -> list[dict[str, Any]]:
+        shards = [shard for shard in self._note_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+        return sorted(shards, key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+
+    def _change(self, operation: str, **request: Any) -> bool:
+        try:
+            self._call(operation, StreamName=STREAM, **request)
+        except LocalError:
+            return False
+        self._note_shards()
+        return True
 
 
 class SimulatedKinesis(Kinesis):
-    """One process's client."""
+    """One process's Kinesis client."""
 
     def __init__(
         self,
@@ -48,7 +286,7 @@ class SimulatedKinesis(Kinesis):
         return answer
 
     async def _timed_call(self, operation: str, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """With the service's time at which it was answered: its clock may leap while the answer is on its way."""
+        """Also returns the service's time of the answer: its clock may skip ahead while the answer travels."""
 
         def perform() -> tuple[dict[str, Any], int]:
             self._refuse_sometimes(operation)
@@ -75,7 +313,7 @@ class SimulatedKinesis(Kinesis):
             self._refuse(operation, "ExpiredIteratorException", 400)
 
     def _refuse(self, operation: str, code: str, status: int) -> NoReturn:
-        raise service_error(operation, AwsError(code, "by a fault of the simulation"), status=status)
+        raise service_error(operation, AwsError(code, "a simulated fault"), status=status)
 
     # reading
 
@@ -117,7 +355,7 @@ class SimulatedKinesis(Kinesis):
             now_ms / 1000,
         )
 
-    # what there is
+    # describing
 
     async def list_shards(
         self,

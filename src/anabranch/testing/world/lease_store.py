@@ -33,8 +33,7 @@ from anabranch.testing.journal import (
     StoreEmptied,
     StoreWentBack,
 )
-from anabranch.testing.world.network import Network
-from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.processes import Network, SimulatedProcess
 
 __all__ = ["ForgetfulRows", "SimulatedLeaseStore"]
 
@@ -273,7 +272,7 @@ class SimulatedLeaseStore(LeaseStore):
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         call = partial(self._rows.write_lease, row, member_id=member_id, expected_version=expected_version)
         # Its sender waits for no answer longer than its deadline.
-        on_trouble = partial(self._process.hinder, self._call_seconds, since=self._process.world_ms() / 1000)
+        on_trouble = partial(self._process.block_commits, self._call_seconds, since=self._process.world_ms() / 1000)
         return await self._ask(call, on_trouble=on_trouble)  # type: ignore[no-any-return]
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:

@@ -1,15 +1,15 @@
-"""What the world of one fleet is like: sizes and faults, drawn from its seed and printed before it runs."""
+"""The options of a simulated fleet: sizes, faults and how records are consumed. A seed decides all of them."""
 
 from random import Random
 from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["OVERRUN_SECONDS_MAX", "FleetOptions", "Form", "Scene", "fleet_options_for"]
+__all__ = ["OVERRUN_SECONDS_MAX", "ConsumeMode", "FleetOptions", "ScriptAction", "fleet_options_for"]
 
-Form = Literal["batches", "by_hand", "records", "run", "run_batches"]
-"""How records are taken: by a handler (`run`), or by a loop of the process's own."""
-Scene = Literal["crash", "cut_off", "merge", "pause", "rescale", "split", "stop"]
+ConsumeMode = Literal["batches", "manual_ack", "records", "run", "run_batches"]
+"""How a process consumes: with a handler (`run`, `run_batches`), or in its own loop over records or batches."""
+ScriptAction = Literal["crash", "cut_off", "merge", "pause", "rescale", "split", "stop"]
 
 
 OVERRUN_SECONDS_MAX = 40.0
@@ -20,111 +20,112 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     shard_count: int = 2
     record_count: int = 100
     key_count: int = 10
-    form: Form = "run"
+    consume_mode: ConsumeMode = "run"
     order: Literal["shard", "key", "none"] = "shard"
     concurrency: int = 8
     loop_order: Literal["fifo", "shuffle"] = "fifo"
     faulty_seconds: float = 40.0
-    """Records are written, and faults strike, for so long."""
-    script: tuple[tuple[float, Scene], ...] = ()
-    """What happens at which second, beside what the seed draws."""
+    """For so long records are written and faults strike."""
+    script: tuple[tuple[float, ScriptAction], ...] = ()
+    """What happens at which second, in addition to the faults that the seed decides."""
     checkpoint_seconds: float = 1.0
     """The interval between two commits."""
     settling_seconds: float = 180.0
-    """Within so long after that everything must be handled, beside the time that the handlers themselves take."""
+    """After the faults, everything must be handled within this time, plus the time that the handlers take."""
     handler_seconds_max: float = 0.5
     failing: float = 0.0
     """The share of records whose first attempt, or first two, fail."""
     ends_at_tip: bool = False
-    """Processes end when they have handled all that there is, as jobs do, and are started again."""
+    """Processes end at the tip of the stream, as batch jobs do, and are started again."""
     undecodable: float = 0.0
-    """The share of records that do not decode while the faults last, so that their shards stop: a process that is
-    started after that tries them again.
+    """The share of records that do not decode while the faults last. They stop their shards; a process that starts
+    later tries them again.
     """
     overrunning: float = 0.0
-    """The share of records whose first attempt takes far too long, and does not end at once when it is cancelled."""
+    """The share of records whose first attempt takes far too long and does not end at once when cancelled."""
     timeout_seconds: float = 0.0
-    """What one call of a handler may take; 0: as long as it likes."""
+    """The timeout of a handler call; 0: none."""
     aggregated: float = 0.0
     """The share of writes that are aggregates of up to five records."""
     budget_bytes: int = 0
-    """What a process may hold beside the room of one read; 0: the default budget."""
+    """The byte budget on top of the reserve for one read; 0: the default budget."""
     lost: float = 0.0
     late: float = 0.0
     repeated: float = 0.0
     throttled: float = 0.0
-    """The share of Kinesis calls that are refused as over a quota."""
+    """The share of Kinesis calls that are throttled."""
     unavailable: float = 0.0
-    """The share of Kinesis calls that end in a 5xx."""
+    """The share of Kinesis calls that fail with a 5xx status."""
     expired: float = 0.0
-    """The share of reads whose iterator is too old."""
+    """The share of reads that fail because the iterator expired."""
     clock_error: float = 0.0
     clocks_stop: bool = False
     pauses_each: float = 0.0
     """Mean seconds between two pauses of a process; 0: none."""
     stalls_each: float = 0.0
-    gaps: float = 0.0
-    """The share of starts that are paused between the look at the fence and the call."""
+    paused_starts: float = 0.0
+    """The share of calls whose process is paused between the check of the fence and the call."""
     cuts_each: float = 0.0
-    """Mean seconds between two times that a process cannot reach the store, the stream, or both."""
+    """Mean seconds between two times that a process is cut off from the store, the stream, or both."""
     crashes_each: float = 0.0
     stops_each: float = 0.0
     reshards_each: float = 0.0
     backlog: float = 0.0
     """The share of records that are written before the first process starts."""
     reshards_before: int = 0
-    """How often it was resharded before the first process starts, while a third of the records were written."""
+    """How many times the stream is resharded before the first process starts, with a third of the records."""
     rescales_each: float = 0.0
-    """Mean seconds between two changes of the shard count as a whole."""
+    """Mean seconds between two calls of UpdateShardCount."""
     trims: bool = False
-    """Every forty seconds the service's clock leaps, so that only what came in the last half minute is kept."""
+    """About every 40 s the service trims: only records of the last half minute are left."""
     trims_unread: bool = False
-    """Then, only what came in the last few seconds: some of it was not read by anybody."""
+    """Only records of the last few seconds are left, so some were never read."""
     deleted: bool = False
-    """The stream is deleted once, and created anew some seconds later."""
+    """The stream is deleted once, and created again some seconds later."""
     listing_page: int = 0
-    """Shards on one page of a listing, so that its pages are of different moments; 0: as many as the service gives."""
+    """Shards per page of a listing: the shards may change between two pages. 0: as many as the service returns."""
     expiries_differ: bool = False
-    """Each process has a lease expiry of its own."""
+    """Each process has its own lease expiry."""
     store_outage_seconds: float = 0.0
     roll_back_seconds: float = 0.0
-    """How far the store goes back; 0: it does not."""
+    """How far the store is rolled back; 0: it is not."""
     roll_backs_each: float = 0.0
-    """Mean seconds between two times that it does; 0: it happens once."""
+    """Mean seconds between two roll-backs; 0: it happens once."""
     store_is_emptied: bool = False
-    """Once, while the fleet is at work."""
+    """The store is emptied once while the fleet is running."""
     same_worker_id: bool = False
     hand_off: Literal["keep", "force"] = "keep"
     drain_seconds: float = 30.0
     """How long a hand-off waits for running calls."""
 
     @property
-    def labour_seconds(self) -> float:
-        """What the handlers take at most, should one worker call them one after another. A share of all records is a
-        mean: three times as many may overrun.
+    def work_seconds(self) -> float:
+        """The most that all handler calls take, if one worker makes them one after another. `overrunning` is a mean, so
+        up to three times as many records may overrun.
         """
         attempts = 1 + 2 * self.failing
         return self.record_count * (attempts * self.handler_seconds_max + 3 * self.overrunning * OVERRUN_SECONDS_MAX)
 
 
 def fleet_options_for(seed: int) -> FleetOptions:
-    """One in ten is a world of long retention, in which shards leave the listing and lease rows are cleaned up. In half
-    of them all is read before it falls off, so that nothing need be excused; in the others, what is not must be told.
+    """Most seeds draw every option. The last digit of the seed selects four special kinds of fleets:
 
-    Another one in ten has a backlog: every read is a page of many records, each takes a while, and processes crash in
-    the midst of them. The ways to take records come in turn, and so do the intervals of commits.
-
-    A third one in ten has a store that is rolled back while its workers are in every kind of trouble.
-
-    In a fourth one in ten the processes are jobs that end at the tip, and some records do not decode at first.
+    - 1: the store is rolled back while workers are cut off, paused, stalled and stopped;
+    - 3: a backlog. Every read returns many records, each takes a while, and processes crash in the middle of a page.
+      The ways to consume and the commit intervals take turns;
+    - 5: the processes are jobs that end at the tip, and some records do not decode at first;
+    - 7: shards are trimmed, leave the listing, and their lease rows are cleaned up. In half of these fleets everything
+      is read before it is trimmed; in the others, workers must report what was lost.
     """
     options = _drawn(seed)
     if seed % 10 == 5:
-        return msgspec.structs.replace(options, form=get_args(Form)[seed // 10 % 5], ends_at_tip=True, undecodable=0.03)
+        return msgspec.structs.replace(
+            options, consume_mode=get_args(ConsumeMode)[seed // 10 % 5], ends_at_tip=True, undecodable=0.03
+        )
     if seed % 10 == 3:
         return msgspec.structs.replace(
             options,
-            form=get_args(Form)[seed // 10 % 5],
+            consume_mode=get_args(ConsumeMode)[seed // 10 % 5],
             checkpoint_seconds=(1.0, 0.1, 3.0)[seed // 50 % 3],
             worker_count=2,
             shard_count=2,
@@ -159,7 +160,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
         handler_seconds_max=0.02,
         reshards_each=8.0,
         **dict.fromkeys(
-            ("lost", "late", "throttled", "unavailable", "gaps", "overrunning", "store_outage_seconds"), 0.0
+            ("lost", "late", "throttled", "unavailable", "paused_starts", "overrunning", "store_outage_seconds"), 0.0
         ),
         **dict.fromkeys(("pauses_each", "stalls_each", "cuts_each", "crashes_each", "roll_back_seconds"), 0.0),
         **dict.fromkeys(("deleted", "store_is_emptied"), False),
@@ -168,8 +169,8 @@ def fleet_options_for(seed: int) -> FleetOptions:
 
 
 def _rolled_back(seed: int, options: FleetOptions) -> FleetOptions:
-    """Some workers learn late that the store was rolled back, or start just then. All have one expiry: a worker cannot
-    wait for the expiry of a member that the store has forgotten before the worker saw it.
+    """Some workers learn late that the store was rolled back, or start just then. All have the same lease expiry: a
+    worker cannot wait for the expiry of a member that the store lost before the worker saw it.
     """
     random = Random(f"roll-back {seed}")  # noqa: S311 -- a simulation's dice, not a secret
     return msgspec.structs.replace(
@@ -200,9 +201,9 @@ def _drawn(seed: int) -> FleetOptions:
         return round(random.uniform(low, high), 1) if random.random() < chance else 0.0
 
     deleted = random.random() < 0.08
-    form: Form = random.choice(["run", "run", "run", "run_batches", "records", "batches", "by_hand"])
+    consume_mode: ConsumeMode = random.choice(["run", "run", "run", "run_batches", "records", "batches", "manual_ack"])
     return FleetOptions(
-        form=form,
+        consume_mode=consume_mode,
         worker_count=random.randrange(6, 13) if large else random.randrange(1, 5),
         shard_count=random.randrange(8, 33) if large else random.randrange(1, 5),
         record_count=random.randrange(100, 400),
@@ -227,7 +228,7 @@ def _drawn(seed: int) -> FleetOptions:
         clocks_stop=random.random() < 0.2,
         pauses_each=sometimes(0.4, 10, 40),
         stalls_each=sometimes(0.3, 10, 40),
-        gaps=random.choice([0.0, 0.0, 0.005]),
+        paused_starts=random.choice([0.0, 0.0, 0.005]),
         cuts_each=sometimes(0.4, 10, 40),
         crashes_each=sometimes(0.4, 10, 50),
         stops_each=sometimes(0.4, 10, 50),

@@ -1,23 +1,27 @@
-"""Simulated processes on one event loop: each can be paused, stalled, killed, and has clocks of its own.
+"""Simulated processes on one event loop, and the network between them and the services.
 
-A process is a context: every task, timer and callback that is made inside of it belongs to it. The loop asks before
-each callback whether its process runs now; what a paused process would have done waits until it goes on, in order,
-and what a dead one would have done is never done. A stalled process runs its heartbeats and nothing else.
+Each process can be paused, stalled and killed, and has its own clocks. A process is a `contextvars` context: every
+task, timer and callback created inside it belongs to it. Before each callback, the loop asks whether its process runs
+now. The callbacks of a paused process wait until it resumes, in order; those of a dead process never run. A stalled
+process runs only its heartbeats.
+
+On the network, messages take time, get lost, come late or twice. A request takes effect when it arrives at the service,
+also if its caller has given up, is paused or is dead.
 """
 
 import asyncio
 import contextvars
 from collections.abc import Callable
+from random import Random
 from typing import Any, Literal
 
 from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
+from anabranch.testing.world.options import FleetOptions
 
-__all__ = ["Processes", "SimulatedClock", "SimulatedProcess"]
+ProcessPart = Literal["heartbeat", "main"]
 
-Lane = Literal["heart", "main"]
-
-_RUNS_IN: contextvars.ContextVar[tuple["SimulatedProcess", Lane] | None] = contextvars.ContextVar(
+_RUNS_IN: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] | None] = contextvars.ContextVar(
     "process", default=None
 )
 _WALL_MS = 1_700_000_000_000
@@ -38,7 +42,7 @@ class SimulatedProcess:
         self.paused_until = 0.0
         self.stalled_until = 0.0
         self.cut_until: dict[str, float] = {}
-        """Until when no message passes between this process and the place of that name."""
+        """By service (`store`, `stream`): until when no message passes between it and this process."""
         self.clock = SimulatedClock(loop, rate_ppm)
         self.context = contextvars.Context()
         self.context.run(_RUNS_IN.set, (self, "main"))
@@ -46,13 +50,13 @@ class SimulatedProcess:
         self._clock_stops = clock_stops
         self._tell = tell
 
-    def hinder(self, seconds: float, *, since: float | None = None) -> None:
-        """It cannot commit for so long, from now on or since then."""
+    def block_commits(self, seconds: float, *, since: float | None = None) -> None:
+        """The process cannot commit for so long, from now on or from `since` on."""
         begins = self._loop.time() if since is None else since
         self._tell(CommitsBlocked(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1))
 
     def world_ms(self) -> int:
-        """The time of the world, which no process knows."""
+        """The true time. No process can see it; its own clock may run fast or slow."""
         return int(self._loop.time() * 1000)
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
@@ -62,60 +66,60 @@ class SimulatedProcess:
         now = self._loop.time()
         until = max(self.paused_until, now + seconds)
         if self._clock_stops:
-            self.clock.stand_still(until - max(self.paused_until, now))
+            self.clock.stop_for(until - max(self.paused_until, now))
         self.paused_until = until
         self._tell(ProcessHalted(self.name, int(until * 1000) + 1))
-        self.hinder(until - now)
+        self.block_commits(until - now)
 
     def stall(self, seconds: float) -> None:
-        self.hinder(seconds)
+        self.block_commits(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
         self._tell(ProcessHalted(self.name, int(self.stalled_until * 1000) + 1))
 
-    def is_well_since(self, at: float) -> bool:
-        """Whether it has been running, and has reached everybody, since then; or runs no more."""
+    def was_healthy_since(self, at: float) -> bool:
+        """Whether it has been running and connected since then, or is dead."""
         troubled_until = max([self.paused_until, self.stalled_until, *self.cut_until.values()])
         return not self.is_alive or troubled_until < at
 
-    def resumes_at(self, lane: Lane) -> float:
-        return self.paused_until if lane == "heart" else max(self.paused_until, self.stalled_until)
+    def resumes_at(self, part: ProcessPart) -> float:
+        return self.paused_until if part == "heartbeat" else max(self.paused_until, self.stalled_until)
 
 
-class Processes:
-    """The loop's gatekeeper."""
+class ProcessScheduler:
+    """Decides for the loop which callbacks run now."""
 
-    def __init__(self, loop: SimulationLoop, is_heart: Callable[[Any], bool]) -> None:
+    def __init__(self, loop: SimulationLoop, *, is_heartbeat: Callable[[Any], bool]) -> None:
         self._loop = loop
-        self._is_heart = is_heart
-        self._kept: dict[tuple[SimulatedProcess, Lane], list[asyncio.Handle]] = {}
+        self._is_heartbeat = is_heartbeat
+        self._kept: dict[tuple[SimulatedProcess, ProcessPart], list[asyncio.Handle]] = {}
         self._dead: list[asyncio.Handle] = []
         loop.gate = self._may_run
         loop.context_for = self._context_for
 
     def open(self) -> None:
-        """The run is over: everybody may clean up."""
+        """Lets all processes clean up after the run."""
         self._loop.gate = None
         for handle in [*self._dead, *(handle for kept in self._kept.values() for handle in kept)]:
             self._loop.resume(handle)
 
     def _context_for(self, coroutine: Any) -> contextvars.Context | None:
-        """Heartbeats have a thread of their own in a real process; here, a lane of their own."""
+        """Heartbeats have their own thread in a real process, so they have their own context here."""
         running = _RUNS_IN.get()
-        if running is None or not self._is_heart(coroutine):
+        if running is None or not self._is_heartbeat(coroutine):
             return None
         context = contextvars.copy_context()
-        context.run(_RUNS_IN.set, (running[0], "heart"))
+        context.run(_RUNS_IN.set, (running[0], "heartbeat"))
         return context
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
-        running = handle._context.get(_RUNS_IN)  # type: ignore[attr-defined]  # noqa: SLF001 -- what makes it a process
+        running = handle._context.get(_RUNS_IN)  # type: ignore[attr-defined]  # noqa: SLF001 -- no public way to read it
         if running is None:
             return True
-        process, lane = running
+        process, part = running
         if not process.is_alive:
             self._dead.append(handle)
             return False
-        resumes_at = process.resumes_at(lane)
+        resumes_at = process.resumes_at(part)
         if self._loop.time() >= resumes_at and running not in self._kept:
             return True
         if running not in self._kept:
@@ -124,9 +128,9 @@ class Processes:
         self._kept[running].append(handle)
         return False
 
-    def _release(self, running: tuple[SimulatedProcess, Lane]) -> None:
-        process, lane = running
-        if self._loop.time() < (resumes_at := process.resumes_at(lane)):
+    def _release(self, running: tuple[SimulatedProcess, ProcessPart]) -> None:
+        process, part = running
+        if self._loop.time() < (resumes_at := process.resumes_at(part)):
             self._loop.call_at(resumes_at, self._release, running, context=contextvars.Context())
             return
         for handle in self._kept.pop(running):
@@ -134,18 +138,18 @@ class Processes:
 
 
 class SimulatedClock:
-    """A process's clocks: one that may run fast or slow and stand still, and the wall's, which is right."""
+    """A process's clocks: a monotonic clock, which may run fast or slow or stop, and the wall clock, which is right."""
 
     def __init__(self, loop: SimulationLoop, rate_ppm: int) -> None:
         self._loop = loop
         self._rate = 1 + rate_ppm / 1_000_000
-        self._stood_still = 0.0
+        self._stopped_seconds = 0.0
 
-    def stand_still(self, seconds: float) -> None:
-        self._stood_still += max(0.0, seconds)
+    def stop_for(self, seconds: float) -> None:
+        self._stopped_seconds += max(0.0, seconds)
 
     def now_ms(self) -> int:
-        return int((self._loop.time() - self._stood_still) * 1000 * self._rate)
+        return int((self._loop.time() - self._stopped_seconds) * 1000 * self._rate)
 
     def wall_ms(self) -> int:
         return _WALL_MS + int(self._loop.time() * 1000)
@@ -161,11 +165,11 @@ class SimulatedClock:
         finally:
             timer.cancel()
 
-    def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> "_Timer":
-        return _Timer(self._loop, self, at_ms, callback)
+    def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> "_ClockTimer":
+        return _ClockTimer(self._loop, self, at_ms, callback)
 
 
-class _Timer:
+class _ClockTimer:
     def __init__(self, loop: SimulationLoop, clock: SimulatedClock, at_ms: int, callback: Callable[[], None]) -> None:
         self._loop = loop
         self._clock = clock
@@ -184,3 +188,97 @@ class _Timer:
             self._handle = self._arm()
         else:
             self._callback()
+
+
+MESSAGE_SECONDS_MAX = 0.030
+"""The longest that a message takes that is not late."""
+
+
+class Network:
+    def __init__(self, loop: SimulationLoop, options: FleetOptions, random: Random) -> None:
+        self._loop = loop
+        self._options = options
+        self._random = random
+        self.is_calm = False
+        self.is_closed = False
+        self.down_until: dict[str, float] = {}
+        """By service: until when it is down."""
+
+    async def call(
+        self,
+        process: SimulatedProcess,
+        service: str,
+        request: Callable[[], Any],
+        no_answer: Callable[[], Exception],
+        on_trouble: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Returns the service's answer, or raises what the service raises, or `no_answer()` after the client's timeout.
+        Calls `on_trouble` when the request or its answer is lost or late.
+        """
+        if self.is_closed:
+            raise no_answer()
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        if self._passes(process, service):
+            self._later(self._delay(on_trouble), self._arrive, process, service, request, answer, on_trouble)
+            if not self.is_calm and self._random.random() < self._options.repeated:
+                self._later(self._delay() + self._random.random() * 5, self._arrive, process, service, request)
+        else:
+            on_trouble()
+        timeout = self._loop.call_later(self._random.uniform(3, 8), self._give_up, answer, no_answer)
+        try:
+            return await answer
+        finally:
+            timeout.cancel()
+
+    def _arrive(
+        self,
+        process: SimulatedProcess,
+        service: str,
+        request: Callable[[], Any],
+        answer: "asyncio.Future[Any] | None" = None,
+        on_trouble: Callable[[], None] = lambda: None,
+    ) -> None:
+        if self.is_closed or self._loop.time() < self.down_until.get(service, 0.0) or self._is_cut(process, service):
+            on_trouble()
+            return
+        outcome: Any
+        try:
+            outcome, error = request(), None
+        except Exception as raised:  # noqa: BLE001 -- the service's answer, which travels to the caller
+            outcome, error = None, raised
+        if answer is None:
+            return
+        if self._passes(process, service):
+            self._later(self._delay(on_trouble), self._return, answer, outcome, error)
+        else:
+            on_trouble()
+
+    def _return(self, answer: "asyncio.Future[Any]", outcome: Any, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(outcome)
+        else:
+            answer.set_exception(error)
+
+    def _give_up(self, answer: "asyncio.Future[Any]", no_answer: Callable[[], Exception]) -> None:
+        if not answer.done():
+            answer.set_exception(no_answer())
+
+    def _later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
+        # Outside of any process: a message is still delivered when its sender stops.
+        self._loop.call_later(delay, action, *arguments, context=contextvars.Context())
+
+    def _is_cut(self, process: SimulatedProcess, service: str) -> bool:
+        return self._loop.time() < process.cut_until.get(service, 0.0)
+
+    def _passes(self, process: SimulatedProcess, service: str) -> bool:
+        if self._is_cut(process, service):
+            return False
+        return self.is_calm or self._random.random() >= self._options.lost
+
+    def _delay(self, on_late: Callable[[], None] = lambda: None) -> float:
+        if not self.is_calm and self._random.random() < self._options.late:
+            on_late()
+            return self._random.uniform(1.5, 14)
+        return self._random.uniform(0.001, MESSAGE_SECONDS_MAX)

@@ -1,10 +1,24 @@
-"""A worker of a simulated fleet: the real engine in a simulated process."""
+"""A worker of a simulated fleet: the real engine in a simulated process, with a handler that tells the journal what it
+does.
+"""
 
+import asyncio
+import contextvars
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consumer_run import ConsumerRun
-from anabranch._engine.handler_calls import HandlerOptions
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.ports import Ports
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._engine.worker import WorkerPlan
@@ -22,33 +36,286 @@ from anabranch.errors import (
 )
 from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged, ZombieCall
 from anabranch.policies import Retry
+from anabranch.records import Batch, Context, Record
 from anabranch.testing.journal import (
+    BytesMeasured,
+    CallAbandoned,
+    CallFinished,
+    CallStarted,
     CleanStop,
+    Journal,
     LeaseLossReported,
     ProcessDied,
+    RecordCall,
     SuccessReported,
     UnseenError,
     ZombieReported,
     incarnation_name,
 )
-from anabranch.testing.world.forms import FORMS
-from anabranch.testing.world.labour import Labour, PretendedError
-from anabranch.testing.world.processes import SimulatedProcess
-from anabranch.testing.world.stream import STREAM
-from anabranch.testing.world.surroundings import Surroundings
+from anabranch.testing.world.kinesis import STREAM, SimulatedStream
+from anabranch.testing.world.lease_store import ForgetfulRows
+from anabranch.testing.world.options import OVERRUN_SECONDS_MAX, ConsumeMode, FleetOptions
+from anabranch.testing.world.processes import Network, SimulatedProcess
 
-__all__ = ["SimulatedWorker"]
+Handler = Callable[[Record[Any], Context], Awaitable[Any]]
+
+
+class UserHandler(NamedTuple):
+    """What the user of `simulate` brings. Without a handler, the simulation's own is used."""
+
+    handler: Handler | None = None
+    policy: Retry | None = None
+    decode: Callable[[bytes], Any] | None = None
+
+
+class SimContext(NamedTuple):
+    """What all processes of a fleet share."""
+
+    options: FleetOptions
+    random: Random
+    network: Network
+    journal: Journal
+    stream: SimulatedStream
+    rows: ForgetfulRows
+    user_handler: UserHandler
+    tries: dict[bytes, int]
+    """How many times each record was tried by loops, in all processes. Loops have no attempt count of their own."""
+
+
+_WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused", default=False)
+
+
+class SimulatedError(Exception):
+    """A simulated handler failed on purpose."""
+
+
+class SimulatedHandler:
+    """Takes a while, fails some attempts and then succeeds. Sometimes it takes far too long and ignores its
+    cancellation. Every start and end is told to the journal.
+    """
+
+    def __init__(self, process: SimulatedProcess, context: SimContext, budget: Budget) -> None:
+        self._process = process
+        self._context = context
+        self._network = context.network
+        self._journal = context.journal
+        self._options = context.options
+        self._random = context.random
+        self._budget = budget
+        self._batch_count = 0
+        self.tokens: dict[str, int] = {}
+        """The fence tokens of the shards that this process owns."""
+
+    # what the engine calls
+
+    async def handle(self, record: Record[Any], context: Context) -> None:
+        given = self._context.user_handler.handler
+        body = self._simulate_work([record], context.attempt) if given is None else given(record, context)
+        await self._end(self._start([record], context.fence_token), body)
+
+    async def handle_batch(self, batch: Batch[Any], context: Context) -> None:
+        body = self._simulate_work(batch.records, context.attempt)
+        await self._end(self._start(batch.records, context.fence_token), body)
+
+    async def handle_in_loop(self, records: Sequence[Record[Any]]) -> None:
+        """The body of an `async for` loop."""
+        await self.work(records, self.begin(records))
+
+    def begin(self, records: Sequence[Record[Any]]) -> list[RecordCall]:
+        """Tells the journal that the records start. Call `work` or `work_until_done` next."""
+        return self._start(records, self.tokens[records[0].shard_id])
+
+    async def work(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
+        await self._end(calls, self._try(records))
+
+    async def work_until_done(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
+        """Retries by itself, as a caller with manual acknowledgement does. To the engine this is one call."""
+        await self._end(calls, self._try_until_done(records))
+
+    async def _try_until_done(self, records: Sequence[Record[Any]]) -> None:
+        while True:
+            try:
+                return await self._try(records)
+            except SimulatedError:
+                """Try again."""
+
+    async def _try(self, records: Sequence[Record[Any]]) -> None:
+        # An error ends the loop and with it the process, so only few records fail, once or twice each.
+        data = records[0].data
+        tries = self._context.tries
+        tried = tries[data] = tries.get(data, 0) + 1
+        await self._simulate_work(records, tried if crc32(data) % 7 == 0 else tried + 2)
+
+    async def before_call(self) -> None:
+        if not self._network.is_calm and self._random.random() < self._options.paused_starts:
+            _WAS_PAUSED.set(True)
+            self._process.pause(self._random.uniform(1, 25))
+            await asyncio.sleep(0)
+
+    def decode(self, data: bytes) -> bytes:
+        if not self._network.is_calm and crc32(data) % 1000 / 1000 < self._options.undecodable:
+            raise SimulatedError("a simulated failure")
+        return data
+
+    # the journal
+
+    def _start(self, records: Sequence[Record[Any]], fence_token: int) -> list[RecordCall]:
+        was_paused = _WAS_PAUSED.get()
+        _WAS_PAUSED.set(False)
+        self._batch_count += 1
+        batch = self._batch_count if len(records) > 1 else 0
+        calls = [self._call(record, fence_token, was_paused=was_paused, batch=batch) for record in records]
+        for call in calls:
+            self._journal.tell(CallStarted(call))
+        self._measure()
+        return calls
+
+    async def _end(self, calls: list[RecordCall], body: Awaitable[Any]) -> None:
+        try:
+            await body
+        except BaseException:
+            for call in calls:
+                self._journal.tell(CallAbandoned(replace(call, at_ms=self._process.world_ms())))
+            raise
+        for call in calls:
+            self._journal.tell(CallFinished(replace(call, at_ms=self._process.world_ms())))
+        self._measure()
+
+    def _call(self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int) -> RecordCall:
+        return RecordCall(
+            self._process.world_ms(),
+            self._process.name,
+            self._context.stream.journal_shard_id(record.shard_id, record.position.sequence_number),
+            record.position,
+            record.partition_key,
+            fence_token,
+            was_paused,
+            batch,
+        )
+
+    def _measure(self) -> None:
+        budget = self._budget
+        now_ms, name = self._process.world_ms(), self._process.name
+        self._journal.tell(BytesMeasured(now_ms, name, budget.used_bytes, budget.limit_bytes))
+        self._journal.tell(BytesMeasured(now_ms, name, budget.peak_bytes, budget.limit_bytes))
+
+    # the simulated work
+
+    async def _simulate_work(self, records: Sequence[Record[Any]], attempt: int) -> None:
+        """The data of a record decides which attempts fail, so every process sees the same failures."""
+        options, longest = self._options, self._options.handler_seconds_max
+        seconds = self._random.uniform(-longest / 2, longest)  # a third of the calls return at once
+        mark = crc32(records[0].data)
+        dice = mark % 1000 / 1000
+        if dice < options.failing and attempt <= 1 + mark // 1000 % 2:
+            await self._take(seconds / 2)
+            raise SimulatedError("a simulated failure")
+        if options.failing <= dice < options.failing + options.overrunning and attempt == 1:
+            await self._overrun()
+        else:
+            await self._take(seconds)
+
+    async def _take(self, seconds: float) -> None:
+        if seconds > 0:
+            await self._sleep(seconds)
+
+    async def _overrun(self) -> None:
+        """Takes long. When cancelled, it continues for a while, and then either completes or not."""
+        until = self._random.uniform(2, OVERRUN_SECONDS_MAX)
+        try:
+            await self._sleep(until)
+        except asyncio.CancelledError:
+            if self._network.is_closed:
+                raise
+            await self._sleep(self._random.uniform(0, 3))
+            if self._random.random() < 0.5:
+                raise
+
+    async def _sleep(self, seconds: float) -> None:
+        clock = self._process.clock
+        await clock.sleep_until_ms(clock.now_ms() + int(seconds * 1000))
+
+
+_BATCHES: Final = BatchLimits(max_records=10, max_wait_ms=500)
+_DRAIN_SECONDS: Final = 20.0
+_MANUAL_ACK_TASKS: Final = 8
+"""Records in progress at once with manual acknowledgement."""
+
+
+async def _run(run: ConsumerRun, handler: SimulatedHandler) -> None:
+    await run.start(run.handle_records(HandlerCall(handler.handle, threads=1)))
+    await run.wait()
+
+
+async def _run_batches(run: ConsumerRun, handler: SimulatedHandler) -> None:
+    await run.start(run.handle_batches(HandlerCall(handler.handle_batch, threads=1), _BATCHES))
+    await run.wait()
+
+
+async def _each_record(run: ConsumerRun, handler: SimulatedHandler) -> None:
+    try:
+        async with aclosing(run.records()) as records:
+            async for record in records:
+                await handler.handle_in_loop([record])
+    finally:
+        await _leave(run)
+
+
+async def _each_batch(run: ConsumerRun, handler: SimulatedHandler) -> None:
+    try:
+        async with aclosing(run.batches(_BATCHES)) as batches:
+            async for batch in batches:
+                await handler.handle_in_loop(batch.records)
+    finally:
+        await _leave(run)
+
+
+async def _manual_ack(run: ConsumerRun, handler: SimulatedHandler) -> None:
+    slots = asyncio.Semaphore(_MANUAL_ACK_TASKS)
+    try:
+        async with asyncio.TaskGroup() as group, aclosing(run.records(manual_ack=True)) as records:
+            async for record in records:
+                # Begin in the step that hands the record out: after a wait, the fence may have passed.
+                group.create_task(_acknowledge(record, handler.begin([record]), run, handler, slots))
+                await slots.acquire()
+    finally:
+        await _leave(run)
+
+
+async def _acknowledge(
+    record: Record[Any], calls: list[RecordCall], run: ConsumerRun, handler: SimulatedHandler, slots: asyncio.Semaphore
+) -> None:
+    try:
+        await handler.work_until_done([record], calls)
+        run.ack([record])
+    finally:
+        slots.release()
+
+
+async def _leave(run: ConsumerRun) -> None:
+    """Does what leaving `async with Consumer` does, with the error that is being raised, if any."""
+    await run.leave(sys.exception(), _DRAIN_SECONDS)
+
+
+CONSUME_MODES: Final[dict[ConsumeMode, Callable[[ConsumerRun, SimulatedHandler], Awaitable[None]]]] = {
+    "batches": _each_batch,
+    "manual_ack": _manual_ack,
+    "records": _each_record,
+    "run": _run,
+    "run_batches": _run_batches,
+}
+
 
 _STOP_SECONDS = 20.0
 _ATTEMPTS = 10
-"""More than ever fail: a pause may make one overrun that would not have."""
+"""More than ever fail, also if pauses add timeouts."""
 
 
 class SimulatedWorker:
     def __init__(
         self,
         process: SimulatedProcess,
-        around: Surroundings,
+        context: SimContext,
         *,
         kinesis: Kinesis,
         store: LeaseStore,
@@ -56,19 +323,19 @@ class SimulatedWorker:
     ) -> None:
         self.process = process
         self.is_stopping = False
-        self._around = around
-        self._journal = around.journal
-        self._options = around.options
+        self._context = context
+        self._journal = context.journal
+        self._options = context.options
         limit_bytes = READ_RESERVE_BYTES + self._options.budget_bytes
         self._budget = Budget(limit_bytes) if self._options.budget_bytes else Budget()
-        self._labour = Labour(process, around, self._budget)
+        self._handler = SimulatedHandler(process, context, self._budget)
         ports = Ports(
             kinesis=kinesis,
             store=store,
             clock=process.clock,
-            entropy=around.random,
-            emit=self._hear,
-            before_call=self._labour.before_call if self._options.gaps else None,
+            entropy=context.random,
+            emit=self._on_event,
+            before_call=self._handler.before_call if self._options.paused_starts else None,
         )
         self._consumer_run = ConsumerRun(ports, self._plan(timing), self._handler_options(), self._budget)
         self.task = process.spawn(self._live(), process.name)
@@ -82,7 +349,7 @@ class SimulatedWorker:
         return self.has_joined and self.process.is_alive and not self.task.done()
 
     def _plan(self, timing: LeaseTiming) -> WorkerPlan:
-        options, random = self._options, self._around.random
+        options, random = self._options, self._context.random
         name = "billing" if options.same_worker_id else self.process.name
         return WorkerPlan(
             app=AppRow(app="billing", app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
@@ -99,67 +366,67 @@ class SimulatedWorker:
         )
 
     def _handler_options(self) -> HandlerOptions:
-        options, given = self._options, self._around.handling
+        options, given = self._options, self._context.user_handler
         policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
-        decode = self._labour.decode if given.decode is None and options.undecodable else given.decode
+        decode = self._handler.decode if given.decode is None and options.undecodable else given.decode
         return HandlerOptions(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
 
-    def _hear(self, event: Event) -> None:
-        stream, shard_id = self._around.stream, event.shard_id
+    def _on_event(self, event: Event) -> None:
+        stream, shard_id = self._context.stream, event.shard_id
         if isinstance(event, StreamChanged):
-            stream.changes_told += 1
+            stream.changes_reported += 1
         if shard_id is None:
             return
         if isinstance(event, LeaseTaken):
-            self._labour.tokens[shard_id] = event.fence_token
+            self._handler.tokens[shard_id] = event.fence_token
         elif isinstance(event, LeaseLost):
             for incarnation in range(stream.incarnation + 1):
                 self._journal.tell(LeaseLossReported(self.process.name, incarnation_name(shard_id, incarnation)))
         elif isinstance(event, ZombieCall):
             position = Position.parse(event.position)
-            noted = stream.place(shard_id, position.sequence_number)
-            self._journal.tell(ZombieReported(self.process.name, noted, position))
+            journal_id = stream.journal_shard_id(shard_id, position.sequence_number)
+            self._journal.tell(ZombieReported(self.process.name, journal_id, position))
         elif isinstance(event, DataLost):
             stream.excuse(shard_id, event.read_through_seconds)
 
     async def _live(self) -> None:
         try:
-            await FORMS[self._options.form](self._consumer_run, self._labour)
+            await CONSUME_MODES[self._options.consume_mode](self._consumer_run, self._handler)
             if not self.is_stopping:
                 self._journal.tell(SuccessReported(self.process.world_ms(), self.process.name))
-        except PretendedError as error:
-            # The loop was left by it; whoever runs the fleet starts the process again.
+        except SimulatedError as error:
+            # The loop's body failed on purpose. The fleet restarts the process.
             if isinstance(error.__context__, AnabranchError):
                 self._judge(error.__context__)
-        except Exception as error:  # noqa: BLE001 -- few faults of this world should end a worker that has joined
+        except Exception as error:  # noqa: BLE001 -- any error is judged
             self._judge(error)
         finally:
             self._journal.tell(ProcessDied(self.process.world_ms(), self.process.name))
 
     def _judge(self, error: Exception) -> None:
-        if self.has_joined and not self._is_due(error):
+        if self.has_joined and not self._is_explained(error):
             what = f"{self.process.name} ended in {type(error).__name__}: {error}"
             self._journal.tell(UnseenError(self.process.world_ms(), what))
 
-    def _is_due(self, error: Exception) -> bool:
-        """Whether a worker should end in this error, by what has happened in its world."""
-        stream, due = self._around.stream, list[type[Exception]]([ShardStoppedError])
-        if self._around.rows.has_lost_streams:
-            due.append(LeaseStoreInvalidError)
-        if stream.incarnation > 0 or not stream.is_there:
-            due += [StreamError, StreamNotFoundError]
+    def _is_explained(self, error: Exception) -> bool:
+        """Whether the faults so far explain that the worker ended in this error."""
+        stream, expected = self._context.stream, list[type[Exception]]([ShardStoppedError])
+        if self._context.rows.has_lost_streams:
+            expected.append(LeaseStoreInvalidError)
+        if stream.incarnation > 0 or not stream.exists:
+            expected += [StreamError, StreamNotFoundError]
         causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        return all(isinstance(cause, tuple(due)) for cause in causes)
+        return all(isinstance(cause, tuple(expected)) for cause in causes)
 
     def stop(self) -> None:
-        """A clean stop, from inside the process."""
+        """Starts a graceful stop from inside the process."""
         self.is_stopping = True
         self.process.spawn(self._stop(), f"stop {self.process.name}")
 
     async def _stop(self) -> None:
         try:
             report = await self._consumer_run.stop(_STOP_SECONDS)
-        except Exception:  # noqa: BLE001 -- it is told in _live
+        except Exception:  # noqa: BLE001 -- `_live` reports it
             return
         if report.committed and report.released and not report.leftovers:
             self._journal.tell(CleanStop(self.process.world_ms(), self.process.name, self._budget.used_bytes))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.testing.local_kinesis import run_local_kinesis
+from anabranch.testing.doubles import run_local_kinesis
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

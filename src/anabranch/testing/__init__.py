@@ -1,7 +1,6 @@
-"""Tools to test what is built with anabranch: simulated fleets, checkers, the local Kinesis as a pytest fixture.
+"""Tools to test applications that use anabranch: simulated fleets, an auditor, test doubles, pytest fixtures.
 
-Names are loaded when they are first used: pytest imports this package for its plugin in every project that has
-anabranch installed, and must not pay for the rest.
+Names load on first use: pytest imports this package for its plugin in every project that has anabranch installed.
 """
 
 import importlib
@@ -9,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anabranch.testing.auditor import Auditor, AuditReport
-    from anabranch.testing.clock import ManualClock
+    from anabranch.testing.doubles import ManualClock, make_record
     from anabranch.testing.lease_store_contract import check_lease_store
-    from anabranch.testing.make_record import make_record
     from anabranch.testing.simulation import SimulationReport, simulate
 
 __all__ = [
@@ -27,10 +25,10 @@ __all__ = [
 _HOMES = {
     "AuditReport": "anabranch.testing.auditor",
     "Auditor": "anabranch.testing.auditor",
-    "ManualClock": "anabranch.testing.clock",
+    "ManualClock": "anabranch.testing.doubles",
     "SimulationReport": "anabranch.testing.simulation",
     "check_lease_store": "anabranch.testing.lease_store_contract",
-    "make_record": "anabranch.testing.make_record",
+    "make_record": "anabranch.testing.doubles",
     "simulate": "anabranch.testing.simulation",
 }
 
@@ -39,5 +37,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found  # a function and its module may share a name: the function stays
+    globals()[name] = found
     return found

@@ -1,14 +1,14 @@
-"""`Auditor`: did a run keep its promises? Told what was written, started, finished and committed, it says what broke.
+"""`Auditor`: checks whether a run kept its promises, from what was written, started, finished and committed.
 
-It knows nothing of the consumer: it can audit a handler in production, or the merged logs of many processes. What it is
-told must come in the order in which it happened; what was written may be told late, even at the very end.
+It knows nothing about the consumer, so it can audit a handler in production, or the merged logs of many processes. Call
+its methods in the order in which things happened; only `wrote` may come later, even at the end.
 
-- Order: no record of a key is first started before the one before it was finished, and one holding (one fence token)
-  goes forward, one record of a key at a time.
-- Nothing lost: every record that was written is finished by somebody.
-- Repeats are counted; a record that the lease store already held as finished must not be among them.
-- An effect whose fence token is below the highest seen for its key is a zombie's: a call that outlived its lease. It is
-  counted apart and is never part of the order, nor does it finish anything.
+- Order: no record of a key is started for the first time before the record before it is finished. One owner (one fence
+  token) goes forward, one record of a key at a time.
+- No loss: every record that was written is finished.
+- Repeats are counted. A record that was committed as finished must not be repeated.
+- A call whose fence token is below the highest seen for its key is a zombie: it outlived its lease. Zombies are counted
+  separately. They do not break the order and finish nothing.
 """
 
 from typing import Any
@@ -26,24 +26,24 @@ EXAMPLES_MAX = 20
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit found. The counts are complete; of each kind of finding the first few are named."""
+    """The result of an audit. The counts are complete; `findings` names the first few of each kind."""
 
     written_count: int
     started_count: int
-    """Starts of zombies are not among these."""
+    """Without the starts of zombies."""
     finished_count: int
-    """Different records that were finished."""
+    """Distinct records."""
     repeated_count: int
-    """Starts of records that were finished before: after a crash, what was finished since the last commit."""
+    """Starts of records that were finished before, for example since the last commit before a crash."""
     zombie_count: int
     """Starts and ends of calls that outlived their lease."""
     order_break_count: int
     lost_count: int
     """Records that were written and never finished."""
     unexpected_count: int
-    """Records that were handled and never written; 0 where nothing was told of writing."""
+    """Records that were handled but never written; 0 if `wrote` was never called."""
     committed_repeat_count: int
-    """Repeats of what a commit had declared finished."""
+    """Repeats of records that were committed as finished."""
     findings: tuple[str, ...] = ()
 
     @property
@@ -59,29 +59,29 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n  ".join([counts, *self.findings])
 
 
-class _Key:
+class _KeyAudit:
     """One partition key of one stream."""
 
     __slots__ = ("finished", "last", "latest", "token", "written")
 
     def __init__(self) -> None:
         self.token = 0
-        """The highest fence token seen: the holding that may work now."""
+        """The highest fence token seen, which is the current owner's."""
         self.last: Position | None = None
-        """What that holding started last."""
+        """What the current owner started last."""
         self.latest: Position | None = None
-        """The highest position that anybody has started."""
+        """The highest position that was ever started."""
         self.finished: dict[Position, bool] = {}
-        """Every record started so far, and whether it was finished."""
+        """Every record that was started, and whether it is finished."""
         self.written: dict[Position, None] = {}
 
     def order_break(self, position: Position) -> str | None:
-        """What is wrong with starting this record now."""
+        """Why this record must not start now; None if it may."""
         last, latest = self.last, self.latest
         if last is not None and position < last:
-            return f"started after {last} by the same holding"
+            return f"started after {last} by the same owner"
         if last is not None and position != last and not self.finished[last]:
-            return f"started beside {last} by the same holding"
+            return f"started while {last} was running, by the same owner"
         if latest is None or position in self.finished:
             return None
         if position < latest:
@@ -91,9 +91,9 @@ class _Key:
 
 class Auditor:
     def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], _Key] = {}
+        self._keys: dict[tuple[str, str], _KeyAudit] = {}
         self._checkpoints: dict[str, Checkpoint | None] = {}
-        """By shard; None for a shard whose end was committed."""
+        """By shard; None for a shard that was committed as finished."""
         self._started_count = 0
         self._repeated_count = 0
         self._zombie_count = 0
@@ -101,11 +101,11 @@ class Auditor:
         self._committed_repeat_count = 0
         self._findings: list[str] = []
         self.outstanding_count = 0
-        """Records that were written and are not finished yet."""
+        """Records that are written and not finished yet."""
 
     def wrote(self, record: PutResult | Record[Any]) -> None:
-        """The stream took this record; a `PutResult` must be one that was delivered."""
-        assert record.sequence_number is not None, "only a delivered record can be expected to be handled"
+        """The record is in the stream. A `PutResult` must be a delivered one."""
+        assert record.sequence_number is not None, "wrote() needs a delivered record"
         key, position = self._key(record), Position(int(record.sequence_number), record.sub_sequence_number)
         if position not in key.written:
             key.written[position] = None
@@ -129,7 +129,7 @@ class Auditor:
         key.latest = position if key.latest is None else max(key.latest, position)
 
     def finish(self, record: Record[Any], fence_token: int) -> None:
-        """That call came to its end: its effect is there."""
+        """The handler call with this record returned."""
         key, position = self._key(record), record.position
         if fence_token < key.token:
             self._zombie_count += 1
@@ -138,7 +138,7 @@ class Auditor:
             self.outstanding_count -= position in key.written
 
     def commit(self, row: LeaseRow) -> None:
-        """The lease store holds this row: what it declares finished must not be started from now on."""
+        """The lease store has this row: what it says is finished must not be started any more."""
         self._checkpoints[row.key.shard_id] = None if row.is_finished else row.checkpoint
 
     def report(self) -> AuditReport:
@@ -162,11 +162,11 @@ class Auditor:
             findings=(*self._findings, *lost[:EXAMPLES_MAX], *unexpected[:EXAMPLES_MAX]),
         )
 
-    def _key(self, record: PutResult | Record[Any]) -> _Key:
+    def _key(self, record: PutResult | Record[Any]) -> _KeyAudit:
         name = (record.stream, record.partition_key)
         key = self._keys.get(name)
         if key is None:
-            key = self._keys[name] = _Key()
+            key = self._keys[name] = _KeyAudit()
         return key
 
     def _repeat(self, record: Record[Any], position: Position) -> None:

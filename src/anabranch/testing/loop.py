@@ -1,14 +1,15 @@
-"""An asyncio event loop in which time is virtual and everything is decided by a seed.
+"""An asyncio event loop with virtual time, in which a seed decides everything.
 
-Nothing ever sleeps: when no callback is ready, the clock jumps to the next timer. The same seed gives the same run in
-every process; there are no threads, no executors and no sockets, and asking for one raises. Two orders:
+It never sleeps: when no callback is ready, the clock jumps to the next timer. The same seed gives the same run in every
+process. Threads, executors and sockets raise an error. Ready callbacks run in one of two orders:
 
-- `fifo` runs ready callbacks in the order in which they became ready, as asyncio promises: every failure is real;
-- `shuffle` picks among them by the seed: stricter than reality, it finds code that relies on an order by accident.
+- `fifo`: in the order in which they became ready, as asyncio guarantees. Every failure is real.
+- `shuffle`: in an order that the seed decides. This finds code that relies on an order that nothing guarantees.
 
-Where nothing is ready and no timer is left, the program waits for ever: `Deadlock` names each task and where it waits.
+When nothing is ready and no timer is left, the program would wait forever: `Deadlock` names each task and where it
+waits.
 
-asyncio keeps tasks in sets, which iterate by hash: tasks and futures are hashed by their number here, not by address.
+asyncio keeps tasks in sets, which iterate by hash. So tasks and futures hash by their number here, not by address.
 """
 
 import asyncio
@@ -25,16 +26,16 @@ T = TypeVar("T")
 _STEPS_MAX = 20_000_000
 
 
-class Deadlock(RuntimeError):  # noqa: N818 -- its name
+class Deadlock(RuntimeError):  # noqa: N818 -- the common word
     """Nothing is ready, and nothing ever will be."""
 
 
-class TooManySteps(RuntimeError):  # noqa: N818 -- its name
-    """The program runs without end: something polls without waiting."""
+class TooManySteps(RuntimeError):  # noqa: N818 -- reads better
+    """The program does not end: something polls without waiting."""
 
 
-class NotInSimulation(RuntimeError):  # noqa: N818 -- its name
-    """Threads, executors and sockets would make a run differ from the next one with the same seed."""
+class NotInSimulation(RuntimeError):  # noqa: N818 -- reads better
+    """The code used a thread, an executor or a socket, which would make two runs of one seed differ."""
 
 
 class _Task(asyncio.Task[T]):
@@ -64,8 +65,8 @@ class _Future(asyncio.Future[T]):
 
 
 class SimulationLoop(base_events.BaseEventLoop):
-    # BaseEventLoop's queue of ready handles and heap of timers are its own business; they have been the same since
-    # asyncio came to be, and there is no public way to run a loop without a selector.
+    # The queue of ready handles and the heap of timers are private to BaseEventLoop. They have not changed since the
+    # first asyncio, and there is no public way to run a loop without a selector.
     _ready: Any
     _scheduled: list[Any]
 
@@ -74,11 +75,11 @@ class SimulationLoop(base_events.BaseEventLoop):
     ) -> None:
         super().__init__()
         self.steps = 0
-        """Callbacks that ran: a measure of a run, and the same for the same seed."""
+        """Callbacks that ran. The same seed gives the same number."""
         self.gate: Callable[[asyncio.Handle], bool] | None = None
-        """Asked before a callback runs; False means that the gate has kept it, to give it back later by `resume`."""
+        """Called before a callback runs. False: the gate keeps the callback, and returns it later through `resume`."""
         self.context_for: Callable[[Any], Any] = lambda _: None
-        """The context of a new task by its coroutine; None: a copy of the creator's, as always."""
+        """Returns the context of a new task for its coroutine; None: a copy of the creator's, as usual."""
         self._now = 0.0
         self._shuffles = order == "shuffle"
         self._random = Random(seed)  # noqa: S311 -- a simulation's dice, not a secret
@@ -92,7 +93,7 @@ class SimulationLoop(base_events.BaseEventLoop):
         return self._now
 
     def resume(self, handle: asyncio.Handle) -> None:
-        """Gives back a callback that the gate had kept."""
+        """Runs a callback that the gate kept."""
         self._ready.append(handle)
 
     def _run_once(self) -> None:
@@ -101,7 +102,7 @@ class SimulationLoop(base_events.BaseEventLoop):
             heapq.heappop(scheduled)._scheduled = False  # noqa: SLF001 -- see above
         if not ready:
             if not scheduled:
-                raise Deadlock(self._who_waits())
+                raise Deadlock(self._waiting_tasks())
             self._now = max(self._now, scheduled[0]._when)  # noqa: SLF001 -- see above
         while scheduled and scheduled[0]._when <= self._now:  # noqa: SLF001 -- see above
             timer = heapq.heappop(scheduled)
@@ -121,15 +122,15 @@ class SimulationLoop(base_events.BaseEventLoop):
         self.steps += 1
         if self.steps > self._steps_max:
             self._ready.appendleft(handle)
-            raise TooManySteps(f"{self._steps_max} steps, and still at {self._now:.3f} s: {self._who_waits()}")
+            raise TooManySteps(f"{self._steps_max} steps, now at {self._now:.3f} s: {self._waiting_tasks()}")
         handle._run()  # noqa: SLF001 -- see above
 
-    def _who_waits(self) -> str:
+    def _waiting_tasks(self) -> str:
         tasks = sorted(asyncio.all_tasks(self), key=hash)
         lines = [f"  {task.get_name()} waits {_where(task)}" for task in tasks]
-        return "\n".join([f"nothing can happen any more at {self._now:.3f} s:", *lines])
+        return "\n".join([f"all tasks wait at {self._now:.3f} s:", *lines])
 
-    # what is made
+    # tasks and futures
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Any = None, **options: Any
@@ -145,24 +146,24 @@ class SimulationLoop(base_events.BaseEventLoop):
         self._made += 1
         return _Future(self._made, loop=self)
 
-    # what is forbidden
+    # not available
 
     def call_soon_threadsafe(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
-        raise NotInSimulation("call_soon_threadsafe: there are no threads in a simulation")
+        raise NotInSimulation("call_soon_threadsafe: a simulation has no threads")
 
     def run_in_executor(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
-        raise NotInSimulation("run_in_executor: there are no threads in a simulation; handlers must be async functions")
+        raise NotInSimulation("run_in_executor: a simulation has no threads; handlers must be async functions")
 
     def getaddrinfo(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotInSimulation("there is no network in a simulation: give the code a simulated port")
+        raise NotInSimulation("a simulation has no network; give the code a simulated port")
 
     create_connection = create_server = create_datagram_endpoint = getaddrinfo
 
     def _process_events(self, _: Any) -> None:
-        """There is no selector, so there are no events."""
+        """Does nothing: there is no selector."""
 
     def _write_to_self(self) -> None:
-        """There is nobody to wake."""
+        """Does nothing: there is no selector to wake."""
 
 
 def run(
@@ -172,7 +173,7 @@ def run(
     order: Literal["fifo", "shuffle"] = "fifo",
     loop: SimulationLoop | None = None,
 ) -> T:
-    """Runs `main()` to its end in virtual time, and then cancels whatever it left behind."""
+    """Runs `main()` in virtual time, then cancels the tasks that it left."""
     loop = loop or SimulationLoop(seed, order=order)
     asyncio.set_event_loop(loop)
     try:
@@ -187,7 +188,7 @@ def run(
 
 
 def _cancel_all(loop: SimulationLoop) -> None:
-    """Some code swallows a cancellation that came at a bad moment; nobody may swallow twenty."""
+    """Cancels up to twenty times: code may swallow a cancellation that comes at a bad moment, but not that many."""
     loop.steps = 0
     for _ in range(20):
         tasks = sorted(asyncio.all_tasks(loop), key=hash)
@@ -196,11 +197,11 @@ def _cancel_all(loop: SimulationLoop) -> None:
         for task in tasks:
             task.cancel()
         loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-    raise RuntimeError("these tasks cannot be cancelled: " + ", ".join(task.get_name() for task in tasks))
+    raise RuntimeError("these tasks ignore cancellation: " + ", ".join(task.get_name() for task in tasks))
 
 
 def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line that a task stands at."""
+    """The innermost line at which a task waits."""
     frames = task.get_stack()
     coroutine: Any = task.get_coro()
     frame = frames[-1] if frames else None

@@ -1,6 +1,6 @@
-"""The pytest plugin: installed with anabranch, so that its fixtures are there without an import.
+"""The pytest plugin, installed with anabranch: its fixtures work without an import.
 
-It is loaded by every pytest run of whoever has anabranch installed: it imports nothing of ours until a fixture is used.
+Every pytest run loads it where anabranch is installed, so it imports the rest of anabranch only when a fixture is used.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +17,8 @@ __all__ = ["anabranch_simulation", "local_kinesis"]
 
 @pytest.fixture
 def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
-    """A local Kinesis for one test. The environment points every AWS client of the test at it."""
-    from anabranch.testing.local_kinesis import run_local_kinesis  # noqa: PLC0415 -- see above
+    """A local Kinesis for one test. The environment points every AWS client in the test to it."""
+    from anabranch.testing.doubles import run_local_kinesis  # noqa: PLC0415 -- see above
 
     with run_local_kinesis() as kinesis:
         for name, value in kinesis.environment().items():
@@ -28,7 +28,7 @@ def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
 
 @pytest.fixture
 def anabranch_simulation() -> "Callable[..., SimulationReport]":
-    """`anabranch.testing.simulate`, with the run held to every promise: a broken one fails the test with its seed."""
+    """`anabranch.testing.simulate` that also checks the report: a broken promise fails the test and names the seed."""
     from anabranch.testing.simulation import simulate  # noqa: PLC0415 -- see above
 
     def run(*arguments: Any, **options: Any) -> "SimulationReport":

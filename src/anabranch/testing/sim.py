@@ -1,12 +1,12 @@
-"""`python -m anabranch.testing.sim`: replays one seed, or tries fresh ones on all cores.
+"""`python -m anabranch.testing.sim`: replays one seed, or tries fresh seeds on all cores.
 
-    --seed 42               replay one world and show what it is like
-    --seconds 60            fresh seeds until the time is up; 10 s if nothing is said
-    --worlds 100000         so many seeds, from --first on
-    --protocol              the lease protocol alone, without asyncio: some three hundred worlds a second and core
+    --seed 42               replay one world and print its options
+    --seconds 60            try fresh seeds for this long (10 s by default)
+    --worlds 100000         try this many seeds, from --first on
+    --protocol              simulate only the lease protocol, without asyncio: about 300 worlds per second and core
 
-Without --protocol a world is a fleet of real engines. A failure ends with its seed and the one command that replays it.
-Seeds depend on nothing but their number: the same one is the same world in every process and on every machine.
+Without --protocol, a world is a fleet of real engines. For each failure it prints the seed and the command that replays
+it. A seed gives the same world in every process and on every machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from anabranch.testing.world import fleet_options_for, run_fleet
 __all__ = ["main"]
 
 _CHUNK = {"protocol": 200, "fleet": 20}
-"""Worlds of about half a second, so that the time being up is noticed."""
+"""Worlds that take about half a second to a second, so that --seconds ends in time."""
 _PROGRESS_EACH = 10_000
 _COUNTS = {
     "protocol": ("events", "starts", "tenures", "takes", "seals", "gifts", "zombies", "stale_dispatches"),
@@ -39,14 +39,15 @@ _COUNTS = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m anabranch.testing.sim", description="Whole fleets on one seed, with faults and checkers."
+        prog="python -m anabranch.testing.sim",
+        description="Simulates whole fleets from a seed, with faults and checkers.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, help="replay this world")
-    what.add_argument("--seconds", type=float, help="fresh seeds for so long")
-    what.add_argument("--worlds", type=int, help="so many seeds")
-    parser.add_argument("--first", type=int, help="the first seed; random if absent")
-    parser.add_argument("--protocol", action="store_true", help="the lease protocol alone, without asyncio")
+    what.add_argument("--seconds", type=float, help="try fresh seeds for this long")
+    what.add_argument("--worlds", type=int, help="try this many seeds")
+    parser.add_argument("--first", type=int, help="the first seed (default: random)")
+    parser.add_argument("--protocol", action="store_true", help="simulate only the lease protocol, without asyncio")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     kind = "protocol" if options.protocol else "fleet"
@@ -76,7 +77,7 @@ def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> 
     totals: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # Two chunks for each core at a time, so that the time being up is noticed.
+        # Only two chunks per core at a time, so that --seconds ends in time.
         running = {pool.submit(_run_chunk, chunk) for chunk in islice(chunks, 2 * cores)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -118,7 +119,7 @@ def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[in
     for seed in range(begin, end):
         try:
             verdict = _run(kind, seed)
-        except Exception as error:  # noqa: BLE001 -- whatever a world ends in is a finding with a seed
+        except Exception as error:  # noqa: BLE001 -- any error of a world is a finding
             broken.append((seed, f"{type(error).__name__}: {error}"))
             continue
         totals["worlds"] += 1
@@ -131,7 +132,7 @@ def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[in
 
 
 def _described(kind: str, seed: int) -> str:
-    """The options of a world that differ from a world without faults."""
+    """The options of a world that are not zero."""
     options = options_for(seed) if kind == "protocol" else fleet_options_for(seed)
     return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items() if value)
 

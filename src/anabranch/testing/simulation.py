@@ -1,8 +1,7 @@
-"""`simulate(handler, records)`: a user's handler in a fleet of real workers, with faults, in virtual time.
+"""`simulate(handler, records)`: runs a user's handler in a fleet of real workers, with faults, in virtual time.
 
-Everything is decided by the seed: the same call gives the same run. The handler must be an async function that waits
-by `asyncio` alone; there are no threads, no sockets and no real time in a simulation, and an hour of waiting costs
-nothing.
+The seed decides everything: the same call gives the same run. The handler must be an async function that waits only
+through `asyncio`. A simulation has no threads, no sockets and no real time; an hour of waiting costs nothing.
 """
 
 import traceback
@@ -38,14 +37,14 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     record_count: int
     call_count: int
-    """Handler calls that were started: more than records where some were repeated, after a crash for example."""
+    """Handler calls that started: more than records if some were repeated, for example after a crash."""
     finished_count: int
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds."""
     violations: tuple[str, ...]
-    """Broken promises, the first one first: of anabranch, or of a handler that never ends."""
+    """Broken promises in the order of their time. A handler that never ends also breaks one."""
     failure: str | None = None
-    """What the handler raised first, if it ever did. By itself no violation: a failed call is repeated."""
+    """What the handler raised first, if it ever did. This alone is no violation: a failed call is retried."""
 
     @property
     def repeated_count(self) -> int:
@@ -58,15 +57,15 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             raise AssertionError(f"{self.violations[0]}{blame} (simulate(..., seed={self.seed}) repeats this run)")
 
 
-class _Watched:
-    """A handler whose failures are remembered: they are the likely reason of a standstill."""
+class _WatchedHandler:
+    """Remembers the handler's failures: they are the likely reason if records are never finished."""
 
     def __init__(self, handler: Callable[..., Awaitable[Any]]) -> None:
         self._call = HandlerCall(handler, threads=1)
         if not self._call.is_async:
             raise ValueError(
-                f"simulate runs async functions, and {getattr(handler, '__name__', handler)} is a plain one, which "
-                "would need threads: simulate an async function that calls it"
+                f"simulate needs an async function, and {getattr(handler, '__name__', handler)} is a plain function, "
+                "which would need a thread; pass an async function that calls it"
             )
         self._count = 0
         self._first = ""
@@ -104,22 +103,24 @@ def simulate(
     seconds: float = 30.0,
     on_failure: Retry | None = None,
 ) -> SimulationReport:
-    """Writes `records`, (partition key, data) each, over so many virtual seconds while the faults strike; then
-    everything must be handled within three virtual minutes.
+    """Writes `records`, each a (partition key, data) pair, over `seconds` of virtual time while the faults strike. Then
+    every record must be handled within three virtual minutes.
 
-    `faults` strike again and again, when the seed says; `script` says what happens at which second, for example
-    `[(5.0, "split"), (9.0, "crash")]`.
+    `faults` strike again and again at times that the seed decides. `script` says what happens at which second, for
+    example `[(5.0, "split"), (9.0, "crash")]`.
     """
     written = list(records)
     chosen: dict[str, Any] = {}
     for fault in faults:
         if fault not in _FAULTS:
-            raise ValueError(f"there is no fault {fault!r}; there are {', '.join(sorted(_FAULTS))}")
+            raise ValueError(f"unknown fault {fault!r}; the faults are {', '.join(sorted(_FAULTS))}")
         chosen |= _FAULTS[fault]
-    scenes = tuple(script)
-    for _, scene in scenes:
-        if scene not in get_args(ScriptAction):
-            raise ValueError(f"there is no scene {scene!r}; there are {', '.join(get_args(ScriptAction))}")
+    actions = tuple(script)
+    for _, action in actions:
+        if action not in get_args(ScriptAction):
+            raise ValueError(
+                f"unknown action {action!r} in script; the actions are {', '.join(get_args(ScriptAction))}"
+            )
     options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
@@ -127,10 +128,10 @@ def simulate(
         order=order,
         concurrency=concurrency,
         faulty_seconds=seconds,
-        script=scenes,
+        script=actions,
         **chosen,
     )
-    watched = _Watched(handler)
+    watched = _WatchedHandler(handler)
     user_handler = UserHandler(watched, on_failure or Retry(), decode_with(decode))
     verdict = run_fleet(seed, options, user_handler=user_handler, records=written)
     return SimulationReport(

@@ -17,7 +17,7 @@ from anabranch._model.leases import Finish, LeaseKey, LeaseRow, Stopped
 from anabranch._model.streams import Position, StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings
-from anabranch.testing.clock import ManualClock
+from anabranch.testing import ManualClock
 from shard_records import STREAM, plain
 
 from stream_world import run, until

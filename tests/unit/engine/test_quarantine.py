@@ -15,7 +15,7 @@ from anabranch._engine.session import Session
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._model.streams import StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
-from anabranch.testing.clock import ManualClock
+from anabranch.testing import ManualClock
 from shard_records import STREAM, plain
 
 from stream_world import run, until

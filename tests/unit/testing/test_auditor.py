@@ -70,12 +70,12 @@ def test_one_holding_starts_one_record_of_a_key_at_a_time(auditor):
     auditor.start(make_record(2), 1)
     auditor.start(make_record(3, "b"), 1)
     assert auditor.report().order_break_count == 1
-    assert "started beside" in str(auditor.report())
+    assert "started while" in str(auditor.report())
 
 
 def test_one_holding_never_goes_back(auditor):
     handle(auditor, 1, 2, 1)
-    assert "by the same holding" in str(auditor.report())
+    assert "by the same owner" in str(auditor.report())
 
 
 def test_an_attempt_that_is_made_again_is_no_break(auditor):

@@ -1,6 +1,6 @@
 import asyncio
 
-from anabranch.testing.clock import ManualClock
+from anabranch.testing import ManualClock
 from anabranch.testing.loop import run
 
 

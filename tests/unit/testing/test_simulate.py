@@ -92,7 +92,7 @@ def test_a_handler_gets_what_a_consumer_would_give_it():
 def test_a_plain_function_is_refused_with_what_to_do():
     def handle(record): ...
 
-    with pytest.raises(ValueError, match="handle is a plain one, which would need threads: simulate an async"):
+    with pytest.raises(ValueError, match="handle is a plain function, which would need a thread; pass an async"):
         simulate(handle, ORDERS)
 
 

@@ -9,7 +9,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.heartbeats import EXIT_STATUS, ExitOnLeaseExpiry
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 from anabranch.events import ZombieCall
-from anabranch.testing.clock import ManualClock
+from anabranch.testing import ManualClock
 
 from stream_world import run
 

@@ -14,7 +14,7 @@ from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.testing.clock import ManualClock
+from anabranch.testing import ManualClock
 from lease_machine_driver import APP, STREAM
 
 from stream_world import run, until

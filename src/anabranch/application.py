@@ -71,7 +71,7 @@ class Application:
         store = await self._open()
         app = await store.read_app()
         if app is None:
-            raise LeaseStoreInvalidError(f"application {self._app!r} was deleted meanwhile")
+            raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")
         members = await store.read_members()
         now_ms = self._clock.now_ms()
         counters = self._observer.observe(members, now_ms)

@@ -1,7 +1,7 @@
-"""`Consumer`: reads a stream in order, through resharding, restarts and fleets.
+"""`Consumer`: reads streams in order, across resharding, restarts and many workers.
 
-A facade: it turns what the user said into a plan, wires the engine to AWS and to a lease store, and decides nothing.
-The engine itself (`_engine.consuming`) takes ports, so that a simulation runs it on other ones.
+A facade: checks the options, connects the engine (`_engine.consumer_run`) to AWS and a lease store, and decides
+nothing.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ __all__ = ["Consumer"]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    T = TypeVar("T", default=bytes)  # so that a consumer without decode= is a Consumer[bytes]
+    T = TypeVar("T", default=bytes)  # without decode= it is a Consumer[bytes]
 else:
     from typing import TypeVar
 
@@ -65,10 +65,10 @@ EPHEMERAL = "(ephemeral)"
 
 
 class Consumer(Generic[T]):
-    """Reads one stream, or several, and hands out their records in order.
+    """Reads one or more streams and delivers their records in order.
 
-    Without `app=` it keeps nothing and starts at the tip; with it, it goes on where the application was, alone or as
-    one of many workers that share the leases.
+    Without `app=` it stores nothing and starts at the tip. With it, it resumes at the application's checkpoints, alone
+    or as one of many workers that share the shards.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Consumer(Generic[T]):
         self._until = until
         self._idle_timeout = idle_timeout
         if leases is not None:
-            open_store(leases, app or EPHEMERAL)  # to refuse now what cannot work; nothing is opened yet
+            open_store(leases, app or EPHEMERAL)  # checks the value; opens nothing yet
         self._leases = leases
         self._handler_options = HandlerOptions(
             order=order, concurrency=concurrency, decode=decode_with(decode), policy=on_failure or Retry()
@@ -123,9 +123,9 @@ class Consumer(Generic[T]):
         self._client: KinesisClient | None = None
         self._consumer_run: ConsumerRun | None = None
         self._stop_count = 0
-        """Stops that found nothing running: they are kept for what is about to begin."""
+        """Calls of stop() while nothing was running: they stop the next run."""
         self._used_stop_count = 0
-        """How many of them there were when something last ended by one."""
+        """The count when a run was last stopped that way."""
 
     # opening and closing
 
@@ -174,7 +174,9 @@ class Consumer(Generic[T]):
 
     async def _close(self) -> None:
         ports, self._ports = self._ports, None
-        if ports is not None and ports.store is not self._leases:  # one given as an object is its owner's
+        if (
+            ports is not None and ports.store is not self._leases
+        ):  # the caller closes a store that it passed as an object
             await ports.store.close()
         client, self._client = self._client, None
         if client is not None:
@@ -215,14 +217,14 @@ class Consumer(Generic[T]):
         return run
 
     def _take_turn(self, run: ConsumerRun) -> None:
-        """It starts now, which may be long after it was made: an iterator starts with its first step."""
+        """Called when the run starts. An iterator starts with its first step, maybe long after it was made."""
         if self._consumer_run is not None and self._consumer_run.is_running:
-            raise UsageError("this consumer is running already: one iterator or one run at a time")
+            raise UsageError("this consumer is already running: only one run or iterator at a time")
         self._consumer_run = run
 
     def _stops_before(self) -> int:
-        """Those that are not meant for what is about to begin: if something has run here before, they may all have been
-        meant for that; if not, only those that something has ended by.
+        """How many stop requests the next run ignores. If there was a run before, they may have been meant for it: all
+        of them. If not: those that already stopped a run.
         """
         return self._used_stop_count if self._consumer_run is None else self._stop_count
 
@@ -232,37 +234,37 @@ class Consumer(Generic[T]):
         self._used_stop_count = self._stop_count
         return True
 
-    # the caller's own loop
+    # iteration
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
-        """One record after another; each is acknowledged when the next is asked for, or by `ack` if that is set."""
+        """Iterates over records. Asking for the next one acknowledges the last, unless `acknowledge="manual"`."""
         run = self._begin(self._opened())
         return self._stoppable(run, run.records(manual_ack=self._manual_ack))
 
     def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> AsyncIterator[Batch[T]]:
-        """Batch after batch, each of one shard; acknowledged when the next is asked for."""
+        """Iterates over batches, each of one shard. Asking for the next one acknowledges the last."""
         self._refuse_manual_ack()
         limits = batch_limits(max_records, max_bytes, max_wait)
         run = self._begin(self._opened())
         return self._stoppable(run, run.batches(limits))
 
     def _stoppable(self, run: ConsumerRun, iteration: Iteration[Item]) -> Iteration[Item]:
-        """Until its first step there is nothing to stop but the iteration itself."""
+        """Makes stop() work before the first step, when there is no run yet."""
         stops_before = self._stops_before()
         iteration.is_stopped = lambda: self._consumer_run is not run and self._is_stopped(stops_before)
         return iteration
 
     def _opened(self) -> Ports:
         if self._ports is None:
-            raise UsageError("open the consumer first: async with Consumer(...) as consumer")
+            raise UsageError("open the consumer first: `async with Consumer(...) as consumer`")
         return self._ports
 
     # handlers
 
     def handler(self, handler: Handler) -> Handler:
-        """A decorator: this function handles the records in `run`. A consumer has one handler."""
+        """Decorator: the function handles the records in `run`. A consumer has one handler."""
         self._refuse_second_handler()
         self._handler = handler
         return handler
@@ -270,7 +272,7 @@ class Consumer(Generic[T]):
     def batch_handler(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
     ) -> Callable[[Handler], Handler]:
-        """A decorator: this function handles the batches in `run_batches`."""
+        """Decorator: the function handles the batches in `run_batches`."""
         limits = batch_limits(max_records, max_bytes, max_wait)
 
         def decorate(handler: Handler) -> Handler:
@@ -290,12 +292,12 @@ class Consumer(Generic[T]):
 
     @property
     def has_handler(self) -> bool:
-        """Whether `run` needs to be given none."""
+        """Whether a handler was registered, so that `run` needs no argument."""
         return self._handler is not None or self._batch_handler is not None
 
     @property
     def shares_leases(self) -> bool:
-        """Whether other processes can be of the same fleet: its leases are kept outside this one."""
+        """Whether other processes can share its leases."""
         if isinstance(self._leases, str):
             return not self._leases.lower().startswith("memory:")
         return self._app is not None if self._leases is None else not isinstance(self._leases, MemoryLeaseStore)
@@ -303,14 +305,16 @@ class Consumer(Generic[T]):
     async def run(
         self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool | None = None
     ) -> StopReport:
-        """Handles records until stopped: async handlers on the loop, plain functions in threads or `processes`."""
+        """Handles records until stopped. Async handlers run on the event loop, plain functions in threads or
+        `processes`.
+        """
         if handler is None and self._handler is None and self._batch_handler is not None:
             if processes:
-                raise UsageError("processes= runs a handler of records; this consumer has one of batches")
+                raise UsageError("processes= needs a record handler; this consumer has a batch handler")
             return await self.run_batches(handle_signals=handle_signals)
         handler = handler or self._handler
         if handler is None:
-            raise UsageError("run needs a handler: pass one, or mark one with @consumer.handler")
+            raise UsageError("run() needs a handler: pass one, or register one with @consumer.handler")
         call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
         return await self._run(lambda run: run.handle_records(call), handle_signals=handle_signals)
 
@@ -323,11 +327,13 @@ class Consumer(Generic[T]):
         max_wait: float = 1.0,
         handle_signals: bool | None = None,
     ) -> StopReport:
-        """As `run`, with a handler of batches: one batch of a shard at a time, several shards at once."""
+        """As `run`, with a batch handler: one batch per shard at a time, several shards at once."""
         limits = batch_limits(max_records, max_bytes, max_wait)
         if handler is None:
             if self._batch_handler is None:
-                raise UsageError("run_batches needs a handler: pass one, or mark one with @consumer.batch_handler()")
+                raise UsageError(
+                    "run_batches() needs a handler: pass one, or register one with @consumer.batch_handler()"
+                )
             handler, limits = self._batch_handler
         call = HandlerCall(handler, threads=self._handler_options.concurrency)
         return await self._run(lambda run: run.handle_batches(call, limits), handle_signals=handle_signals)
@@ -364,13 +370,13 @@ class Consumer(Generic[T]):
         except RuntimeError:
             return asyncio.run(self.run(handler, **options))
         raise UsageError(
-            "run_sync() starts an event loop, and one is already running in this thread: use await consumer.run(...)"
+            "run_sync() starts an event loop, but one is already running in this thread: use `await consumer.run(...)`"
         )
 
     def _refuse_manual_ack(self) -> None:
         if self._manual_ack:
             raise UsageError(
-                'acknowledge="manual" goes with `async for`; handlers and batches acknowledge by returning'
+                'acknowledge="manual" works with `async for` only; handlers and batches are acknowledged automatically'
             )
 
     # this process
@@ -380,15 +386,15 @@ class Consumer(Generic[T]):
         self._running().ack(records)
 
     def pause(self) -> None:
-        """Reads nothing more until `resume`; what was read is still handed out."""
+        """Stops reading until `resume`. Records that were already read are still delivered."""
         self._running().worker.pause()
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
+        """Reads again after `pause`."""
         self._running().worker.resume()
 
     def status(self) -> ConsumerStatus:
-        """This process now: its shards with their lag, and why one is stalled. Outside of a run it holds no shards."""
+        """The state of this process: its shards, their lag, why one is stalled. Without a run it holds no shards."""
         if self._consumer_run is not None and self._consumer_run.is_running:
             return self._consumer_run.worker.status()
         return ConsumerStatus(
@@ -402,12 +408,13 @@ class Consumer(Generic[T]):
         )
 
     async def stop(self, *, deadline: float | None = None) -> StopReport:
-        """Stops intake, waits for what runs, commits and leaves; the report says what was left at the deadline.
+        """Stops gracefully: stops reading, waits for running calls, commits, and frees the leases. The report says what
+        still ran at the deadline.
 
-        `deadline` is in seconds; None means `LeaseSettings.drain_deadline`. It works from any thread and event loop.
-        In a handler it returns at once, since it would wait for that handler; `run` returns the report. In the body of
-        a loop it acknowledges what is in hand, unless an error is being handled there; after the loop it does not.
-        Before the first run or loop of this consumer it is kept for that one, which then ends before it begins.
+        `deadline` is in seconds; None means `LeaseSettings.drain_deadline`. It can be called from any thread and event
+        loop. In a handler it returns at once, because it would wait for that handler; `run` returns the report. In a
+        loop body it acknowledges the current record, unless an error is being handled; after the loop it does not.
+        Before the first run or loop it stops that one before it starts.
         """
         if deadline is None:
             deadline = self._settings.leases.drain_deadline
@@ -454,24 +461,24 @@ def check_streams(
     streams: list[StreamName] = []
     for name in names:
         if not isinstance(name, str):
-            violations.append(f"a stream is named by text, not {name!r}")
+            violations.append(f"a stream must be a name or an ARN as text, not {name!r}")
             continue
         try:
             streams.append(parse_stream(name))
         except ValueError as error:
             violations.append(str(error))
     if not names:
-        violations.append("name at least one stream")
+        violations.append("pass at least one stream")
     if len({str(parsed) for parsed in streams}) < len(streams):
-        violations.append("a stream is named twice")
+        violations.append("a stream is given twice")
     if app is not None and not 1 <= len(app) <= 128:
         violations.append("app must have 1 to 128 characters")
     if read != "polling":
-        violations.append(f"read is {read!r}; this version reads by 'polling'")
+        violations.append(f"read is {read!r}; this version only supports 'polling'")
     for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
         if isinstance(value, datetime):
             if value.tzinfo is None:
-                violations.append(f"{name} is a datetime without a time zone: say which, as datetime.now(UTC)")
+                violations.append(f"{name} is a datetime without a time zone: use one like datetime.now(UTC)")
         elif value is not None and value not in word:
             violations.append(f"{name} is {value!r}; it must be {' or '.join(sorted(map(repr, word)))}, or a datetime")
     if idle_timeout is not None and idle_timeout <= 0:
@@ -487,7 +494,7 @@ def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimi
         raise ConfigurationError(wrong)
     if max_records < 1 or max_bytes < 1 or max_wait < 0:
         raise ConfigurationError(
-            f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} can never be full: "
-            "the first two must be at least 1, the last not negative"
+            f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} is invalid: "
+            "max_records and max_bytes must be at least 1, max_wait must not be negative"
         )
     return BatchLimits(max_records, max_bytes, round(max_wait * 1000))

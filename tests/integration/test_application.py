@@ -64,7 +64,7 @@ def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
                 assert {shard.reason for shard in status.shards} == {"no worker of the application is alive"}
                 assert sum(shard.records_handled for shard in status.shards) == 200
                 await application.delete()
-                with pytest.raises(LeaseStoreInvalidError, match="'billing' was deleted meanwhile"):
+                with pytest.raises(LeaseStoreInvalidError, match="'billing' was deleted in the meantime"):
                     await application.status()
 
     run(main)

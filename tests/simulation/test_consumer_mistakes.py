@@ -101,7 +101,7 @@ def test_the_embedded_store_is_refused_inside_a_container_platform(monkeypatch, 
 def test_a_handler_of_batches_is_refused_for_processes():
     consumer = Consumer("orders")
     consumer.batch_handler()(len)
-    with pytest.raises(errors.UsageError, match="one of batches"):
+    with pytest.raises(errors.UsageError, match="needs a record handler"):
         consumer.run_sync(processes=2)
 
 
@@ -213,8 +213,8 @@ def test_a_plain_handler_that_raises_stop_iteration_fails_its_record():
         ({"concurrency": 0}, "concurrency"),
         ({"app": ""}, "app"),
         ({"read": "telepathy"}, "telepathy"),
-        ({"stream": None}, "named by text, not None"),
-        ({"stream": ["orders", 5]}, "named by text, not 5"),
+        ({"stream": None}, "as text, not None"),
+        ({"stream": ["orders", 5]}, "as text, not 5"),
         ({"concurrency": "32"}, "concurrency is '32'; it must be a whole number"),
         ({"idle_timeout": float("nan")}, "idle_timeout is nan"),
         ({"app": 5, "order": None}, "app is 5.*order is None"),
@@ -253,7 +253,7 @@ def test_two_iterators_at_once_are_refused():
         async with stream_world(1) as world, world.consumer(start="trim_horizon") as consumer:
             world.put(["a", "b"])
             async for _ in consumer:
-                with pytest.raises(errors.UsageError, match="one iterator"):
+                with pytest.raises(errors.UsageError, match="only one run or iterator"):
                     async for _ in consumer:
                         pass
                 break

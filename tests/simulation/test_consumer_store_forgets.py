@@ -216,7 +216,7 @@ def test_a_running_worker_whose_leases_are_all_gone_stops_loudly():
                 await running
             again = world.consumer(app="billing", leases=store)
             with pytest.raises(
-                LeaseStoreInvalidError, match=r"stream orders was begun .* and the lease store has no lease"
+                LeaseStoreInvalidError, match=r"has already read stream orders, but the lease store has no leases"
             ):
                 await again.run(seen.append, handle_signals=False)
             assert not store._leases

@@ -1,7 +1,7 @@
-"""One run of a consumer: a worker in its host task, and the way that records leave it.
+"""One run of a consumer: a worker in a background task, and how records leave it.
 
-Started by `run`, `run_batches`, or the first step of an iteration; ended by `stop`, by reaching its end, or by a
-failure that then shows wherever somebody waits.
+`run`, `run_batches` or the first step of an iteration starts it. `stop`, its own end, or a failure ends it; a failure
+is raised wherever the caller waits.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from anabranch.reports import StopReport
 T = TypeVar("T")
 
 CANCEL_GRACE_MS = 2_000
-"""What calls have to end in after they were cancelled with the run; those in threads may finish in it."""
+"""After the run was cancelled: how long calls may take to end."""
 PARKED_KEYS_MAX = 100
-"""Keys that may wait for a retry beside those that run (rule M1)."""
+"""Keys that may wait for a retry, besides those that run (rule M1)."""
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -47,7 +47,7 @@ class ConsumerRun:
         self._iterator: RecordIterator | None = None
         self._manual: ManualIterator | None = None
         self._iterating_task: asyncio.Task[Any] | None = None
-        """Who runs the loop over this run."""
+        """The task of the caller's loop."""
         self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
         self._abandoned: tuple[Record[bytes], ...] = ()
         self._call: HandlerCall | None = None
@@ -58,7 +58,7 @@ class ConsumerRun:
     # starting
 
     async def start(self, make_sink: SinkMaker) -> None:
-        """Returns when the worker has joined, or raises what kept it from it."""
+        """Returns when the worker has joined, or raises why it could not."""
         self._launch(make_sink)
         try:
             await self._joined()
@@ -153,12 +153,12 @@ class ConsumerRun:
     # iterating
 
     def records(self, *, manual_ack: bool = False) -> Iteration[Record[Any]]:
-        """One after another. What is acknowledged by hand is not acknowledged by asking for the next."""
+        """With `manual_ack`, asking for the next record does not acknowledge the last one."""
         if manual_ack:
             return self._make_iteration(
                 self.iterate_manual_ack(), lambda: self._made(self._manual).next_record, tasks_share=True
             )
-        # A stretch is reported when it is walked through: none is longer than what asks for a commit.
+        # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
         limits = replace(
             ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, self._plan.settings.checkpoints.records)
         )
@@ -191,12 +191,12 @@ class ConsumerRun:
 
     def ack(self, records: Iterable[Record[Any]]) -> None:
         if self._manual is None:
-            raise UsageError('ack() goes with Consumer(acknowledge="manual") and `async for`')
+            raise UsageError('ack() needs Consumer(acknowledge="manual") and `async for`')
         for record in records:
             self._manual.ack(record)
 
     async def _is_over(self) -> bool:
-        """Waits until there may be more; True if there will be none."""
+        """Waits until there may be more records. Returns True if there will be none."""
         iterate = self._iterator or self._manual
         if iterate is not None and iterate.wants_turn:
             iterate.wants_turn = False
@@ -205,7 +205,7 @@ class ConsumerRun:
         if self.worker.is_stopping or not self._host.is_running:
             if self._iterator is not None:
                 self._iterator.acknowledge()
-                self._iterator.settle()  # the stop waits for it
+                self._iterator.settle()  # the stop waits for this record
             await self._host.wait()
             self._raise_outcome()
             return True
@@ -215,20 +215,20 @@ class ConsumerRun:
     # ending
 
     async def wait(self) -> StopReport:
-        """Until the worker has ended."""
+        """Waits until the worker has ended."""
         await self._host.wait()
         self._raise_outcome()
         return self._report()
 
     async def stop(self, deadline: float) -> StopReport:
-        """From any event loop."""
+        """Can be called from any event loop."""
         if not await self._stop(deadline):
             return StopReport(committed=False, released=False)
         self._raise_failure()
         return self._report()
 
     async def _stop(self, deadline: float) -> bool:
-        """False: a handler called it, so it has not stopped yet: the stop waits for this very call."""
+        """Returns False if a handler called it: the stop waits for that call, so it cannot wait for the stop."""
         if self._host.is_running:
             self._host.call(lambda: self._begin_stop(deadline))
             if self._is_called_by_handler:
@@ -250,8 +250,8 @@ class ConsumerRun:
         return self.worker.is_called_by_handler or (self._call is not None and self._call.runs_in_this_thread)
 
     def _settle_current(self) -> None:
-        """What the caller's loop has in hand is finished if its own body asks for the stop. Who has left the loop, or
-        is handling an error, has not finished it; nobody else can tell, so that it is waited for.
+        """Decides about the record in the caller's loop. If the loop body calls stop(), the record is finished. If the
+        loop was left, or handles an error, it is not. In any other case the stop waits for it.
         """
         iterate, iteration = self._iterator, self._iteration()
         if iterate is None:
@@ -270,8 +270,8 @@ class ConsumerRun:
         iterate.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
-        """The end of `async with Consumer`. A record that is in hand is not waited for, and will be handled again. An
-        error that leaves the block is kept, and carries the consumer's own error, if there is one.
+        """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
+        If an error leaves the block, it carries the consumer's own error.
         """
         if not (self._host.is_running or self._has_failed_unseen):
             return
@@ -286,8 +286,8 @@ class ConsumerRun:
             self._attach_failure(error)
 
     async def stop_after_cancel(self, cancelled: asyncio.CancelledError) -> None:
-        """Whoever waits for it was cancelled: calls are told to end, what is finished is committed and the leases are
-        freed, so that nobody has to wait for their expiry. Cancelled once more, it ends at once.
+        """The task that waits for the run was cancelled: cancels the calls, commits, and frees the leases, so that
+        nobody has to wait for their expiry. A second cancellation ends it at once.
         """
         try:
             if self._host.is_running and self.worker.has_joined:
@@ -299,21 +299,21 @@ class ConsumerRun:
         self._attach_failure(cancelled)
 
     async def cancel(self) -> None:
-        """At once: nothing is committed, and calls that cannot be cancelled are not waited for."""
+        """Ends at once, without a commit. Does not wait for calls that cannot be cancelled."""
         if self._call is not None:
             self._call.give_up()
         await self._host.cancel()
         self.close()
 
     def _give_up(self) -> None:
-        """What runs is not waited for any more: in a thread it runs on, beside whoever takes its shard (rule L11)."""
+        """Stops waiting for calls. In a thread they run on, beside those of the next owner (rule L11)."""
         assert self._call is not None
         if not self._call.is_cancellable:
             self.worker.fence_watch.report_running()
         self._call.give_up()
 
     def _tell_in_hand(self) -> None:
-        """What the caller's loop still works on is not waited for any more, and cannot be cancelled (rule L11)."""
+        """Stops waiting for the caller's loop, which cannot be cancelled (rule L11)."""
         self.worker.fence_watch.report_running()
 
     def close(self) -> None:
@@ -336,7 +336,7 @@ class ConsumerRun:
         self._raise(self._failure())
 
     def _raise_outcome(self) -> None:
-        """For who waits for the end: success is what is left."""
+        """For callers that wait for the end."""
         self._raise(self._bad_outcome())
 
     def _raise(self, error: AnabranchError | None) -> None:
@@ -348,28 +348,28 @@ class ConsumerRun:
         error = self._host.error
         if error is None or isinstance(error, AnabranchError):
             return error
-        failure = ConsumerFailedError(f"the consumer ended in an unexpected {type(error).__name__}: {error}")
+        failure = ConsumerFailedError(f"the consumer failed with an unexpected {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
 
     def _bad_outcome(self) -> AnabranchError | None:
-        """Its failure, or that it ended by itself and holds a shard that is stopped at a record (rule D12)."""
+        """The failure, or the error of a run that ended by itself with a stopped shard (rule D12)."""
         failure, worker, report = self._failure(), self.worker, self._report()
         if failure is not None or worker.end_reason is None or not report.stopped:
             return failure
         first, *others = report.stopped
         more = f" ({len(others)} more in error.report.stopped)" if others else ""
         stopped = ShardStoppedError(
-            f"the run ended because {worker.end_reason}, but not all was handled: {first}{more}. Fix the cause and "
-            "start again: a new run tries the record once more",
+            f"the run ended because {worker.end_reason}, but not all records were handled: {first}{more}. Fix the "
+            "cause and start again: a new run retries the record",
             report=report,
         )
         stopped.__cause__ = first.error
         return stopped
 
     def _attach_failure(self, error: BaseException) -> None:
-        """Another error leaves, and must not hide the consumer's (P7). An event tells of it as well: whoever catches a
-        cancellation seldom looks at its notes.
+        """Another error is raised: it must not hide the consumer's own (P7). An event reports that too, because few
+        look at the notes of a cancellation.
         """
         failure = self._bad_outcome()
         if failure is None or self._failure_is_seen:

@@ -1,9 +1,7 @@
-"""Calls to Kinesis that must succeed before anything else can go on: tried again while that may help.
+"""Finds the shards to read: roots where a stream starts, children at the end of a shard, missed ones by listing.
 
-Only retryable errors are; the pause doubles with full jitter, and the deadline ends it with the last error. A service
-that answers "not now" is worth a longer wait than one that does not answer: a fleet that starts at once is throttled as
-a whole, while an endpoint that nobody reaches should be named soon. Nothing below retries, so this is the only place
-where these calls are repeated.
+The core plans (`_core.shards`); this module writes, in an order that survives a crash at any point: a stream is read
+only after its root leases exist, and children get their rows before their parent is finished.
 """
 
 import asyncio
@@ -60,8 +58,10 @@ PAUSE_MAX_MS = 5_000
 async def retry_kinesis_call(
     ports: Ports, call: Callable[[], Awaitable[T]], *, retry_answered_ms: int = RETRY_FOR_MS
 ) -> T:
-    """`answered_ms`: how long a service is asked again that answers with an error which may pass, if longer than
-    others.
+    """Retries retryable errors with backoff, then raises the last one. Nothing below retries.
+
+    `retry_answered_ms`: how long to retry if the service does respond. Workers that start together are all throttled
+    for a while, but an unreachable endpoint should be reported soon.
     """
     begun_ms = ports.clock.now_ms()
     failures = 0
@@ -82,7 +82,7 @@ CREATING_POLL_MS = 500
 
 
 async def await_stream(ports: Ports, stream: StreamName, timeout_ms: int) -> StreamSummary:
-    """The summary of a stream that can be read; waits for one that is being created, and while it is throttled."""
+    """The summary of the stream. Waits while the stream is being created, and while we are throttled."""
     clock = ports.clock
     deadline_ms = clock.now_ms() + timeout_ms
     while True:
@@ -99,7 +99,7 @@ async def await_stream(ports: Ports, stream: StreamName, timeout_ms: int) -> Str
 
 
 async def find_summary(ports: Ports, stream: StreamName) -> StreamSummary | None:
-    """None if there is no such stream."""
+    """None if the stream does not exist."""
     try:
         return await retry_kinesis_call(ports, lambda: ports.kinesis.describe_stream_summary(stream))
     except StreamNotFoundError:
@@ -109,7 +109,7 @@ async def find_summary(ports: Ports, stream: StreamName) -> StreamSummary | None
 async def list_all_shards(
     ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, *, retry_answered_ms: int = RETRY_FOR_MS
 ) -> list[Shard]:
-    """All pages of one listing; `answered_ms` as in `retry_kinesis_call`, for each page."""
+    """All pages of a listing. `retry_answered_ms` applies to each page, as in `retry_kinesis_call`."""
     shards: list[Shard] = []
     token: str | None = None
     while True:
@@ -121,7 +121,7 @@ async def list_all_shards(
 
 
 async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
-    """Whether a listing shows the shard, and does not show it closed."""
+    """Whether a listing shows the shard as open."""
     listed = await list_all_shards(ports, stream, None)
     return any(shard.is_open for shard in listed if shard.shard_id == shard_id)
 
@@ -129,7 +129,7 @@ async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
 async def _list_page(
     ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, token: str | None, retry_answered_ms: int
 ) -> ListShardsResponse:
-    """The service takes a filter with the first page only: the token stands for it after that."""
+    """The service accepts a filter with the first page only; the token implies it for the others."""
     return await retry_kinesis_call(
         ports,
         lambda: ports.kinesis.list_shards(stream, shard_filter=None if token else shard_filter, next_token=token),
@@ -138,13 +138,17 @@ async def _list_page(
 
 
 class CoalescedCall:
+    """Coalesces concurrent calls: one call serves all who asked before it started. A thousand shards that start
+    together cost two calls, and each gets a response to a call that started after it asked.
+    """
+
     def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
         self._call = call
         self._lock = asyncio.Lock()
         self._begun_count = 0
 
     async def wait(self) -> None:
-        """Until a look has ended that began after this call. What one raises goes to who made it; others look again."""
+        """Waits for a call that starts after now. Its error goes to the waiter that made it; others call again."""
         asked_at = self._begun_count
         async with self._lock:
             if self._begun_count > asked_at:
@@ -153,11 +157,17 @@ class CoalescedCall:
             try:
                 await self._call()
             except BaseException:
-                self._begun_count -= 1  # it has seen nothing
+                self._begun_count -= 1  # a failed call serves nobody
                 raise
 
 
 class TrimReporter:
+    """Reports records that left the stream before they were read (rule T4), and keeps the trim horizon of each stream.
+
+    Whether the trimmed range had records cannot be known. A possible loss is reported once: reading then goes on after
+    it.
+    """
+
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._horizons: dict[str, Horizon] = {}
@@ -174,7 +184,7 @@ class TrimReporter:
             known.look(summary.retention_hours, server_seconds)
 
     def report_loss(self, session: Session) -> None:
-        """To be called after a look: the retention may have been raised since the last one."""
+        """Call `observe` first: the retention period may have been raised."""
         horizon_seconds, position = session.horizon.reached_seconds, session.read_after
         if may_have_lost(session.read_through_seconds, horizon_seconds):
             self._ports.emit(
@@ -189,13 +199,21 @@ class TrimReporter:
 
 
 Start = Literal["latest", "trim_horizon"] | float
-"""`latest`, `trim_horizon`, or a time in seconds since 1970."""
+"""`latest`, `trim_horizon`, or a Unix time in seconds."""
 
 LISTINGS_MAX = 20
 LISTING_RETRY_MS = 500
 
 
 class StreamBootstrap:
+    """Writes the stream's row, its root leases, then the mark that they are complete.
+
+    Any worker can complete it, and nobody reads before that (rule S2). Every write names the application that this
+    worker opened: in a store that was emptied or replaced it creates nothing, and the worker ends (rule L14). Before
+    each try to set the mark we check that every root lease is there: a store that failed over may have lost
+    acknowledged writes.
+    """
+
     def __init__(
         self, ports: Ports, app: AppRow, start: Start, *, call_deadline_ms: int, start_timeout_ms: int
     ) -> None:
@@ -206,7 +224,7 @@ class StreamBootstrap:
         self._start_timeout_ms = start_timeout_ms
 
     async def begin(self, stream: StreamName, summary: StreamSummary) -> StreamRow:
-        """The stream's row once it has all its root leases, whoever made them."""
+        """Returns the stream's row once all its root leases exist, whoever created them."""
         row = await self._put(self._proposal(summary))
         while True:
             begun = await self._confirm(row) if row.bootstrapped else await self._complete(stream, row)
@@ -215,9 +233,9 @@ class StreamBootstrap:
             believed, row = row, await self._put(replace(row, bootstrapped=False, version=0))
             if believed == row and row.bootstrapped:
                 raise LeaseStoreInvalidError(
-                    f"stream {row.name} was begun by application {self._app.app!r}, and the lease store has no lease "
-                    "of it: they were deleted. Nothing was created in their place, for that would handle everything "
-                    "since its beginning again: restore the store, or begin anew after "
+                    f"application {self._app.app!r} has already read stream {row.name}, but the lease store has no "
+                    "leases for it: they were deleted. Nothing was created, because that would handle everything from "
+                    "the start position again. Restore the store, or start over after "
                     f"`anabranch apps delete {self._app.app}`"
                 )
 
@@ -228,13 +246,13 @@ class StreamBootstrap:
             ports.emit(
                 StreamChanged(
                     stream=summary.name,
-                    change="the stream was deleted and created anew since this application last read it: "
-                    "the new one starts by start=, and what was known of the old one is kept aside",
+                    change="the stream was deleted and created again since this application last read it: "
+                    "the new stream is read from start=; the checkpoints of the old one are kept but not used",
                 )
             )
 
     async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
-        """All rows of this stream and generation, finished ones included."""
+        """All lease rows of this stream and generation, finished ones included."""
         return await self._retry(partial(self._read_lease_rows, row))
 
     async def _read_lease_rows(self, row: StreamRow) -> list[LeaseRow]:
@@ -254,17 +272,15 @@ class StreamBootstrap:
         )
 
     async def _put(self, row: StreamRow) -> StreamRow:
-        """The row that stands."""
+        """Returns the row that the store has now."""
         return self._require_app(await self._retry(partial(self._ports.store.put_stream, row, app_id=self._app.app_id)))
 
     async def _confirm(self, row: StreamRow) -> StreamRow | None:
-        """A mark is not believed where there is no lease at all: rows are never all removed (rule S6)."""
+        """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
         return row if await self.lease_rows(row) else None
 
     async def _complete(self, stream: StreamName, row: StreamRow) -> StreamRow | None:
-        """Root leases in the order of creation, then the mark. None: somebody else has done it, or the row is not what
-        it was.
-        """
+        """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
         listing = await self._whole_listing(stream, row)
         while True:
             missing, marked = await self._retry(partial(self._look_and_mark, row, listing), calls=2)
@@ -278,8 +294,8 @@ class StreamBootstrap:
                 )
 
     async def _is_unmarked(self, row: StreamRow) -> bool:
-        """Whether nobody has set the mark yet. Where one has, while this worker stood still, what it misses may have
-        been handled and cleaned up since, and would begin anew.
+        """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing
+        may have been finished and removed; creating them would handle their records again.
         """
         streams = await self._ports.store.read_streams()
         return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
@@ -287,9 +303,9 @@ class StreamBootstrap:
     async def _look_and_mark(
         self, row: StreamRow, listing: list[Shard]
     ) -> tuple[tuple[LeaseRow, ...], StreamRow | None]:
-        """What is missing; if nothing is, the row with the mark."""
+        """Returns the missing leases, or sets the mark and returns the row."""
         missing = plan_bootstrap(row, listing, await self._read_lease_rows(row))
-        assert not isinstance(missing, IncompleteListing), "the listing was whole, and is the same"
+        assert not isinstance(missing, IncompleteListing), "the same listing was complete"
         if missing:
             return missing, None
         done = replace(row, bootstrapped=True)
@@ -308,7 +324,7 @@ class StreamBootstrap:
         raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
 
     def _require_app(self, row: T | None) -> T:
-        """What was made, or stood already; None from the store: the application is another."""
+        """Raises if the store returned None: the application is not the one that we opened."""
         if row is None:
             raise report_store_reset(self._ports, self._app)
         return row
@@ -323,7 +339,7 @@ def _stream_key(summary: StreamSummary) -> str:
 
 END_RETRY_MS = 500
 TRANSIENT = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
-"""What may be otherwise the next time it is asked; a denied access too, once somebody has granted it."""
+"""Errors that may pass: even a denied access can be granted later."""
 
 
 class ShardDiscovery:
@@ -345,7 +361,7 @@ class ShardDiscovery:
         self._names: dict[str, StreamName] = {}
         self._graphs: dict[str, ShardGraph] = {}
         self._auto: dict[str, None] = {}
-        """Keys of streams whose records the service places itself."""
+        """Streams in which the service chooses the shard of each record."""
         self._stream_checks: dict[str, CoalescedCall] = {}
         self._trim_reporter = TrimReporter(ports)
         self._listings = Alarm(ports.clock)
@@ -360,20 +376,20 @@ class ShardDiscovery:
         return tuple(self._rows)
 
     def stream_of(self, key: LeaseKey) -> StreamName | None:
-        """None for a stream that this worker does not read."""
+        """None if this worker does not read the stream."""
         return self._names.get(key.stream_key)
 
     def horizon_of(self, key: LeaseKey) -> Horizon:
         return self._trim_reporter.horizon_of(key.stream_key)
 
     def is_placed_by_key(self, key: LeaseKey) -> bool:
-        """Whether a record's shard follows from its partition key, as it does nearly everywhere."""
+        """Whether the partition key decides the shard of a record, as is usual."""
         return key.stream_key not in self._auto
 
     # the start
 
     async def prepare(self, app: AppRow) -> None:
-        """Every stream has its row and its root leases, whoever made them."""
+        """Makes sure that every stream has its row and its root leases."""
         self._bootstrap = StreamBootstrap(
             self._ports,
             app,
@@ -400,7 +416,9 @@ class ShardDiscovery:
     # the end of a shard
 
     async def finish(self, session: Session, checkpointer: Checkpointer) -> None:
-        """The shard's last record is finished: children first, then its own end, then the children that may run."""
+        """The last record is finished: creates the children's leases, finishes the shard, then takes children that may
+        start.
+        """
         ports = self._ports
         while session.phase == "ended":
             planner = self._fleet.member_id
@@ -416,13 +434,13 @@ class ShardDiscovery:
                 )
                 await self._fleet.adopt(session.key, end.finish.children)
                 if session.trimmed:
-                    # Of two parents that are trimmed at a time, each leaves the child to the other: now one is left.
+                    # If two parents are trimmed together, each leaves the child to the other: check again now.
                     self._listings.ring()
                 return
             await ports.clock.sleep_until_ms(ports.clock.now_ms() + END_RETRY_MS)
 
     async def _try_to_plan_end(self, session: Session) -> ShardEnd | None:
-        """None while the children are unknown, or nobody can be asked about them: it is tried again."""
+        """None if the children are unknown or the service does not answer; the caller retries."""
         try:
             return await self._plan_end(session)
         except StreamNotFoundError as error:
@@ -436,7 +454,7 @@ class ShardDiscovery:
         row = self._rows[session.key.stream_key]
         leases = await self._bootstrap.lease_rows(row)
         if all(lease.key != session.key for lease in leases):
-            return None  # the store has forgotten this shard: nothing is made of that, the lease loop will notice (L14)
+            return None  # the store lost this shard: conclude nothing, the lease loop will notice (rule L14)
         graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
         through = session.read_through_seconds
         end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
@@ -464,12 +482,10 @@ class ShardDiscovery:
             return stored is not None and stored.is_finished
         return outcome == "written"
 
-    # a shard that is not there
+    # missing shards and lost records
 
     async def on_gone(self, session: Session, error: ServiceError) -> None:
-        """The service does not know the shard, or a place in it: that is proved before anything is concluded from it
-        (rule S3).
-        """
+        """The service does not know the shard or the position. Proves that before it concludes anything (rule S3)."""
         await self._same_stream(session.key.stream_key, error)
         if not await self._is_gone(session.stream, session.shard_id):
             return
@@ -480,19 +496,21 @@ class ShardDiscovery:
             self._trim_reporter.report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
-        """A shard's beginning says nothing of its stream: another one of the same name has one, too."""
+        """Reading starts at the beginning of a shard: makes sure that it is still the same stream. Another stream of
+        that name has such a shard, too.
+        """
         await self._stream_checks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
-        """Records may have left its shard unread, by what was last known of the stream."""
+        """Records may have been trimmed before they were read."""
         await self._same_stream(session.key.stream_key, None)
         await self._look_before(session)
         self._trim_reporter.report_loss(session)
 
     async def _look_before(self, session: Session) -> None:
-        """Of a shard that was never read, the rows of those before it may say more by now than they did when its own
-        was made. Who its parents are, only a listing says: its row names others besides. A listing also says whether it
-        opened after the trim horizon, so that it has lost nothing (rule T4).
+        """Narrows down what a never-read child shard may have lost (rule T4). The rows of its ancestors may say more
+        than when its own row was created; only a listing says who its parents are. A listing also says whether the
+        shard opened after the trim horizon, so that it lost nothing.
         """
         if not session.is_unread_child:
             return
@@ -516,7 +534,7 @@ class ShardDiscovery:
                 session.read_through_seconds = horizon_seconds + EDGE_SECONDS
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
-        """The stream's summary. Raises if the stream was deleted, or if another one has its name now (rule S3)."""
+        """Returns the stream's summary. Raises if the stream was deleted or recreated (rule S3)."""
         ports, row = self._ports, self._rows[stream_key]
         summary = await find_summary(ports, self._names[stream_key])
         verdict = classify_missing_shard(row, summary)
@@ -535,7 +553,7 @@ class ShardDiscovery:
         return summary
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
-        """Whether the service itself says that it does not know the shard; any other answer proves nothing."""
+        """Whether the service says that the shard does not exist. Any other response proves nothing."""
         try:
             await self._ports.kinesis.get_shard_iterator(stream, shard_id, TRIM_HORIZON)
         except StreamNotFoundError:
@@ -544,10 +562,10 @@ class ShardDiscovery:
             return False
         return False
 
-    # what nobody has named
+    # listing
 
     async def run(self) -> None:
-        """Lists the streams from time to time: listings only ever add shards (rule S5)."""
+        """Lists the streams regularly. A listing only ever adds shards (rule S5)."""
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
         while True:
@@ -562,7 +580,7 @@ class ShardDiscovery:
                 next_ms = clock.now_ms() + interval_ms
 
     async def _look_for_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
-        """What was listed is of this stream if the stream is the same afterwards."""
+        """Uses a listing only if the stream is still the same after it."""
         unknown: StreamNotFoundError | None = None
         listing: list[Shard] = []
         try:
@@ -578,19 +596,19 @@ class ShardDiscovery:
         planner = self._fleet.member_id
         leases = await self._bootstrap.lease_rows(row)
         if not leases:
-            self._fleet.raise_store_reset()  # rows are never all removed: this is no new beginning (rule L14)
+            self._fleet.raise_store_reset()  # we never remove all rows: the store was reset (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
         for lease in missing_leases(row, graph, scope, leases):
             if await self._fleet.create_lease(lease, member_id=planner) is None:
-                return  # by the next listing the others may have been made, and more
+                return  # the next listing tries again
             self._fleet.wake()
         if cleans_up:
             await self._clean_up(row, graph, leases)
 
     async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
-        """Removes rows that have served, once the service proves that their shards are gone (rules S3, S6)."""
+        """Removes finished rows once the service proves that their shards are gone (rules S3, S6)."""
         ports, stream = self._ports, self._names[row.stream_key]
         if not any(lease.is_finished for lease in leases):
             return

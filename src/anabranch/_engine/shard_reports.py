@@ -1,7 +1,7 @@
-"""What a member says of its shards with each heartbeat: how far behind, how fast, and why one stands still.
+"""What a heartbeat reports about the member's shards: lag, rate, and why a shard is stalled.
 
-Bounded, since every heartbeat carries it: the shards that stand still come first, then those furthest behind; of the
-rest only the number is known (`load`). Rates are measured over a stretch of time, however often a report is asked for.
+The report is bounded: stalled shards first, then those furthest behind. Of the rest others only know the number
+(`load`). Rates are measured over a fixed time, however often a report is made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,16 +19,16 @@ from anabranch.reports import ShardState
 SHARDS_MAX: Final = 64
 REASON_CHARACTERS_MAX: Final = 200
 RATE_OVER_MS: Final = 2_000
-"""Shorter than the default heartbeat interval, so that each heartbeat has a rate of its own."""
+"""Shorter than the default heartbeat interval, so each heartbeat has a new rate."""
 UNFINISHED_MS: Final = 10_000
-"""After this long without a finished record, the one that is waited for is named."""
+"""After this long without a finished record, the oldest unfinished one is reported."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000
 BUDGET_REPORTED_EVERY_MS: Final = 600_000
-"""A full byte budget is normal back-pressure: only a long wait is reported, for one shard in the name of all."""
+"""A full byte budget is normal back-pressure. Only a long wait is reported, once for all shards."""
 
 
 class _Progress(msgspec.Struct):
-    """How one session has moved since it was last measured."""
+    """Progress of one session since the last measurement."""
 
     session: Session
     since_ms: int
@@ -64,7 +64,7 @@ class ShardReports:
     def states(
         self, sessions: Iterable[Session], now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
     ) -> tuple[ShardState, ...]:
-        """For who asks this process between two reports: nothing is measured, and nothing told to anybody else."""
+        """For `Consumer.status()` between two reports: measures nothing and emits nothing."""
         return tuple(
             session.state(
                 overdue.get(session)
@@ -103,14 +103,14 @@ class ShardReports:
         session = progress.session
         reason = overdue.get(session) or _stall_reason(progress, now_ms, blocked_reason)
         if reason is not None and not progress.is_stalled and session.is_live:
-            # A shard that stopped at a record has said so itself, once and louder.
+            # ShardStopped was already emitted for a shard that stopped at a record.
             self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
         progress.is_stalled = reason is not None
         reason = reason or _full_budget_reason(session, now_ms)
         return ShardStatus(
             session.shard_id,
             None if reason is None else reason[:REASON_CHARACTERS_MAX],
-            session.behind_ms if session.is_live else None,  # nobody reads a stopped shard, so nobody knows
+            session.behind_ms if session.is_live else None,  # a stopped shard is not read, so its lag is unknown
             progress.records_per_second,
             session.key.stream_key,
         )
@@ -133,12 +133,12 @@ class ShardReports:
 
 
 def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) -> str | None:
-    """Why it is stalled. A shard that finishes records is not, however much waits in it."""
+    """Why it is stalled; None if it is not. A shard that finishes records is not stalled."""
     session = progress.session
     if session.reason is not None:
         return session.reason
     if session.held_for_isolation and not session.window.is_empty:
-        return "records of a shard on which owners died are handled alone; it waits for its turn"
+        return "a quarantined shard is handled alone: this one waits for its turn"
     if blocked_reason is not None:
         return blocked_reason
     request = session.holding.request
@@ -151,11 +151,11 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) 
     if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
         return full
     waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
-    return f"the shard has ended, and its children wait: {waiting}" if session.phase == "ended" else waiting
+    return f"the shard has ended and its children wait: {waiting}" if session.phase == "ended" else waiting
 
 
 def _budget_wait_ms(session: Session, now_ms: int) -> int:
-    """How long it has waited for room in the byte budget, with nothing left to handle; 0 if it does not."""
+    """How long a shard with nothing to handle has waited for the byte budget; 0 if it does not wait."""
     since_ms = session.budget_full_since_ms
     has_nothing = session.is_live and session.lane.first_unfinished is None
     return now_ms - since_ms if since_ms is not None and has_nothing else 0

@@ -1,9 +1,9 @@
-"""Where a worker ends by itself: at the tip or at a time (`until`), after a silence (`idle_timeout`), or when all its
-shards have been stopped for a minute and there is nothing else to take (rule D12).
+"""When a worker stops by itself: at `until`, after `idle_timeout`, or when all its shards have been stopped for a
+minute and there is nothing else to take (rule D12).
 
-It looks from time to time. In a fleet each worker minds its own: shards of a member that was seen to live a moment ago
-are that one's, children wait for their parents, and what this worker may not take is not waited for. Everything else
-that is unfinished keeps it here, for it may be about to take it.
+Checked regularly. In a fleet each worker decides for itself: it does not wait for shards of members that are
+heartbeating, for children of unfinished shards, or for shards that it may not take. Any other unfinished shard keeps it
+running, because it may be about to take it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,16 +19,16 @@ from anabranch._ports import Clock
 CHECK_EVERY_MS = 100
 STOPPED_CHECK_EVERY_MS = 1_000
 STOPPED_MS_MAX = 60_000
-"""How long all shards may be stopped: time for a person, or for another worker that hands over a shard."""
+"""How long all shards may be stopped: time for a person to act, or for another worker to hand over a shard."""
 
 
 class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ends a worker; nothing, if nothing is set."""
+    """When a worker stops by itself. By default it does not."""
 
     at_tip: bool = False
-    """When every shard was read to its tip, or to the time that its records are handed out until."""
+    """When every shard was read to its tip, or to the `until` time."""
     idle_timeout_ms: int | None = None
-    """When there was nothing to do for this long."""
+    """After this long without any work."""
     shards_max: int | None = None
 
     @property
@@ -75,7 +75,7 @@ class StopWatcher:
             self._scheduler.call_at(now_ms + CHECK_EVERY_MS, self._check)
 
     def watch_stopped(self) -> None:
-        """A shard is stopped at a record."""
+        """A shard has stopped at a record."""
         if not self._watches_stopped:
             self._watches_stopped = True
             self._check_stopped()
@@ -96,8 +96,8 @@ class StopWatcher:
         self._scheduler.call_at(now_ms + STOPPED_CHECK_EVERY_MS, self._check_stopped)
 
     def _is_idle(self, now_ms: int) -> bool:
-        """Nothing came, nothing was finished, nothing is at work, and there is nothing to be taken or read. Who could
-        not read yet does not know that.
+        """No records arrived or finished, nothing runs, and nothing is left to take or read. A shard that could not be
+        read yet is not idle.
         """
         finished_count = sum(session.lane.finished_count for session in self._sessions.values())
         moved, self._finished_count = finished_count != self._finished_count, finished_count
@@ -117,7 +117,7 @@ class StopWatcher:
         return [row for row in self._fleet.leases.values() if not row.is_finished]
 
     def _is_accounted_for(self, row: LeaseRow) -> bool:
-        """Whether this shard is read here, or is not for this worker to read as things stand."""
+        """Whether this worker holds the shard, or may not take it now."""
         if row.key in self._sessions or self._fleet.is_waiting_or_read(row):
             return True
         limit = self._conditions.shards_max

@@ -1,4 +1,8 @@
-"""What a worker is to do, as one value: settled before it starts."""
+"""One worker of an application: joins the fleet, takes leases, reads, delivers, commits, and leaves gracefully.
+
+Everything runs in one task group; an unexpected error in it ends the worker with that cause (P7). This module creates
+and connects the parts and owns the sessions. The parts decide.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -61,20 +65,26 @@ class WorkerPlan:
     store_name: str = "memory"
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     until_seconds: float | None = None
-    """Records that arrived at this time or later are left alone."""
+    """Records that arrived at this time or later are not delivered."""
 
 
 class FenceWatch:
+    """Cancels running calls when the fence passes, and reports those that outlive the grace period.
+
+    It does not keep calls from starting: whoever starts one checks the fence (rule L8). A later heartbeat may move the
+    fence, so the timer only triggers a re-check.
+    """
+
     def __init__(self, ports: Ports, scheduler: Scheduler, fleet: Fleet, sink: Sink) -> None:
         self._ports = ports
         self._scheduler = scheduler
         self._fleet = fleet
         self._sink = sink
         self._reported: dict[tuple[Session, Position], None] = {}
-        """Calls that were named and still run."""
+        """Calls that were reported and still run."""
 
     def schedule(self) -> None:
-        """A heartbeat was answered."""
+        """Sets the timer, after each acknowledged heartbeat."""
         valid_until_ms = self._fleet.valid_until_ms
         if valid_until_ms is not None:
             self._scheduler.call_at(valid_until_ms, self._on_fence)
@@ -86,13 +96,13 @@ class FenceWatch:
         self._scheduler.call_at(self._ports.clock.now_ms() + self._fleet.timing.grace_ms, self._on_grace_over)
 
     def _on_grace_over(self) -> None:
-        """What still runs now may run beside the next owner's calls (rule L11)."""
+        """Calls that still run may overlap those of the next owner (rule L11)."""
         if not self._fleet.may_start():
             self.report_running()
 
     def on_lost(self, session: Session) -> None:
-        """The lease is another's. Handler calls are cancelled, and named if they outlive their grace; what the caller's
-        own loop works on cannot be cancelled, and is named at once.
+        """Another member has the lease. Handler calls are cancelled, and reported if they outlive the grace period. The
+        caller's own loop cannot be cancelled and is reported at once.
         """
         if self._sink.runner_count == 0:
             self.report_running(session)
@@ -101,7 +111,7 @@ class FenceWatch:
             self._scheduler.call_at(over_ms, lambda: self.report_running(session))
 
     def report_running(self, lost: Session | None = None) -> None:
-        """Names the calls that run now, all of them or those of one session, each of them once."""
+        """Reports running calls, all or those of one session, each call once."""
         running = self._sink.running()
         self._reported = {
             call: None for session, record in running if (call := (session, record.position)) in self._reported
@@ -113,7 +123,7 @@ class FenceWatch:
                 self._ports.emit(self._zombie(session, record))
 
     def zombies(self) -> list[ZombieCall]:
-        """All calls that run now, as what they would be if their lease had lapsed."""
+        """An event for each running call, as if its lease had expired."""
         return [self._zombie(session, record) for session, record in self._sink.running()]
 
     def _zombie(self, session: Session, record: Record[bytes]) -> ZombieCall:
@@ -131,7 +141,7 @@ SinkMaker = Callable[["Worker"], Sink]
 
 
 class _LeftError(Exception):
-    """Everything is written and released: what still runs in the group is cancelled."""
+    """The worker has left the fleet: cancels what still runs in its task group."""
 
 
 class Worker:
@@ -160,15 +170,15 @@ class Worker:
         self.is_stopping = False
         self._paused = False
         self.on_leaving: Callable[[], None] = lambda: None
-        """Called when what still runs is not waited for any more."""
+        """Called when the worker stops waiting for running calls."""
         self.has_joined = False
         self.start_finished = asyncio.Event()
-        """Set when the worker has joined its application, or has failed to."""
+        """Set when the worker has joined, or has failed to."""
         self.report: StopReport | None = None
         self.end_reason: str | None = None
-        """Why it ended by itself; None if it was stopped, or has not ended."""
+        """Why it stopped by itself; None if it did not."""
 
-    # the whole life
+    # start and stop
 
     async def run(self, make_sink: SinkMaker) -> None:
         self._task = asyncio.current_task()
@@ -187,7 +197,7 @@ class Worker:
                 self.is_stopping = True
                 self._sink.ready.wake_all()
             for session in self.sessions.values():
-                self._end(session)  # however it ended: a budget that is shared gets its bytes back
+                self._end(session)  # returns the bytes to a shared budget
 
     async def _run(self, make_sink: SinkMaker) -> None:
         async with self._runners, asyncio.TaskGroup() as group:
@@ -195,7 +205,7 @@ class Worker:
             try:
                 await self._join_and_run(group, make_sink)
             finally:
-                self.scheduler.close()  # a group that is going down takes no task any more
+                self.scheduler.close()  # a group that shuts down accepts no new task
                 self._runners.cancel_all()
                 if self.has_joined:
                     self._poller.paused = True
@@ -276,11 +286,11 @@ class Worker:
         start_in_group(self._group, work, name)
 
     def _on_callback_error(self, error: BaseException) -> None:
-        """What no task awaits ends the worker all the same (P7)."""
+        """An error in a callback ends the worker, as one in a task does (P7)."""
         self._spawn(raise_later(error), "callback-error")
 
     def stop(self, deadline_ms: int) -> None:
-        """Ends the worker in order; `report` says how it went."""
+        """Stops the worker gracefully. The result is in `report`."""
         if not self.has_joined and self._task is not None:
             self._task.cancel()
         if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
@@ -289,7 +299,7 @@ class Worker:
             if self.has_joined:
                 self._drainer.shorten_deadline(deadline_ms)
             for session in self.sessions.values():
-                session.is_draining = True  # in this step: a handler that stops its consumer is not called again
+                session.is_draining = True  # at once: a handler that stops its consumer is not called again
 
     def _stop_by_itself(self, reason: str, drain_ms: int) -> None:
         if not self.is_stopping:
@@ -297,7 +307,7 @@ class Worker:
             self.stop(self._ports.clock.now_ms() + drain_ms)
 
     async def _leave(self, tasks: list[asyncio.Task[None]], deadline_ms: int) -> StopReport:
-        """Stop intake, drain what runs, flush checkpoints, leave the fleet."""
+        """Stops reading, waits for running calls, commits, and leaves the fleet."""
         sessions = list(self.sessions.values())
         self._poller.paused = True
         self.fleet.drain()
@@ -310,7 +320,7 @@ class Worker:
         for session in sessions:
             self._checkpointer.mark_dirty(session)
         committed = await self._drainer.write_until_accepted(self._checkpointer.commit_all, deadline_ms)
-        await self._runners.end()  # before others may take the shards: a call that ends when it is told to has its time
+        await self._runners.end()  # before others may take the shards: cancelled calls get time to end
         released = await self._drainer.write_until_accepted(self.fleet.leave, deadline_ms)
         stopped = [session.stopped for session in sessions if session.stopped is not None and session.phase != "lost"]
         for session in sessions:
@@ -323,7 +333,7 @@ class Worker:
             stopped=tuple(stopped),
         )
 
-    # sessions come and go
+    # sessions
 
     @staticmethod
     def _end(session: Session) -> None:
@@ -361,14 +371,14 @@ class Worker:
             self._emit_for(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
         self._quarantine.add(session)
         if self._quarantine.has_given_up_on(session):
-            reason = f"{row.takes_without_progress - 1} owners in a row ended without any progress here"
+            reason = f"{row.takes_without_progress - 1} owners in a row died here without any progress"
             session.stopped = _stopped_shard(session, reason)
             self._spawn(self._stop_shard(session, None, reason, None), f"stop {session.shard_id}")
             return
         if row.stopped is not None and not self.fleet.retries_stopped(row):
             session.reason = row.stopped.reason
             session.stopped = _stopped_shard(session, session.reason, row.stopped.position, row.stopped.partition_key)
-            session.move("stop")  # this process was there when it stopped: a new one will try again (rule D4)
+            session.move("stop")  # only a process that starts after the stop tries again (rule D4)
             self._stop_watcher.watch_stopped()
             return
         self._emit_for(ShardStarted, session, position=str(row.checkpoint.watermark or row.start.type))
@@ -404,13 +414,13 @@ class Worker:
             self._poller.wake(session)
 
     def _on_status(self) -> None:
-        """A heartbeat was answered: the fence may have lifted, and others may have asked for leases."""
+        """A heartbeat was acknowledged: the fence may have moved, and others may have asked for leases."""
         self._sink.ready.wake_all()
         if self.fleet.needs_round:
             self.fleet.wake()
         self.fence_watch.schedule()
 
-    # records come and are finished
+    # records
 
     def _on_records(self, session: Session) -> None:
         strays, skipped = session.unpacker.take_counts()
@@ -420,7 +430,7 @@ class Worker:
         self.on_finished(session)
 
     def on_finished(self, session: Session) -> None:
-        """Something of this session may have been finished."""
+        """Records of this session may have finished."""
         if self._drainer.has_waiters:
             self._drainer.notify()
         self._quarantine.notify(session)
@@ -432,8 +442,8 @@ class Worker:
             self._spawn(self._discovery.finish(session, self._checkpointer), f"finish {session.shard_id}")
 
     def on_failed(self, session: Session, record: Record[bytes], reason: str, error: BaseException | None) -> None:
-        """A record's policy has ended in Stop."""
-        if session.stopped is None:  # the first of several that failed at once is named
+        """The retry policy gave up on a record: stops the shard there."""
+        if session.stopped is None:  # reports the first of several failures
             stopped = _stopped_shard(session, reason, record.position, record.partition_key)
             session.stopped = replace(stopped, record=record, error=error)
         self._spawn(self._stop_shard(session, record, reason, error), f"stop {session.shard_id}")
@@ -445,13 +455,15 @@ class Worker:
         self._stop_watcher.watch_stopped()
 
     def on_undecodable(self, session: Session, error: UndecodableError) -> None:
-        """A record whose payload does not decode is not retried: its shard stops there."""
+        """Stops the shard at a record that does not decode, without a retry."""
         failed = failed_attempt(session, error.record, error.cause, attempt=1, retry_in_ms=None)
         self._ports.emit(failed)
         self.on_failed(session, error.record, f"its payload does not decode: {failed.error}", error.cause)
 
     def _is_busy(self) -> bool:
-        """Something is at work here, or would be: a pause is no silence. What the caller keeps in hand is no work."""
+        """Whether there is work, or would be without the pause. Unacknowledged records of a manual-ack loop do not
+        count.
+        """
         return self._paused or any(
             not session.window.is_empty or (session.lane.unfinished_count and not self._sink.manual_ack)
             for session in self.sessions.values()
@@ -478,15 +490,15 @@ class Worker:
         return self.fence_watch.zombies()
 
     def _stall_inputs(self) -> tuple[int, str | None, Mapping[Session, str]]:
-        """Now, what keeps all shards from moving, and those that calls hold up which ignore their time-out."""
+        """The time, what blocks all shards, and the shards blocked by calls that ignore their timeout."""
         now_ms = self._ports.clock.now_ms()
         if not self.has_joined:
             return now_ms, None, {}
-        paused = "its worker was told to pause, by Consumer.pause()" if self._paused else None
+        paused = "the worker is paused by Consumer.pause()" if self._paused else None
         return now_ms, self.fleet.blocked_reason or paused, self._sink.overdue(now_ms)
 
     async def wait_for_records(self) -> None:
-        """Until a walk should look again."""
+        """Waits until an iterator should check again."""
         await self._sink.ready.wait()
 
     @property

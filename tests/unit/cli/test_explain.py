@@ -156,7 +156,7 @@ def test_the_last_holder_is_named(owner, said):
         ("the byte budget has had no room for a read for 12 s", MEMBER, "nothing is lost"),
         ("132 keys have unfinished records, which is the limit", MEMBER, "check the handlers"),
         ("the handler of record 5 ignores its timeout of 3 s at app.py:7", MEMBER, "make the handler return"),
-        ("its worker was told to pause, by Consumer.pause()", MEMBER, "call Consumer.resume() in its program"),
+        ("the worker is paused by Consumer.pause()", MEMBER, "call Consumer.resume() in its program"),
         ("AccessDenied", replace(MEMBER, reads_healthy=False), "fix what the error names"),
         ("throttled", MEMBER, "it is retried"),
     ],

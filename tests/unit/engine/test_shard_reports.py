@@ -93,7 +93,7 @@ def test_a_record_that_holds_up_the_end_of_its_shard_is_named_with_that():
     session.lane.next(0)
     reports.report([session], 0)
     reason = reports.report([session], 10_000)[0].reason
-    assert reason.startswith("the shard has ended, and its children wait: record 1")
+    assert reason.startswith("the shard has ended and its children wait: record 1")
 
 
 def test_a_call_that_ignores_its_time_out_is_the_first_reason():

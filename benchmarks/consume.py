@@ -33,12 +33,12 @@ import measure
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.consumer_run import ConsumerRun
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._core.leases.machine import MemberProfile
 from anabranch._engine.ports import Ports
 from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow

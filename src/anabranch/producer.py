@@ -1,18 +1,18 @@
-"""`Producer`: writes to streams, in order per key, every record with one outcome.
+"""`Producer`: writes to streams, in order per key, with one outcome for every record.
 
-A facade: it checks what the user said, wires the engine to AWS, and decides nothing. The engine runs in a task of
-its own that starts with the first use, from any task of the event loop.
+A facade: it checks the options and connects the engine to AWS. The engine runs in its own task, which starts on first
+use.
 """
 
 import asyncio
 import random
-from asyncio import _get_running_loop  # None where there is none, instead of an error
+from asyncio import _get_running_loop  # returns None instead of raising
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
-from anabranch._core.writing.pipeline import WritingRules
+from anabranch._core.writing.pipeline import WriteOptions
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_hook, make_emit
 from anabranch._engine.writing.writer import Delivery, Writer
@@ -41,7 +41,7 @@ else:
 
 
 class ProducerPorts(NamedTuple):
-    """What the engine works with; a simulation gives its own."""
+    """What the engine uses. A simulation passes its own."""
 
     kinesis: KinesisWriting
     clock: Clock
@@ -50,11 +50,11 @@ class ProducerPorts(NamedTuple):
 
 
 class Producer(Generic[T]):
-    """Writes records to one stream, or several, and tells how each of them ended.
+    """Writes records to one or more streams, and reports the outcome of each record.
 
-    `put` waits for buffer space only and returns a `Delivery`; awaiting that tells where the record is, or why it is
-    not there. A failure that nobody awaited, and no `on_undelivered` took, is raised by the next `flush()` or by
-    leaving `async with`.
+    `put` only waits for buffer space and returns a `Delivery`. Await that to learn where the record was written, or why
+    it was not. Failures that are neither awaited nor passed to `on_undelivered` are raised by the next `flush()`, or
+    when `async with` ends.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Producer(Generic[T]):
         check_hook("on_undelivered", on_undelivered, "a PutResult")
         self._stream = stream
         self._encode = encode_with(encode)
-        self._as_is = bytes if encode is bytes else None
-        """The type of values that need no encoding."""
+        self._unencoded_type = bytes if encode is bytes else None
+        """Values of this type need no encoding."""
         self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
         self._emit = make_emit(on_event)
-        self._rules = WritingRules(
+        self._options = WriteOptions(
             order=order,
             aggregate=aggregate,
             linger_ms=round(linger * 1_000),
@@ -100,18 +100,18 @@ class Producer(Generic[T]):
 
     @classmethod
     def over(cls, open_ports: Callable[[], ProducerPorts], stream: str | None = None, **options: Any) -> Self:
-        """A producer on other ports than AWS's."""
+        """A producer that does not use AWS."""
         producer = cls(stream, **options)
         producer._open_ports = open_ports
         return producer
 
     @property
     def buffered_bytes(self) -> int:
-        """What the records on their way weigh, out of `buffer_bytes`."""
-        return 0 if self._writer is None else self._writer.intake.used_bytes
+        """How much of `buffer_bytes` is in use."""
+        return 0 if self._writer is None else self._writer.buffer.used_bytes
 
     def start(self) -> Self:
-        """Starts the producer on the running event loop. The first use does this by itself."""
+        """Starts the producer on the running event loop. The first `put` also does this."""
         self._running()
         return self
 
@@ -124,47 +124,47 @@ class Producer(Generic[T]):
         *,
         explicit_hash_key: str | None = None,
         stream: str | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 -- how long to wait for buffer space; cancelling is another thing
+        timeout: float | None = None,  # noqa: ASYNC109 -- limits the wait for buffer space only
     ) -> Delivery:
-        """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        """Buffers a record, and waits if the buffer is full: for `timeout` seconds, then it raises `BufferFull`."""
         check_seconds("timeout", timeout)
-        return await self._running().intake.put(
+        return await self._running().buffer.put(
             self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
     def put_nowait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> Delivery:
-        """As `put`, but never waits: `BufferFull` if there is no room now."""
+        """Like `put`, but never waits: raises `BufferFull` if the buffer is full."""
         writer = self._writer
         if writer is None or _get_running_loop() is not self._loop:
             writer = self._running()
-        data: Any = value if type(value) is self._as_is else self._encode(value)
+        data: Any = value if type(value) is self._unencoded_type else self._encode(value)
         name = self._stream if stream is None and self._stream is not None else self._stream_name(stream)
-        return writer.intake.put_nowait(name, data, partition_key, explicit_hash_key)
+        return writer.buffer.put_nowait(name, data, partition_key, explicit_hash_key)
 
     async def put_and_wait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
-        """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
+        """Puts a record and waits for its outcome. Raises `DeliveryFailed` if it was not delivered."""
         return delivered(
             await (await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream))
         )
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
-        """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
-        intake, name = self._running().intake, self._stream_name(stream)
+        """Puts `(partition_key, value)` pairs in order, and waits while the buffer is full."""
+        buffer, name = self._running().buffer, self._stream_name(stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
-        while (without_room := intake.put_some(name, rest, self._as_is, self._encode, deliveries)) is not None:
-            partition_key, data = without_room
-            deliveries.append(await intake.put(name, data, partition_key, None, None))
+        while (not_put := buffer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
+            partition_key, data = not_put
+            deliveries.append(await buffer.put(name, data, partition_key, None, None))
         return deliveries
 
-    # ends
+    # flushing and closing
 
     async def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until everything put before is settled, at most `deadline` seconds.
+        """Waits until everything put before has its outcome, for at most `deadline` seconds.
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
@@ -174,9 +174,9 @@ class Producer(Generic[T]):
         return await self._running().flush(self._deadline_ms(deadline))
 
     async def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, and frees all resources.
+        """Waits until every record has its outcome, then frees all resources.
 
-        That takes `delivery_timeout` at most. `deadline` is shorter: records that are not delivered by then fail.
+        That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
         check_seconds("deadline", deadline)
@@ -185,7 +185,7 @@ class Producer(Generic[T]):
         if writer is None:
             return FlushReport()
         try:
-            seconds = self._rules.delivery_timeout_ms / 1_000 if deadline is None else deadline
+            seconds = self._options.delivery_timeout_ms / 1_000 if deadline is None else deadline
             return await writer.close(self._deadline_ms(seconds))
         finally:
             await self._close_ports()
@@ -194,7 +194,7 @@ class Producer(Generic[T]):
         self._running()
         assert self._ports is not None
         if isinstance(self._ports.kinesis, KinesisByRegion):
-            try:  # no region, no credentials: said here rather than by the first record
+            try:  # a missing region or missing credentials raise here, not with the first record
                 await self._ports.kinesis.client(parse_stream(self._stream).region if self._stream else None)
             except BaseException:
                 await self.close()
@@ -209,29 +209,29 @@ class Producer(Generic[T]):
         except ProducerError as failed:
             if error is None:
                 raise
-            error.add_note(f"besides, the producer was left with undelivered records: {failed}")
+            add_undelivered_note(error, failed)
 
     # the engine
 
     def _running(self) -> Writer:
-        """The engine, started if need be; nothing of it belongs to the task that calls."""
+        """The engine. Starts it if needed, independent of the calling task."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise UsageError("a Producer is used on an event loop; without one, use SyncProducer") from None
+            raise UsageError("Producer needs a running event loop; without one, use SyncProducer") from None
         if self._is_closed:
             raise UsageError("this producer is closed")
         if self._writer is not None and self._loop is not loop:
-            if not (self._loop is not None and self._loop.is_closed() and self._writer.intake.is_empty):
-                raise UsageError("this producer works on another event loop: make one producer for each loop")
-            self._writer = None  # that loop has ended and nothing was left in it, as between two calls of a function
+            if not (self._loop is not None and self._loop.is_closed() and self._writer.buffer.is_empty):
+                raise UsageError("this producer runs on another event loop: create one producer per loop")
+            self._writer = None  # that loop has ended with nothing left to deliver, as between two calls of asyncio.run
         if self._writer is None:
             self._ports = ports = self._open_ports()
             writer = Writer(
                 ports.kinesis,
                 ports.clock,
                 ports.entropy,
-                self._rules,
+                self._options,
                 buffer_bytes=self._buffer_bytes,
                 on_undelivered=self._on_undelivered,
                 emit=self._emit,
@@ -246,13 +246,9 @@ class Producer(Generic[T]):
             await ports.close()
 
     def _stream_name(self, given: str | None) -> str:
-        if given is not None:
-            if not isinstance(given, str):
-                raise wrong_stream(given)
-            return given
-        if self._stream is None:
-            raise UsageError("name a stream: Producer('orders'), or put(..., stream='orders')")
-        return self._stream
+        if given is not None and not isinstance(given, str):
+            raise wrong_stream(given)
+        return stream_or_default(given, self._stream)
 
     def _deadline_ms(self, seconds: float | None) -> int | None:
         if seconds is None or self._ports is None:
@@ -260,14 +256,26 @@ class Producer(Generic[T]):
         return self._ports.clock.now_ms() + round(seconds * 1_000)
 
 
+def stream_or_default(given: str | None, default: str | None) -> str:
+    stream = default if given is None else given
+    if stream is None:
+        raise UsageError("no stream: pass one to the producer, or to put(..., stream='orders')")
+    return stream
+
+
 def delivered(result: PutResult) -> PutResult:
-    """As it is, or `DeliveryFailed` with it."""
+    """Returns the result, or raises `DeliveryFailed`."""
     if not result.delivered:
         raise DeliveryFailed(
             f"the record with partition key {result.partition_key!r} was not delivered: {result.error}",
             results=[result],
         )
     return result
+
+
+def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
+    """`error` ended the `with` block, so the failures cannot be raised."""
+    error.add_note(f"the producer also has undelivered records: {failed}")
 
 
 def _aws_ports(aws: Aws | None) -> ProducerPorts:

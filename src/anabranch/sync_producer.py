@@ -1,8 +1,8 @@
-"""`SyncProducer`: the producer for code without an event loop. Flask, Django, scripts, threads.
+"""`SyncProducer`: the producer for code without an event loop, such as Flask, Django, scripts and threads.
 
-A facade over a `Producer` in a thread of its own, which starts with the first use in each process. After a fork the
-child has no such thread: it starts its own, unless records were on their way at the fork; then it refuses, since
-nobody could tell which of the two processes writes them.
+A facade over a `Producer` in its own thread, which starts on first use in each process. A forked child does not have
+the thread. It starts its own, unless the producer held records at the fork: then it raises, because the parent writes
+these records.
 """
 
 import os
@@ -20,7 +20,7 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
-from anabranch.producer import Producer, delivered
+from anabranch.producer import Producer, add_undelivered_note, delivered, stream_or_default
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 from anabranch.values import Encoder, encode_with
@@ -30,7 +30,7 @@ __all__ = ["SyncProducer"]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    T = TypeVar("T", default=bytes)  # as Producer's
+    T = TypeVar("T", default=bytes)  # like Producer's
 else:
     from typing import TypeVar
 
@@ -38,10 +38,10 @@ else:
 
 
 class SyncProducer(Generic[T]):
-    """As `Producer`, for code without an event loop: blocking, thread-safe, started by its first use in a process.
+    """Like `Producer`, for code without an event loop: blocking, thread-safe, started on first use in a process.
 
-    `on_undelivered` and `on_event` are called in the producer's own thread. A program that ends without `close` still
-    delivers, within `ProducerSettings(exit_timeout=...)`, and logs what it could not deliver.
+    `on_undelivered` and `on_event` are called in the producer's thread. If a program exits without `close`, its records
+    are still delivered within `ProducerSettings(exit_timeout=...)`, and what is not delivered is logged.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SyncProducer(Generic[T]):
                 on_event=on_event,
             )
 
-        make()  # whatever is wrong with the options is said here, and not by a thread later
+        make()  # checks the options now, not later in the thread
         self._make: Callable[[], Producer[bytes]] = make
         self._stream = stream
         self._encode = encode_with(encode)
@@ -94,34 +94,33 @@ class SyncProducer(Generic[T]):
         stream: str | None = None,
         timeout: float | None = None,
     ) -> SyncDelivery:
-        """Gives a record to the producer, once there is room for it. `timeout` ends the wait with `BufferFull`."""
+        """Buffers a record, and waits if the buffer is full: for `timeout` seconds, then it raises `BufferFull`."""
         check_seconds("timeout", timeout)
         check_keys(partition_key, explicit_hash_key)
         if stream is not None:
             parse_stream(stream)
-        elif self._stream is None:
-            raise UsageError("name a stream: SyncProducer('orders'), or put(..., stream='orders')")
+        stream_or_default(stream, self._stream)
         record = HandedRecord(self._encode(value), partition_key, explicit_hash_key, stream)
         return self._running().put(record, timeout)
 
     def put_nowait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> SyncDelivery:
-        """As `put`, but never waits: `BufferFull` if there is no room now."""
+        """Like `put`, but never waits: raises `BufferFull` if the buffer is full."""
         return self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream, timeout=0.0)
 
     def put_and_wait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
-        """Puts a record and waits for its end; `DeliveryFailed` if it was not delivered."""
+        """Puts a record and waits for its outcome. Raises `DeliveryFailed` if it was not delivered."""
         return delivered(self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream).result())
 
     def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[SyncDelivery]:
-        """Puts `(partition_key, value)` pairs in their order; waits for room where there is none."""
+        """Puts `(partition_key, value)` pairs in order, and waits while the buffer is full."""
         return [self.put(value, partition_key, stream=stream) for partition_key, value in items]
 
     def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until everything put before, by any thread, is settled; at most `deadline` seconds.
+        """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds.
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
@@ -131,9 +130,9 @@ class SyncProducer(Generic[T]):
         return self._running().flush(deadline)
 
     def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, and ends the thread.
+        """Waits until every record has its outcome, then ends the thread.
 
-        That takes `delivery_timeout` at most. `deadline` is shorter: records that are not delivered by then fail.
+        That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
         check_seconds("deadline", deadline)
@@ -155,7 +154,7 @@ class SyncProducer(Generic[T]):
         except ProducerError as failed:
             if error is None:
                 raise
-            error.add_note(f"besides, the producer was left with undelivered records: {failed}")
+            add_undelivered_note(error, failed)
 
     def _running(self) -> WriteThread:
         if self._process_id != os.getpid():
@@ -174,11 +173,11 @@ class SyncProducer(Generic[T]):
             return self._thread
 
     def _after_fork(self) -> None:
-        """The child's copy: the thread is not in it, and a lock may have been held by a thread that is not either."""
+        """The child has no thread, and its copy of the lock may be held by a thread that does not exist here."""
         if self._thread is not None and self._thread.holds_records:
             raise UsageError(
                 "this process was forked while the producer held records, which the parent process writes: "
-                "flush() before the fork, or make a producer after it"
+                "call flush() before the fork, or create the producer after it"
             )
         self._lock = threading.Lock()
         self._thread = None

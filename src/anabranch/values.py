@@ -8,7 +8,7 @@
 | any other type: dataclass, TypedDict,   | JSON, checked against it    | JSON                         |
 | msgspec.Struct, dict, list[int], ...    |                             |                              |
 | a function                              | what it returns             | the bytes that it returns    |
-| `json_lines(type)`                      | a list, one value a line    | one line a value             |
+| `json_lines(type)`                      | a list, one value per line  | one line per value           |
 
 pydantic models are recognised by their methods; pydantic is not imported. Errors are raised unchanged.
 """
@@ -61,15 +61,13 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
         try:
             return msgspec.json.Decoder(decode).decode
         except TypeError as error:
-            raise ConfigurationError(
-                f"decode={decode!r} is not a type that JSON can be decoded into: {error}"
-            ) from error
+            raise ConfigurationError(f"decode={decode!r} is not a type that JSON can decode to: {error}") from error
     if inspect.iscoroutinefunction(decode):
-        raise ConfigurationError(f"decode={decode!r} is asynchronous: it must be a plain function of bytes")
+        raise ConfigurationError(f"decode={decode!r} is an async function; it must be a plain one that takes bytes")
     if callable(decode):
         function: Callable[[bytes], Any] = decode
         return function
-    raise ConfigurationError(f"decode= takes a type or a function of bytes, not {decode!r}")
+    raise ConfigurationError(f"decode must be a type or a function that takes bytes, not {decode!r}")
 
 
 def encode_with(encode: Any) -> Callable[[Any], bytes]:
@@ -85,10 +83,10 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
     if _is_type(encode):
         return msgspec.json.Encoder().encode
     if inspect.iscoroutinefunction(encode):
-        raise ConfigurationError(f"encode={encode!r} is asynchronous: it must be a plain function that returns bytes")
+        raise ConfigurationError(f"encode={encode!r} is an async function; it must be a plain one that returns bytes")
     if callable(encode):
         return partial(_encode_by, encode)
-    raise ConfigurationError(f"encode= takes a type or a function that returns bytes, not {encode!r}")
+    raise ConfigurationError(f"encode must be a type or a function that returns bytes, not {encode!r}")
 
 
 def _is_type(given: Any) -> bool:
@@ -105,7 +103,7 @@ def _encode_by(function: Callable[[Any], Any], value: Any) -> bytes:
     name = f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else repr(function)
     if isinstance(data, str):
         raise TypeError(
-            f"encode={name} returned str, and a record's data is bytes: encode the text, as in "
+            f"encode={name} returned str; it must return bytes, as in "
             f"encode=lambda value: {getattr(function, '__name__', 'function')}(value).encode()"
         )
     raise TypeError(f"encode={name} returned {type(data).__name__}; it must return bytes")
@@ -116,13 +114,13 @@ def _encode_bytes(value: Any) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"a record's data is bytes, not {type(value).__name__}: encode it, or say how with encode=")
+    raise TypeError(f"the value is {type(value).__name__}, not bytes: encode it, or pass encode= to the producer")
 
 
 def _encode_text(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
-    raise TypeError(f"encode=str takes text, not {type(value).__name__}")
+    raise TypeError(f"encode=str takes str, not {type(value).__name__}")
 
 
 def _encode_model(value: Any) -> bytes:

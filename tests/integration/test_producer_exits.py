@@ -200,7 +200,7 @@ def test_a_hook_that_never_returns_does_not_keep_the_program(kinesis):
         producer.put(b"x", "k")
         producer.put(b"y", "l")
     """)
-    assert "did not end within 1 s" in errors
+    assert "did not stop within 1 s" in errors
     assert seconds < 15
 
 
@@ -227,7 +227,7 @@ def test_the_time_at_exit_is_ten_seconds_unless_told_otherwise():
 # a thread that fails
 
 
-@pytest.mark.parametrize("step", ["_take", "_next", "_give", "_flush", "_until_taken"])
+@pytest.mark.parametrize("step", ["_take", "_next", "_put", "_flush", "_until_taken"])
 def test_an_unexpected_error_in_the_thread_leaves_nobody_waiting(step, kinesis, monkeypatch):
     producer = SyncProducer("orders", buffer_bytes=1 << 20)
     producer.put_and_wait(b"first", "k")

@@ -95,13 +95,13 @@ def test_what_the_producer_does_not_take_is_raised_to_who_asks_or_by_flush(kines
             while True:
                 producer.put(b"x" * (1 << 20), "k").result()
 
-        with pytest.raises(ValueError, match="at most 1048576 bytes"):
+        with pytest.raises(ValueError, match="at most 1048576"):
             put_until_the_stream_is_described()
         assert producer.flush().complete
         producer.put(b"x" * (1 << 20), "k")
-        with pytest.raises(DeliveryFailed, match="Refused: a record of stream orders has at most"):
+        with pytest.raises(DeliveryFailed, match="Refused: the record has 1048577 bytes"):
             producer.flush()
-        with pytest.raises(ValueError, match="raise it"):
+        with pytest.raises(ValueError, match="raise buffer_bytes"):
             producer.put(b"x" * (65 << 20), "k")
 
 
@@ -109,7 +109,7 @@ def test_wrong_keys_streams_and_options_are_refused_at_once(kinesis):
     with pytest.raises(ConfigurationError, match="order"):
         SyncProducer("orders", order="shard")
     with SyncProducer() as producer:
-        with pytest.raises(UsageError, match="name a stream"):
+        with pytest.raises(UsageError, match="no stream: pass one"):
             producer.put(b"x", "k")
         with pytest.raises(ValueError, match="partition key"):
             producer.put(b"x", "", stream="orders")
@@ -207,7 +207,7 @@ def test_a_child_forked_with_records_on_their_way_refuses_clearly(local_kinesis,
             print(error, flush=True)
         os._exit(0)
     """)
-    assert "flush() before the fork" in output
+    assert "call flush() before the fork" in output
     assert records(kinesis) == [("k", b"parent")]
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.pipeline import Pipeline, WritingRules
+from anabranch._core.writing.pipeline import Pipeline, WriteOptions
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
 from anabranch._model.streams import Position, Shard
 from anabranch._wire.aggregate import open_aggregate
@@ -121,7 +121,7 @@ class World:
         self.is_auto = rng.random() < 0.05
         self.recreates = rng.random() < 0.1
         self.throttled = rng.choice([0.0, 0.0, 0.02, 0.1])
-        self.rules = WritingRules(**options)
+        self.rules = WriteOptions(**options)
         self.events = []
         self.pipeline = Pipeline(
             "s", self.rules, OutgoingRecord, entropy=random.Random(seed + 1), notify=self.events.append
@@ -156,7 +156,7 @@ class World:
         self.step()
 
     def see_failures(self) -> None:
-        self.pipeline.failures.see_all()
+        self.pipeline.failures.take_all()
 
     # what the service does
 
@@ -245,7 +245,7 @@ class World:
         for bundle in call.bundles:
             for key in _keys(bundle):
                 self.in_flight_keys[key] -= 1
-        self.pipeline.on_answer(call, answer, self.now_ms)
+        self.pipeline.on_response(call, answer, self.now_ms)
         self.step()
 
     def list_shards(self) -> None:

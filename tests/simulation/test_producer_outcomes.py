@@ -43,7 +43,7 @@ async def test_a_hook_that_turns_out_to_be_asynchronous_takes_nothing():
     await producer.put(b"1", "k")
     with pytest.raises(DeliveryFailed):
         await producer.close()
-    assert ["asynchronous" in event.error for event in events if isinstance(event, HookFailed)] == [True]
+    assert ["async function" in event.error for event in events if isinstance(event, HookFailed)] == [True]
 
 
 @simulated

@@ -9,7 +9,7 @@ import random
 import pytest
 from memory_kinesis import MemoryKinesis
 
-from anabranch._engine.writing.writer import Intake, Writer
+from anabranch._engine.writing.writer import WriteBuffer, Writer
 from anabranch.config import ProducerSettings
 from anabranch.errors import BufferFull, DeliveryFailed, ThrottledError, TransportError, UnavailableError
 from anabranch.testing.checkers import WriteOutcomes
@@ -150,22 +150,22 @@ def test_three_hundred_more_storms():
 
 def room_is_given_to_anybody(patch):
     """Waiters are woken to try again, instead of being given room in their turn."""
-    plain = Intake.admit
+    plain = WriteBuffer.admit
 
     def admit(self):
         self._queue.rotate(1)
         plain(self)
 
-    patch.setattr(Intake, "admit", admit)
+    patch.setattr(WriteBuffer, "admit", admit)
 
 
 def the_buffer_has_no_limit(patch):
-    plain = Intake.__init__
+    plain = WriteBuffer.__init__
 
     def init(self, *arguments, buffer_bytes, **options):
         plain(self, *arguments, buffer_bytes=buffer_bytes * 3, **options)
 
-    patch.setattr(Intake, "__init__", init)
+    patch.setattr(WriteBuffer, "__init__", init)
 
 
 def flush_does_not_wait(patch):

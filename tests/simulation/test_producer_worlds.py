@@ -3,9 +3,9 @@
 import pytest
 from producer_world import run_world
 
-from anabranch._core.writing.lanes import Placement, Routing
+from anabranch._core.writing.lanes import Lanes
 from anabranch._core.writing.pipeline import Pipeline
-from anabranch._core.writing.settlement import RULINGS, Next, Outcome, Ruling, Settlement
+from anabranch._core.writing.settlement import RETRY_TABLE, NextStep, Outcome, RetryAction, Settlement
 from anabranch._core.writing.shard_map import ShardMap
 
 SEEDS = 200
@@ -28,66 +28,66 @@ def test_a_thousand_more_worlds_hold_too():
         run_world(seed)
 
 
-def ruling(outcome, next_step):
-    return lambda patch: patch.setitem(RULINGS, outcome, Ruling(next_step))
+def action(outcome, next_step):
+    return lambda patch: patch.setitem(RETRY_TABLE, outcome, RetryAction(next_step))
 
 
 def children_do_not_wait(patch):
-    plain = Routing.lane_for
+    plain = Lanes.lane_for
 
     def lane_for(self, *arguments):
         lane = plain(self, *arguments)
-        lane.waits = 0
+        lane.blocker_count = 0
         return lane
 
-    patch.setattr(Routing, "lane_for", lane_for)
+    patch.setattr(Lanes, "lane_for", lane_for)
 
 
 def many_in_flight(patch):
-    plain = Routing.touch
+    plain = Lanes.queue_if_ready
 
-    def touch(self, lane, now_ms):
+    def queue_if_ready(self, lane, now_ms):
         kept, lane.in_flight = lane.in_flight, 0
         plain(self, lane, now_ms)
         lane.in_flight = kept
 
-    patch.setattr(Routing, "touch", touch)
+    patch.setattr(Lanes, "queue_if_ready", queue_if_ready)
 
 
 def retries_go_last(patch):
-    def send_again(self, lane, bundle, action, now_ms, *, is_alone):
-        self._placement.place_last([bundle], now_ms)
+    def send_again(self, lane, bundle, next_step, now_ms, *, is_alone):
+        self._lanes.requeue_last([bundle], now_ms)
 
     patch.setattr(Settlement, "_send_again", send_again)
 
 
 def aggregates_without_a_map(patch):
     """Records of unknown shards share an aggregate."""
-    plain = Routing.lane_for
+    plain = Lanes.lane_for
 
     def lane_for(self, *arguments):
         was, self.is_ordered = self.is_ordered, False
         lane = plain(self, *arguments)
         self.is_ordered = was
-        lane.grows = lane.lane_id is None or lane.grows
+        lane.aggregates = lane.lane_id is None or lane.aggregates
         return lane
 
-    patch.setattr(Routing, "lane_for", lane_for)
+    patch.setattr(Lanes, "lane_for", lane_for)
 
 
 def the_map_never_learns(patch):
     """What aiokpl does after a split."""
     patch.setattr(ShardMap, "learn", lambda *_: None)
-    patch.setattr(ShardMap, "distrust", lambda *_: None)
+    patch.setattr(ShardMap, "request_refresh", lambda *_: None)
 
 
 def unanswered_is_certain(patch):
-    patch.setitem(RULINGS, Outcome.CALL_UNANSWERED, Ruling(Next.FAIL))
+    patch.setitem(RETRY_TABLE, Outcome.CALL_UNANSWERED, RetryAction(NextStep.FAIL))
 
 
 def expired_records_vanish(patch):
     def expire(self, now_ms):
-        for lane in self._routing.lanes():
+        for lane in self._lanes.active():
             lane.take_unsent()
         self._check_expiry_ms = None
 
@@ -95,29 +95,29 @@ def expired_records_vanish(patch):
 
 
 def settles_before_dividing(patch):
-    plain = Placement.place_first
+    plain = Lanes.requeue_first
 
-    def place_first(self, records, origin, now_ms):
+    def requeue_first(self, records, origin, now_ms):
         origin.is_settled = True
         plain(self, records, origin, now_ms)
 
-    patch.setattr(Placement, "place_first", place_first)
+    patch.setattr(Lanes, "requeue_first", requeue_first)
 
 
-def slots_are_shifted(patch):
-    plain = Settlement.on_answer
+def results_are_shifted(patch):
+    plain = Settlement.on_response
 
-    def on_answer(self, call, answer, now_ms):
-        answer.entries.reverse()
-        plain(self, call, answer, now_ms)
+    def on_response(self, call, response, now_ms):
+        response.entries.reverse()
+        plain(self, call, response, now_ms)
 
-    patch.setattr(Settlement, "on_answer", on_answer)
+    patch.setattr(Settlement, "on_response", on_response)
 
 
 VARIANTS = {
-    "an aggregate in the wrong shard counts as delivered": ruling(Outcome.ELSEWHERE_STRADDLING, Next.DELIVERED),
-    "an aggregate in an unknown shard counts as delivered": ruling(Outcome.ELSEWHERE_UNKNOWN, Next.DELIVERED),
-    "a throttled slot counts as failed and written": ruling(Outcome.CALL_UNAVAILABLE, Next.FAIL),
+    "an aggregate in the wrong shard counts as delivered": action(Outcome.ELSEWHERE_STRADDLING, NextStep.DELIVERED),
+    "an aggregate in an unknown shard counts as delivered": action(Outcome.ELSEWHERE_UNKNOWN, NextStep.DELIVERED),
+    "a throttled entry counts as failed and written": action(Outcome.CALL_UNAVAILABLE, NextStep.FAIL),
     "children do not wait for their parents' records in flight": children_do_not_wait,
     "several records of a lane in flight": many_in_flight,
     "what failed goes last": retries_go_last,
@@ -126,7 +126,7 @@ VARIANTS = {
     "a call without an answer fails for certain": unanswered_is_certain,
     "expired records vanish": expired_records_vanish,
     "a divided bundle is settled as well": settles_before_dividing,
-    "slots are mixed up": slots_are_shifted,
+    "results are mixed up": results_are_shifted,
 }
 
 

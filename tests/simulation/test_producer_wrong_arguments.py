@@ -146,7 +146,7 @@ async def _encode(value):
 @pytest.mark.parametrize("encode", [_encode, functools.partial(_encode)])
 def test_an_asynchronous_encoder_is_refused_at_once(encode):
     for make in (MemoryKinesis().producer, SyncProducer):
-        with pytest.raises(ConfigurationError, match="asynchronous"):
+        with pytest.raises(ConfigurationError, match="async function"):
             make("orders", encode=encode)
 
 

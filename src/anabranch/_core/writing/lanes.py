@@ -1,11 +1,17 @@
-"""Lanes: records that must follow one another, and where they queue.
+"""Lanes: where records wait until they may be sent, and in which order they go.
 
-A lane is a shard (its range of hash keys) where records are aggregated by shard, and a partition key otherwise.
-With `order="key"` at most one Kinesis record of a lane is in flight, and a lane has one entry in a call at most, so
-neither a partial failure nor two calls that overtake each other can change the order of a key. What failed goes
-first again.
-
-A lane belongs to one queue: that of the shard it is predicted for, which sets the pace, or the queue without a shard.
+- A lane is a shard (its range of hash keys) where records are aggregated by shard, otherwise a partition key.
+- With `order="key"` a lane has at most one Kinesis record in flight, and at most one entry per call. So neither a
+  partial failure nor two calls that overtake each other can change the order of a key. A failed record goes first.
+- All unsent records of a key are in one lane: the one that its next record will join.
+- When a shard leaves the map, its lane is retired. Its unsent records move, in order, to the lanes that hold their keys
+  now. Records in flight stay, and those lanes send nothing until they are resolved (`blocker_count`). So a key never
+  has two records in flight, however its shards change.
+- Without a predicted shard each key has its own lane and its records are sent alone, until a listing arrives.
+- A lane belongs to one queue: its predicted shard's, which limits the rate, or the queue without a shard.
+- A call takes the heads of lanes, from each shard's queue in turn. It has at most 500 entries and 10 MiB (API), and at
+  most 256 KiB per shard unless a single record is larger: a shard rejects part of a whole second's load in one call.
+  A queue over its rate is skipped and does not delay the others.
 """
 
 from collections import deque
@@ -17,9 +23,9 @@ from anabranch._core.writing.bundles import (
     AGGREGATE_BYTES,
     AGGREGATE_BYTES_LOADED,
     Bundle,
-    Failures,
     OutgoingRecord,
     Packing,
+    UnseenFailures,
 )
 from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.shard_map import MappedShard, ShardMap, digest_of_hash_key
@@ -28,89 +34,93 @@ from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_BYTES_MAX, PUT_RECORDS_ENTRIES_MAX
 from anabranch.records import Attempt
 
+REMEMBERED_KEYS_MAX: Final = 1 << 16
+SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
+_GROWTH_BYTES: Final = AGGREGATE_BYTES_LOADED - AGGREGATE_BYTES
+
 LaneId = str | tuple[str, str] | MappedShard | None
-"""A partition key, one with its explicit hash key, a shard, or nothing: the lane of all records that have no order."""
+"""A partition key, a partition key with its explicit hash key, a shard, or None: all records, without an order."""
+
+
+def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
+    """The digest that selects the shard. Raises ValueError or TypeError for keys that the service would reject."""
+    check_partition_key(partition_key)
+    if explicit_hash_key is None:
+        return md5_digest(partition_key)
+    if not isinstance(explicit_hash_key, str):
+        raise TypeError(f"explicit_hash_key is {explicit_hash_key!r}; it must be a string of digits, such as '5'")
+    return digest_of_hash_key(parse_hash_key(explicit_hash_key))
 
 
 class ShardQueue:
-    """The lanes of one shard that have something to send, in the order in which they got it."""
+    """The lanes of one shard that can send, first come first served."""
 
-    __slots__ = ("is_listed", "pace", "ready", "shard")
+    __slots__ = ("is_queued", "pace", "ready", "shard")
 
     def __init__(self, shard: MappedShard | None, pace: ShardPace | None) -> None:
         self.shard = shard
         self.pace = pace
-        """None where no shard is known: then nothing is known about its load either."""
-        self.ready: deque[Lane] = deque()
-        self.is_listed = False
-        """Whether it stands among the queues to be served."""
+        """None if the shard is unknown: then its load is unknown too."""
+        self.ready: deque[WriteLane] = deque()
+        self.is_queued = False
+        """Whether it is in `Lanes.ready`."""
 
 
-class Lane:
+class WriteLane:
     __slots__ = (
-        "closed_bundles",
-        "digest",
-        "grows",
-        "in_flight",
-        "is_ready",
-        "is_retired",
-        "lane_id",
-        "last_sequence_number",
-        "last_shard_id",
-        "open",
-        "queue",
-        "waits",
+        "aggregates", "blocker_count", "closed_bundles", "digest", "in_flight", "is_queued", "is_retired", "lane_id",
+        "last_sequence_number", "last_shard_id", "open_bundle", "queue",
     )  # fmt: skip
 
-    def __init__(self, lane_id: LaneId, digest: bytes | None, queue: ShardQueue, *, grows: bool) -> None:
+    def __init__(self, lane_id: LaneId, digest: bytes | None, queue: ShardQueue, *, aggregates: bool) -> None:
         self.lane_id = lane_id
         self.digest = digest
-        """The hash key of a key's lane; None for a shard's."""
+        """The hash key of a key's lane; None for a shard's lane."""
         self.queue = queue
-        self.grows = grows
-        """Whether its records are aggregated."""
-        self.open: Bundle | None = None
+        self.aggregates = aggregates
+        self.open_bundle: Bundle | None = None
         self.closed_bundles: deque[Bundle] = deque()
-        """They grow no more; each goes before the open one."""
+        """They no longer grow. All of them go before the open one."""
         self.in_flight = 0
-        self.waits = 0
-        """Lanes that held some of its keys before a reshard and have not drained: until then it sends nothing."""
-        self.is_ready = False
+        self.blocker_count = 0
+        """Retired lanes that still have some of its keys in flight. Until they drain, this lane sends nothing."""
+        self.is_queued = False
+        """Whether it is in its queue's `ready`."""
         self.is_retired = False
-        """Its keys belong to other lanes now; it ends with what it has in flight."""
+        """Its keys belong to other lanes now. It ends when nothing of it is in flight."""
         self.last_shard_id: str | None = None
         self.last_sequence_number = ""
 
     @property
     def is_empty(self) -> bool:
-        return self.open is None and not self.closed_bundles and not self.in_flight
+        return self.open_bundle is None and not self.closed_bundles and not self.in_flight
 
     @property
     def is_loaded(self) -> bool:
-        """Something goes before the open bundle."""
+        """The open bundle has to wait for others."""
         return bool(self.closed_bundles or self.in_flight)
 
     def head(self) -> Bundle | None:
-        return self.closed_bundles[0] if self.closed_bundles else self.open
+        return self.closed_bundles[0] if self.closed_bundles else self.open_bundle
 
-    def waits_since_ms(self, now_ms: int) -> int:
-        """When the oldest of its unsent records was put; now, if there is none."""
+    def oldest_unsent_ms(self, now_ms: int) -> int:
+        """When its oldest unsent record was put; now, if there is none."""
         head = self.head()
         return now_ms if head is None else head.records[0].put_ms
 
     def close_bundle(self) -> None:
-        if self.open is not None:
-            self.closed_bundles.append(self.open)
-            self.open = None
+        if self.open_bundle is not None:
+            self.closed_bundles.append(self.open_bundle)
+            self.open_bundle = None
 
     def launch(self) -> Bundle:
-        """Takes the head into flight."""
+        """Takes the first bundle out, to be sent."""
         if self.closed_bundles:
             bundle = self.closed_bundles.popleft()
         else:
-            assert self.open is not None
-            bundle, self.open = self.open, None
-        bundle.predicted = self.queue.shard  # it may have waited through a reshard
+            assert self.open_bundle is not None
+            bundle, self.open_bundle = self.open_bundle, None
+        bundle.predicted = self.queue.shard  # the shard may have changed while the bundle waited
         self.in_flight += 1
         bundle.in_flight = True
         return bundle
@@ -121,59 +131,116 @@ class Lane:
         self.closed_bundles.clear()
         return unsent
 
-    def follows(self, shard_id: str, sequence_number: str) -> bool:
-        """Notes where its newest record is; False if the service numbered it before an older one of the lane."""
+    def confirm_order(self, shard_id: str, sequence_number: str) -> bool:
+        """Remembers where its newest record is. False if its sequence number is below that of an older record."""
         previous = self.last_sequence_number if shard_id == self.last_shard_id else ""
         self.last_shard_id, self.last_sequence_number = shard_id, sequence_number
         # Decimal numbers without leading zeros: the longer one is larger.
         return (len(previous), previous) < (len(sequence_number), sequence_number)
 
 
-REMEMBERED_KEYS_MAX: Final = 1 << 16
+class PutRecordsCall:
+    """One PutRecords request. `bundles`, `lanes` and `entries` are parallel to the entries of its response."""
+
+    __slots__ = ("bundles", "entries", "entries_max", "lanes", "size_bytes", "started_ms", "started_seconds")
+
+    def __init__(self, now_ms: int, wall_ms: int) -> None:
+        self.started_ms = now_ms
+        self.started_seconds = wall_ms / 1_000
+        self.bundles: list[Bundle] = []
+        self.lanes: list[WriteLane] = []
+        self.entries: list[PutRecordsEntry] = []
+        self.entries_max = PUT_RECORDS_ENTRIES_MAX
+        self.size_bytes = 0
+
+    def has_room_for(self, bundle: Bundle, size_bytes: int) -> bool:
+        if not self.entries:
+            return True
+        if len(self.entries) >= min(self.entries_max, bundle.entries_per_call_max):
+            return False
+        return self.size_bytes + size_bytes <= PUT_RECORDS_BYTES_MAX
+
+    def append(self, lane: WriteLane, bundle: Bundle, size_bytes: int) -> None:
+        self.lanes.append(lane)
+        self.bundles.append(bundle)
+        self.entries.append(bundle.freeze())
+        self.entries_max = min(self.entries_max, bundle.entries_per_call_max)
+        self.size_bytes += size_bytes
 
 
-def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
-    """The digest that decides the shard. ValueError or TypeError for keys that the service would not accept."""
-    check_partition_key(partition_key)
-    if explicit_hash_key is None:
-        return md5_digest(partition_key)
-    if not isinstance(explicit_hash_key, str):
-        raise TypeError(f"explicit_hash_key is {explicit_hash_key!r}; it must be text in decimal digits, such as '5'")
-    return digest_of_hash_key(parse_hash_key(explicit_hash_key))
+class _Stop(Enum):
+    """Why a queue adds no more entries to a call."""
+
+    EMPTY = auto()
+    SHARD_FULL = auto()
+    CALL_FULL = auto()
+    RATE_LIMITED = auto()
 
 
-class Routing:
+class Lanes:
+    """All lanes of one stream, the shard map they follow, and the bundles in them or in flight.
+
+    Bundles are counted by epoch (how many flushes were requested before), so a flush knows when everything before it
+    is settled.
+    """
+
     __slots__ = (
-        "_draining_keys", "_draining_shards", "_generation", "_key_lanes", "_paces", "_queues", "_shard_lanes",
-        "_shard_share", "aggregate", "is_ordered", "lane_of_key", "predicts", "ready", "shard_map",
+        "_draining_keys", "_draining_shards", "_generation", "_key_lanes", "_linger_ms", "_paces", "_queues",
+        "_shard_lanes", "_shard_share", "_stream", "_unsettled", "aggregate", "bundles", "epoch", "failures",
+        "is_ordered", "lane_of_key", "lingering", "packing", "predicts", "ready", "settled", "shard_map",
     )  # fmt: skip
 
     def __init__(
-        self, shard_map: ShardMap, *, aggregate: Literal["shard", "key"] | None, is_ordered: bool, shard_share: float
+        self,
+        stream: str,
+        shard_map: ShardMap,
+        failures: UnseenFailures,
+        *,
+        aggregate: Literal["shard", "key"] | None,
+        is_ordered: bool,
+        shard_share: float,
+        linger_ms: int,
+        outer_partition_key: str | None,
     ) -> None:
         self.shard_map = shard_map
+        self.failures = failures
         self.aggregate: Literal["shard", "key"] | None = aggregate
         self.is_ordered = is_ordered
+        self.packing = Packing(outer_partition_key, wraps=aggregate is not None)
         self.predicts = True
-        """False where the service places records as it likes."""
-        self.lane_of_key: dict[str, Lane] = {}
-        """A bounded memory of where keys without an explicit hash key go, for the hot path."""
+        """False if the service chooses the shard of each record itself."""
+        self.lane_of_key: dict[str, WriteLane] = {}
+        """Bounded cache of the lanes of keys without an explicit hash key, for the hot path."""
         self.ready: deque[ShardQueue] = deque()
-        """Queues that hold lanes with something to send, served in turn."""
+        """Queues with lanes that can send, served in turn."""
+        self.epoch = 0
+        self.bundles: dict[int, Bundle] = {}
+        """By id, from creation until settled or dissolved, in a lane or in flight."""
+        self.settled: deque[Bundle] = deque()
+        """Delivered, failed or dissolved since the engine last took them."""
+        self.lingering: deque[tuple[WriteLane, Bundle]] = deque()
+        """Only without order: open bundles, oldest first. Some have been sent already."""
+        self._stream = stream
         self._shard_share = shard_share
+        self._linger_ms = linger_ms
+        self._unsettled: dict[int, int] = {}
+        """The number of bundles per epoch."""
         self._generation = shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self._paces: dict[str, ShardPace] = {}
-        self._shard_lanes: dict[str | None, Lane] = {}
-        self._key_lanes: dict[LaneId, Lane] = {}
-        self._draining_shards: list[Lane] = []
-        self._draining_keys: dict[LaneId, Lane] = {}
+        self._shard_lanes: dict[str | None, WriteLane] = {}
+        self._key_lanes: dict[LaneId, WriteLane] = {}
+        self._draining_shards: list[WriteLane] = []
+        self._draining_keys: dict[LaneId, WriteLane] = {}
 
-    def lanes(self) -> Iterator[Lane]:
+    # finding lanes
+
+    def active(self) -> Iterator[WriteLane]:
+        """Without retired lanes."""
         yield from self._shard_lanes.values()
         yield from self._key_lanes.values()
 
-    def lane_for(self, partition_key: str, explicit_hash_key: str | None, digest: bytes, now_ms: int) -> Lane:
+    def lane_for(self, partition_key: str, explicit_hash_key: str | None, digest: bytes, now_ms: int) -> WriteLane:
         """The lane that this key's next record joins."""
         shard = self.shard_map.predict(digest) if self.predicts else None
         if self.aggregate == "key" or (self.is_ordered and (self.aggregate is None or shard is None)):
@@ -182,33 +249,36 @@ class Routing:
         lane = self._shard_lanes.get(name)
         if lane is None:
             queue = self._queue_of(shard, now_ms)
-            lane = Lane(shard, None, queue, grows=shard is not None and self.aggregate is not None)
+            lane = WriteLane(shard, None, queue, aggregates=shard is not None and self.aggregate is not None)
             self._shard_lanes[name] = lane
             if self.is_ordered:
-                lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
-                lane.waits += sum(_range(lane).holds(_digest(old)) for old in self._draining_keys.values())
+                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shards)
+                lane.blocker_count += sum(_range(lane).holds(_digest(old)) for old in self._draining_keys.values())
         if explicit_hash_key is None:
             if len(self.lane_of_key) >= REMEMBERED_KEYS_MAX:
                 self.lane_of_key.clear()
             self.lane_of_key[partition_key] = lane
         return lane
 
+    def _lane_of(self, record: OutgoingRecord, now_ms: int) -> WriteLane:
+        return self.lane_for(record.partition_key, record.explicit_hash_key, record.digest, now_ms)
+
     def _key_lane(
         self, partition_key: str, explicit_hash_key: str | None, digest: bytes, shard: MappedShard | None, now_ms: int
-    ) -> Lane:
+    ) -> WriteLane:
         lane_id = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
         lane = self._key_lanes.get(lane_id)
         if lane is None:
-            lane = Lane(lane_id, digest, self._queue_of(shard, now_ms), grows=self._keys_grow)
+            lane = WriteLane(lane_id, digest, self._queue_of(shard, now_ms), aggregates=self._aggregates_keys)
             self._key_lanes[lane_id] = lane
             if self.is_ordered:
-                lane.waits = sum(_shares_keys(old, lane) for old in self._draining_shards)
-                lane.waits += lane_id in self._draining_keys
+                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shards)
+                lane.blocker_count += lane_id in self._draining_keys
         return lane
 
     @property
-    def _keys_grow(self) -> bool:
-        """Not before the first listing: until then it is not known whether the service places records by key."""
+    def _aggregates_keys(self) -> bool:
+        """Not before the first listing: until then we do not know whether the service places records by key."""
         return self.aggregate == "key" and self.shard_map.updated_at_ms is not None
 
     def _queue_of(self, shard: MappedShard | None, now_ms: int) -> ShardQueue:
@@ -221,9 +291,9 @@ class Routing:
             queue = self._queues[name] = ShardQueue(shard, pace)
         return queue
 
-    def lanes_of(self, records: Iterable[OutgoingRecord]) -> list[Lane]:
-        """The lanes in which later records of the same keys wait, if there are any."""
-        found: dict[int, Lane] = {}
+    def lanes_of(self, records: Iterable[OutgoingRecord]) -> list[WriteLane]:
+        """The lanes in which later records of the same keys wait."""
+        found: dict[int, WriteLane] = {}
         for record in records:
             key, hash_key = record.partition_key, record.explicit_hash_key
             lane = self._key_lanes.get(key if hash_key is None else (key, hash_key))
@@ -233,46 +303,50 @@ class Routing:
                 found[id(lane)] = lane
         return list(found.values())
 
-    def _shard_lane_of(self, digest: bytes) -> Lane | None:
+    def _shard_lane_of(self, digest: bytes) -> WriteLane | None:
         shard = self.shard_map.predict(digest) if self.predicts else None
         return self._shard_lanes.get(None if shard is None else shard.shard_id)
 
     def discard_empty(self) -> None:
-        """Key lanes that were emptied without a landing."""
+        """Removes key lanes whose last records failed unsent."""
         for lane in [lane for lane in self._key_lanes.values() if lane.is_empty]:
             del self._key_lanes[lane.lane_id]
 
     def pace_of(self, shard_id: str | None) -> ShardPace | None:
         return None if shard_id is None else self._paces.get(shard_id)
 
-    def touch(self, lane: Lane, now_ms: int) -> None:
-        """Lists the lane if it has something that may go now."""
-        if lane.is_ready or lane.is_retired:
+    # order
+
+    def queue_if_ready(self, lane: WriteLane, now_ms: int) -> None:
+        """Queues the lane if it has something that may be sent now."""
+        if lane.is_queued or lane.is_retired:
             return
         if self.is_ordered:
-            if lane.in_flight or lane.waits or lane.is_empty:
+            if lane.in_flight or lane.blocker_count or lane.is_empty:
                 return
-        elif not lane.closed_bundles and (lane.open is None or (lane.in_flight and now_ms < lane.open.due_ms)):
+        elif not lane.closed_bundles and (
+            lane.open_bundle is None or (lane.in_flight and now_ms < lane.open_bundle.due_ms)
+        ):
             return
-        lane.is_ready = True
+        lane.is_queued = True
         queue = lane.queue
         queue.ready.append(lane)
-        if not queue.is_listed:
-            queue.is_listed = True
+        if not queue.is_queued:
+            queue.is_queued = True
             self.ready.append(queue)
 
-    def land(self, lane: Lane, now_ms: int) -> None:
-        """One of its bundles in flight is resolved, and what is to be sent again is back at its head."""
+    def end_flight(self, lane: WriteLane, now_ms: int) -> None:
+        """A bundle in flight was resolved. If it is to be sent again, it is back at the head of its lane already."""
         lane.in_flight -= 1
         if not lane.is_retired:
             if lane.digest is not None and lane.is_empty:
                 del self._key_lanes[lane.lane_id]
             else:
-                self.touch(lane, now_ms)
+                self.queue_if_ready(lane, now_ms)
         elif not lane.in_flight:
-            self._drained(lane, now_ms)
+            self._on_drained(lane, now_ms)
 
-    def _drained(self, old: Lane, now_ms: int) -> None:
+    def _on_drained(self, old: WriteLane, now_ms: int) -> None:
         if old.digest is None:
             self._draining_shards.remove(old)
         else:
@@ -280,61 +354,65 @@ class Routing:
         if not self.is_ordered:
             return
         if old.digest is None:
-            followers = [lane for lane in self.lanes() if _shares_keys(old, lane)]
+            blocked = [lane for lane in self.active() if _shares_keys(old, lane)]
         else:
-            heirs = (self._key_lanes.get(old.lane_id), self._shard_lane_of(old.digest))
-            followers = [lane for lane in heirs if lane is not None]
-        for lane in followers:
-            lane.waits -= 1
-            self.touch(lane, now_ms)
+            successors = (self._key_lanes.get(old.lane_id), self._shard_lane_of(old.digest))
+            blocked = [lane for lane in successors if lane is not None]
+        for lane in blocked:
+            lane.blocker_count -= 1
+            self.queue_if_ready(lane, now_ms)
 
     def stop_ordering(self) -> None:
-        """The service places records itself: nothing can be aggregated for a shard, and no key has an order."""
+        """The service places records itself: we cannot aggregate for a shard, and no key has an order."""
         self.predicts = False
         self.aggregate = None
         self.is_ordered = False
+        self.packing = Packing(wraps=False)
         self._generation = -1
 
-    def rebase(self, now_ms: int) -> list[Bundle]:
-        """Follows the shard map. Returns the unsent bundles of lanes that are no more, in order, to be placed anew."""
+    # following the shard map
+
+    def follow_map(self, now_ms: int) -> None:
+        """If the map has changed, retires lanes whose shards are gone and moves their unsent records."""
         if self._generation == self.shard_map.generation:
-            return []
+            return
         self._generation = self.shard_map.generation
         self.lane_of_key.clear()
         self.ready.clear()
         self._queues.clear()
         current = {shard.shard_id for shard in self.shard_map.shards}
         self._paces = {name: pace for name, pace in self._paces.items() if name in current}
-        homeless: list[Bundle] = []
+        displaced: list[Bundle] = []
         shard_lanes, self._shard_lanes = self._shard_lanes, {}
         for name, lane in shard_lanes.items():
             shard = lane.queue.shard
-            if shard is not None and self.shard_map.is_current(shard) and lane.grows == (self.aggregate == "shard"):
+            still_aggregates = lane.aggregates == (self.aggregate == "shard")
+            if shard is not None and self.shard_map.is_current(shard) and still_aggregates:
                 self._shard_lanes[name] = lane
-                self._list_anew(lane, shard, now_ms)
+                self._requeue_lane(lane, shard, now_ms)
             else:
-                homeless += self._retire(lane)
+                displaced += self._retire(lane)
         for lane in list(self._key_lanes.values()):
             shard = self.shard_map.predict(_digest(lane))
-            if self._keeps(lane, shard):
-                lane.grows = self._keys_grow
-                self._list_anew(lane, shard, now_ms)
+            if self._keeps_key_lane(lane, shard):
+                lane.aggregates = self._aggregates_keys
+                self._requeue_lane(lane, shard, now_ms)
             else:
                 del self._key_lanes[lane.lane_id]
-                homeless += self._retire(lane)
-        return homeless
+                displaced += self._retire(lane)
+        self.requeue_last(displaced, now_ms)
 
-    def _keeps(self, lane: Lane, shard: MappedShard | None) -> bool:
+    def _keeps_key_lane(self, lane: WriteLane, shard: MappedShard | None) -> bool:
         if self.aggregate == "key":
             return True
-        return self.is_ordered and not lane.grows and (self.aggregate is None or shard is None)
+        return self.is_ordered and not lane.aggregates and (self.aggregate is None or shard is None)
 
-    def _list_anew(self, lane: Lane, shard: MappedShard | None, now_ms: int) -> None:
+    def _requeue_lane(self, lane: WriteLane, shard: MappedShard | None, now_ms: int) -> None:
         lane.queue = self._queue_of(shard, now_ms)
-        lane.is_ready = False
-        self.touch(lane, now_ms)
+        lane.is_queued = False
+        self.queue_if_ready(lane, now_ms)
 
-    def _retire(self, lane: Lane) -> list[Bundle]:
+    def _retire(self, lane: WriteLane) -> list[Bundle]:
         lane.is_retired = True
         if lane.in_flight and lane.digest is None:
             self._draining_shards.append(lane)
@@ -342,77 +420,24 @@ class Routing:
             self._draining_keys[lane.lane_id] = lane
         return lane.take_unsent()
 
-
-def _digest(lane: Lane) -> bytes:
-    assert lane.digest is not None
-    return lane.digest
-
-
-def _range(lane: Lane) -> MappedShard:
-    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing waits
-    return lane.lane_id
-
-
-def _shares_keys(old: Lane, lane: Lane) -> bool:
-    shard = _range(old)
-    if lane.digest is not None:
-        return shard.holds(lane.digest)
-    other = _range(lane)
-    return other.start <= shard.end and shard.start <= other.end
-
-
-_GROWTH_BYTES: Final = AGGREGATE_BYTES_LOADED - AGGREGATE_BYTES
-
-
-class Placement:
-    __slots__ = (
-        "_linger_ms",
-        "_stream",
-        "_unsettled",
-        "bundles",
-        "epoch",
-        "failures",
-        "lingering",
-        "packing",
-        "routing",
-        "settled",
-    )
-
-    def __init__(
-        self, stream: str, routing: Routing, failures: Failures, *, outer_partition_key: str | None, linger_ms: int
-    ) -> None:
-        self.routing = routing
-        self.failures = failures
-        self.packing = Packing(outer_partition_key, wraps=routing.aggregate is not None)
-        self.epoch = 0
-        self.bundles: dict[int, Bundle] = {}
-        """All on their way, by id, wherever they are: from their creation until they are settled or dissolved."""
-        self.settled: deque[Bundle] = deque()
-        """Delivered, failed or dissolved since the engine last looked."""
-        self.lingering: deque[tuple[Lane, Bundle]] = deque()
-        """Where lanes may have several bundles in flight: the open ones, the oldest first; some have gone already."""
-        self._stream = stream
-        self._linger_ms = linger_ms
-        self._unsettled: dict[int, int] = {}
-
-    # epochs
+    # bundles
 
     @property
-    def unsettled_count(self) -> int:
-        """Bundles on their way."""
-        return len(self.bundles)
+    def is_settled(self) -> bool:
+        """Nothing waits and nothing is in flight."""
+        return not self.bundles
 
     def is_flushed(self, epoch: int) -> bool:
         """Whether everything put before that flush is settled."""
         return all(unsettled > epoch for unsettled in self._unsettled)
 
-    def _new_bundle(self, lane: Lane | None, epoch: int) -> Bundle:
+    def _new_bundle(self, lane: WriteLane | None, epoch: int) -> Bundle:
         self._unsettled[epoch] = self._unsettled.get(epoch, 0) + 1
         bundle = Bundle(self._stream, self.packing, None if lane is None else lane.queue.shard, epoch)
         self.bundles[id(bundle)] = bundle
         return bundle
 
-    def _done_with(self, bundle: Bundle) -> None:
+    def _remove(self, bundle: Bundle) -> None:
         self.settled.append(bundle)
         del self.bundles[id(bundle)]
         left = self._unsettled[bundle.epoch] - 1
@@ -421,108 +446,101 @@ class Placement:
         else:
             del self._unsettled[bundle.epoch]
 
-    # new records
-
-    def add(self, lane: Lane, record: OutgoingRecord, epoch: int, now_ms: int) -> None:
-        """At the end of its lane: into the open bundle where it fits, else into one of its own that may grow."""
-        bundle = lane.open
+    def add(self, lane: WriteLane, record: OutgoingRecord, epoch: int, now_ms: int) -> None:
+        """Appends a record to its lane: to the open bundle if it fits, else to a new one."""
+        bundle = lane.open_bundle
         if bundle is not None:
             if bundle.epoch == epoch and self._fits(lane, bundle, record):
                 bundle.append(record)
                 return
             lane.close_bundle()
         bundle = self._new_bundle(lane, epoch)
-        if lane.grows:
+        if lane.aggregates:
             bundle.open_with(record, AGGREGATE_BYTES)
             bundle.due_ms = now_ms + self._linger_ms
-            lane.open = bundle
-            if not self.routing.is_ordered:
+            lane.open_bundle = bundle
+            if not self.is_ordered:
                 self.lingering.append((lane, bundle))
         else:
             bundle.append(record)
             lane.closed_bundles.append(bundle)
-        self.routing.touch(lane, now_ms)
+        self.queue_if_ready(lane, now_ms)
 
-    def _fits(self, lane: Lane, bundle: Bundle, record: OutgoingRecord) -> bool:
+    def _fits(self, lane: WriteLane, bundle: Bundle, record: OutgoingRecord) -> bool:
         builder = bundle.builder
         assert builder is not None
         key, data, hash_key = record.partition_key, record.data, record.explicit_hash_key
         if builder.add(key, data, hash_key, size_max=bundle.size_max):
             return True
-        # A lane that has to wait anyway makes fewer and larger records.
-        is_loaded = lane.is_loaded if self.routing.is_ordered else bool(lane.closed_bundles)
+        # A lane that has to wait anyway makes fewer and larger aggregates.
+        is_loaded = lane.is_loaded if self.is_ordered else bool(lane.closed_bundles)
         if not is_loaded or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
-        bundle.due_ms = 0  # full by the usual measure: it takes company only as long as it has to wait
+        bundle.due_ms = 0  # it has its usual size: it grows only while it has to wait
         return builder.add(key, data, hash_key, size_max=bundle.size_max)
 
-    # records that come back
-
-    def place_first(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> None:
-        """Before everything that their lanes hold, with the history of the bundle they were in."""
+    def requeue_first(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> None:
+        """Puts records back before all others of their lanes, with the attempts of the bundle they were in."""
         placed = self._divide(records, origin, now_ms)
         for lane, bundle in reversed(placed):
             lane.closed_bundles.appendleft(bundle)
         for lane, _ in placed:
-            self.routing.touch(lane, now_ms)
-        self._done_with(origin)
+            self.queue_if_ready(lane, now_ms)
+        self._remove(origin)
 
-    def place_last(self, bundles: Iterable[Bundle], now_ms: int) -> None:
-        """After everything that their lanes hold; what was never sent is packed anew."""
+    def requeue_last(self, bundles: Iterable[Bundle], now_ms: int) -> None:
+        """Puts records back after all others of their lanes. Bundles that were never sent are packed again."""
         for origin in bundles:
             if origin.attempts:
                 for lane, bundle in self._divide(origin.records, origin, now_ms):
                     lane.close_bundle()
                     lane.closed_bundles.append(bundle)
-                    self.routing.touch(lane, now_ms)
+                    self.queue_if_ready(lane, now_ms)
             else:
                 for record in origin.records:
                     self.add(self._lane_of(record, now_ms), record, origin.epoch, now_ms)
-            self._done_with(origin)
+            self._remove(origin)
 
-    def halve(self, lane: Lane, origin: Bundle, now_ms: int) -> None:
-        """Two bundles instead of one, in their place."""
+    def halve(self, lane: WriteLane, origin: Bundle, now_ms: int) -> None:
+        """Replaces a bundle by two, at the head of its lane."""
         middle = len(origin.records) // 2
         for part in (origin.records[middle:], origin.records[:middle]):
-            bundle = self._new_bundle(lane, origin.epoch)
-            bundle.hold(part, origin)
-            lane.closed_bundles.appendleft(bundle)
-        self.routing.touch(lane, now_ms)
-        self._done_with(origin)
+            lane.closed_bundles.appendleft(self._part_of(lane, origin, part))
+        self.queue_if_ready(lane, now_ms)
+        self._remove(origin)
 
-    def _divide(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> list[tuple[Lane, Bundle]]:
-        groups: dict[int, tuple[Lane, list[OutgoingRecord]]] = {}
-        placed: list[tuple[Lane, Bundle]] = []
+    def _divide(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> list[tuple[WriteLane, Bundle]]:
+        groups: dict[int, tuple[WriteLane, list[OutgoingRecord]]] = {}
+        placed: list[tuple[WriteLane, Bundle]] = []
         for record in records:
             lane = self._lane_of(record, now_ms)
-            if lane.grows:
+            if lane.aggregates:
                 groups.setdefault(id(lane), (lane, []))[1].append(record)
             else:
-                placed.append((lane, self._new_bundle(lane, origin.epoch)))
-                placed[-1][1].hold([record], origin)
-        for lane, group in groups.values():
-            placed.append((lane, self._new_bundle(lane, origin.epoch)))
-            placed[-1][1].hold(group, origin)
+                placed.append((lane, self._part_of(lane, origin, [record])))
+        placed += [(lane, self._part_of(lane, origin, group)) for lane, group in groups.values()]
         return placed
 
-    def _lane_of(self, record: OutgoingRecord, now_ms: int) -> Lane:
-        return self.routing.lane_for(record.partition_key, record.explicit_hash_key, record.digest, now_ms)
+    def _part_of(self, lane: WriteLane, origin: Bundle, records: Sequence[OutgoingRecord]) -> Bundle:
+        bundle = self._new_bundle(lane, origin.epoch)
+        bundle.move_from(origin, records)
+        return bundle
 
-    # ends
+    # outcomes
 
     def deliver(self, bundle: Bundle, shard_id: str, sequence_number: str) -> None:
         bundle.deliver(shard_id, sequence_number)
-        self._done_with(bundle)
+        self._remove(bundle)
 
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         bundle.maybe_written = bundle.maybe_written or maybe_written
         bundle.fail(self.failures, attempt)
         self.failures.add(bundle.records)
-        self._done_with(bundle)
+        self._remove(bundle)
 
     def fail_all(self, attempt: Attempt) -> None:
-        """Nothing goes on after this. Lanes are not looked at: an unexpected error may have left them in any state."""
+        """Nothing is sent after this. Does not use the lanes: an unexpected error may have left them in any state."""
         for bundle in self.bundles.values():
             if not bundle.is_settled:
                 bundle.maybe_written = bundle.maybe_written or bundle.in_flight
@@ -532,125 +550,100 @@ class Placement:
         self.bundles.clear()
         self._unsettled.clear()
 
-    def refuse(self, record: OutgoingRecord, attempt: Attempt) -> None:
-        """A record that fails before it was ever in a lane."""
+    def fail_new(self, record: OutgoingRecord, attempt: Attempt) -> None:
+        """Fails a record that has never been in a lane."""
         bundle = self._new_bundle(None, self.epoch)
         bundle.append(record)
         self.fail(bundle, attempt)
 
-    def fail_where(
-        self, lanes: Iterable[Lane], is_doomed: Callable[[OutgoingRecord], bool], attempt: Attempt
+    def fail_unsent(
+        self, lanes: Iterable[WriteLane], should_fail: Callable[[OutgoingRecord], bool], attempt: Attempt
     ) -> list[OutgoingRecord]:
-        """Fails and returns those of the unsent records, and leaves the others where they are."""
+        """Fails and returns the matching unsent records. The others stay in their lanes."""
         failed: list[OutgoingRecord] = []
         for lane in lanes:
             kept: list[Bundle] = []
             for origin in lane.take_unsent():
-                doomed = [record for record in origin.records if is_doomed(record)]
-                if not doomed:
+                failing = [record for record in origin.records if should_fail(record)]
+                if not failing:
                     kept.append(origin)
                     continue
-                failed += doomed
-                if len(doomed) == len(origin.records):
+                failed += failing
+                if len(failing) == len(origin.records):
                     self.fail(origin, attempt)
                     continue
-                kept.append(self._part(lane, origin, [record for record in origin.records if not is_doomed(record)]))
-                self.fail(self._part(lane, origin, doomed), attempt)
-                self._done_with(origin)
+                others = [record for record in origin.records if not should_fail(record)]
+                kept.append(self._part_of(lane, origin, others))
+                self.fail(self._part_of(lane, origin, failing), attempt)
+                self._remove(origin)
             lane.closed_bundles.extend(kept)
         return failed
 
-    def _part(self, lane: Lane, origin: Bundle, records: Sequence[OutgoingRecord]) -> Bundle:
-        bundle = self._new_bundle(lane, origin.epoch)
-        bundle.hold(records, origin)
-        return bundle
+    # calls
+
+    def collect(self, now_ms: int, wall_ms: int, calls_max: int) -> tuple[list[PutRecordsCall], int | None]:
+        """The calls to start now, and when the first rate-limited queue may send again."""
+        calls: list[PutRecordsCall] = []
+        wake_at_ms: int | None = None
+        waiting, rate_limited = self.ready, deque[ShardQueue]()
+        while waiting and len(calls) < calls_max:
+            call = PutRecordsCall(now_ms, wall_ms)
+            next_call: deque[ShardQueue] = deque()
+            while waiting:
+                queue = waiting.popleft()
+                stop, open_at_ms = self._fill(call, queue, now_ms)
+                if stop is _Stop.RATE_LIMITED:
+                    rate_limited.append(queue)
+                    wake_at_ms = open_at_ms if wake_at_ms is None else min(wake_at_ms, open_at_ms)
+                elif stop is not _Stop.EMPTY:
+                    next_call.append(queue)
+                if stop is _Stop.CALL_FULL:
+                    break
+            waiting.extend(next_call)
+            if call.entries:
+                calls.append(call)
+        waiting.extend(rate_limited)
+        return calls, wake_at_ms
+
+    def _fill(self, call: PutRecordsCall, queue: ShardQueue, now_ms: int) -> tuple[_Stop, int]:
+        pace, ready = queue.pace, queue.ready
+        shard_bytes = 0
+        while ready:
+            lane = ready[0]
+            bundle = lane.head()
+            if bundle is None:  # its records failed while it was queued
+                ready.popleft().is_queued = False
+                continue
+            size_bytes = bundle.entry_bytes
+            if pace is not None and shard_bytes and shard_bytes + size_bytes > SHARD_BYTES_PER_CALL_MAX:
+                return _Stop.SHARD_FULL, now_ms
+            if not call.has_room_for(bundle, size_bytes):
+                return _Stop.CALL_FULL, now_ms
+            if pace is not None:
+                if (open_at_ms := pace.open_at_ms(size_bytes, now_ms)) > now_ms:
+                    return _Stop.RATE_LIMITED, open_at_ms
+                pace.take(size_bytes)
+            shard_bytes += size_bytes
+            ready.popleft().is_queued = False
+            call.append(lane, lane.launch(), size_bytes)
+            self.queue_if_ready(lane, now_ms)
+        queue.is_queued = False
+        return _Stop.EMPTY, now_ms
 
 
-SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
+def _digest(lane: WriteLane) -> bytes:
+    assert lane.digest is not None
+    return lane.digest
 
 
-class Call:
-    """One PutRecords request. `bundles`, `lanes` and `entries` run in parallel with the slots of its answer."""
-
-    __slots__ = ("bundles", "entries", "entries_max", "lanes", "size_bytes", "started_ms", "started_seconds")
-
-    def __init__(self, now_ms: int, wall_ms: int) -> None:
-        self.started_ms = now_ms
-        self.started_seconds = wall_ms / 1_000
-        self.bundles: list[Bundle] = []
-        self.lanes: list[Lane] = []
-        self.entries: list[PutRecordsEntry] = []
-        self.entries_max = PUT_RECORDS_ENTRIES_MAX
-        self.size_bytes = 0
-
-    def has_room_for(self, bundle: Bundle, size_bytes: int) -> bool:
-        if not self.entries:
-            return True
-        if len(self.entries) >= min(self.entries_max, bundle.companions_max):
-            return False
-        return self.size_bytes + size_bytes <= PUT_RECORDS_BYTES_MAX
-
-    def append(self, lane: Lane, bundle: Bundle, size_bytes: int) -> None:
-        self.lanes.append(lane)
-        self.bundles.append(bundle)
-        self.entries.append(bundle.freeze())
-        self.entries_max = min(self.entries_max, bundle.companions_max)
-        self.size_bytes += size_bytes
+def _range(lane: WriteLane) -> MappedShard:
+    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered
+    return lane.lane_id
 
 
-class _Stop(Enum):
-    EMPTY = auto()
-    SHARD_FULL = auto()
-    CALL_FULL = auto()
-    PACED = auto()
-
-
-def collect(routing: Routing, now_ms: int, wall_ms: int, calls_max: int) -> tuple[list[Call], int | None]:
-    """As many calls as may start now, and when a queue that was held back by its pace wants to be asked again."""
-    calls: list[Call] = []
-    wake_at_ms: int | None = None
-    waiting, held_back = routing.ready, deque[ShardQueue]()
-    while waiting and len(calls) < calls_max:
-        call = Call(now_ms, wall_ms)
-        next_call: deque[ShardQueue] = deque()
-        while waiting:
-            queue = waiting.popleft()
-            stop, open_at_ms = _fill(call, queue, routing, now_ms)
-            if stop is _Stop.PACED:
-                held_back.append(queue)
-                wake_at_ms = open_at_ms if wake_at_ms is None else min(wake_at_ms, open_at_ms)
-            elif stop is not _Stop.EMPTY:
-                next_call.append(queue)
-            if stop is _Stop.CALL_FULL:
-                break
-        waiting.extend(next_call)
-        if call.entries:
-            calls.append(call)
-    waiting.extend(held_back)
-    return calls, wake_at_ms
-
-
-def _fill(call: Call, queue: ShardQueue, routing: Routing, now_ms: int) -> tuple[_Stop, int]:
-    pace, ready = queue.pace, queue.ready
-    shard_bytes = 0
-    while ready:
-        lane = ready[0]
-        bundle = lane.head()
-        if bundle is None:  # emptied while it was listed
-            ready.popleft().is_ready = False
-            continue
-        size_bytes = bundle.entry_bytes
-        if pace is not None and shard_bytes and shard_bytes + size_bytes > SHARD_BYTES_PER_CALL_MAX:
-            return _Stop.SHARD_FULL, now_ms
-        if not call.has_room_for(bundle, size_bytes):
-            return _Stop.CALL_FULL, now_ms
-        if pace is not None:
-            if (open_at_ms := pace.open_at_ms(size_bytes, now_ms)) > now_ms:
-                return _Stop.PACED, open_at_ms
-            pace.take(size_bytes)
-        shard_bytes += size_bytes
-        ready.popleft().is_ready = False
-        call.append(lane, lane.launch(), size_bytes)
-        routing.touch(lane, now_ms)
-    queue.is_listed = False
-    return _Stop.EMPTY, now_ms
+def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:
+    shard = _range(old)
+    if lane.digest is not None:
+        return shard.holds(lane.digest)
+    other = _range(lane)
+    return other.start <= shard.end and shard.start <= other.end

@@ -1,15 +1,15 @@
-"""How fast one shard may be written to: two token buckets under one rate that adapts.
+"""How fast we write to one shard: two token buckets with one adaptive rate.
 
-A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). Our part of that is `shard_share`. The rate starts
-there and grows back by a twentieth of the share each second. Refusals cut it in two ways:
+A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). `shard_share` is our part of that. The rate starts there
+and recovers by a twentieth of it per second. Refused records lower it in two ways:
 
-- Each refused record takes its part of what was sent lately. If one record in fifty is refused, the rate stays as it
-  is; if one in five is, it falls by a third within a second. Nothing waits: the record is sent again at once.
-- When most of the last few records of a call were refused, the shard is over its limit. The rate is cut by three
-  tenths, and the shard rests for a jittered moment that doubles until a record is accepted. So a full shard is not
-  asked again and again, and producers that know nothing of each other come to share it.
+- Each refused record lowers the rate by its share of the recently sent records. With one refused record in fifty the
+  rate stays the same; with one in five it falls by a third within a second. The record is sent again at once.
+- If most of the last few records were refused, the shard is over its limit. The rate falls by three tenths, and
+  the shard pauses. The pause has jitter and doubles until a record is accepted. So we do not hammer a full shard, and
+  independent producers end up sharing it.
 
-A record larger than the bucket passes when the bucket is full and leaves a debt: a legal 10 MiB record is never
+A record larger than the bucket is sent when the bucket is full, and leaves a debt. So a legal 10 MiB record is never
 stuck.
 """
 
@@ -26,13 +26,13 @@ FACTOR_MIN: Final = 0.02
 PAUSE_MIN_MS: Final = 50
 PAUSE_MAX_MS: Final = 2_000
 SENT_LATELY_MS: Final = 500
-"""With this and the increase, up to one refused record in forty leaves the rate as it is."""
+"""With this and the increase, one refused record in forty does not lower the rate."""
 RECENT_RECORDS: Final = 6
-"""Four refusals in a row are most of them."""
+"""Four refused records in a row are most of them."""
 
 
 class RefusedShare:
-    """The part of the last few records that was not written; the last one weighs most."""
+    """The share of the last few records that were not written. The newest has the largest weight."""
 
     __slots__ = ("_share",)
 
@@ -47,19 +47,29 @@ class RefusedShare:
 
     @property
     def is_most(self) -> bool:
-        """Also where no record was accepted yet."""
+        """Also before any record was accepted."""
         return self._share >= 0.5
 
 
 class ShardPace:
     __slots__ = (
-        "_bytes", "_bytes_max", "_bytes_per_ms", "_filled_ms", "_records", "_records_max", "_records_per_ms",
-        "_rests", "_sent_lately", "factor", "paused_until_ms", "refused_share",
+        "_bytes",
+        "_bytes_max",
+        "_bytes_per_ms",
+        "_filled_ms",
+        "_pauses",
+        "_records",
+        "_records_max",
+        "_records_per_ms",
+        "_sent_lately",
+        "factor",
+        "paused_until_ms",
+        "refused_share",
     )  # fmt: skip
 
     def __init__(self, share: float, now_ms: int) -> None:
         self.factor = 1.0
-        """The part of our share that the shard is believed to bear now."""
+        """Our estimate of how much of our share the shard accepts now."""
         self.paused_until_ms = now_ms
         self.refused_share = RefusedShare()
         self._bytes_per_ms = share * SHARD_WRITE_BYTES_PER_SECOND / 1_000
@@ -68,12 +78,12 @@ class ShardPace:
         self._records = self._records_max = max(1.0, share * SHARD_WRITE_RECORDS_PER_SECOND)
         self._filled_ms = now_ms
         self._sent_lately = 0.0
-        """Records; they fade with their age."""
-        self._rests = 0
-        """Since a record was last accepted."""
+        """A number of records that decays over time."""
+        self._pauses = 0
+        """Pauses since a record was last accepted."""
 
     def open_at_ms(self, size_bytes: int, now_ms: int) -> int:
-        """When a record of this size may go: now, or later."""
+        """When a record of this size may be sent: now or later."""
         self._fill(now_ms)
         if now_ms < self.paused_until_ms:
             return self.paused_until_ms
@@ -90,11 +100,11 @@ class ShardPace:
         self._sent_lately += 1.0
 
     def on_accepted(self) -> None:
-        self._rests = 0
+        self._pauses = 0
         self.refused_share.add_accepted()
 
     def on_refused(self, now_ms: int, entropy: Entropy, record_count: int = 1) -> bool:
-        """A call had records over the shard's limit. True if the shard rests now; refusals during a rest are late."""
+        """A response had throttled records. True if the shard pauses now. Responses during a pause do not count."""
         if now_ms < self.paused_until_ms:
             return False
         self._fill(now_ms)
@@ -104,20 +114,20 @@ class ShardPace:
         if is_most:
             self._bytes = min(self._bytes, 0.0)
             self._records = min(self._records, 0.0)
-            self.rest(now_ms, entropy)
+            self.pause(now_ms, entropy)
         return is_most
 
     def on_failed(self, now_ms: int, entropy: Entropy) -> None:
-        """A call had records that failed for a reason that has nothing to do with the shard's load."""
+        """A response had records that failed for other reasons than the shard's load."""
         if self.refused_share.is_most:
-            self.rest(now_ms, entropy)
+            self.pause(now_ms, entropy)
 
-    def rest(self, now_ms: int, entropy: Entropy) -> None:
+    def pause(self, now_ms: int, entropy: Entropy) -> None:
         if now_ms < self.paused_until_ms:
             return
-        self._rests += 1
+        self._pauses += 1
         self.paused_until_ms = now_ms + backoff_ms(
-            self._rests, entropy, first_ms=PAUSE_MIN_MS, max_ms=PAUSE_MAX_MS, min_share=0.5
+            self._pauses, entropy, first_ms=PAUSE_MIN_MS, max_ms=PAUSE_MAX_MS, min_share=0.5
         )
 
     def _fill(self, now_ms: int) -> None:

@@ -1,22 +1,20 @@
-"""Which shard a record will land in, as far as it is known.
+"""Which shard a record will land in, as far as we know.
 
               begin                  install
     INVALID ─────────► UPDATING ─────────────────► READY
        ▲                  │ fail                     │ invalidate
        └──────────────────┴──────────────────────────┘
 
-Rules that hold here:
+- The last listing stays in use in every state, also during a refresh. Only a shard that a response has disproved is
+  removed at once; `predict` returns None for its range until the next listing.
+- `predict` returns None while nothing is known. Then records are sent alone: an aggregate might straddle two shards.
+- `invalidate` can be called for every surprising response. If the response is older than the listing, or names a shard
+  that the listing no longer has, it does nothing.
+- Shards that left the listing are kept for a minute: records in flight were predicted for them, and shortly after a
+  reshard the service may still write to them.
 
-- The last listing stays in use in every state: a refresh never takes an answer away. Only what a response has
-  disproved is taken out at once, and `predict` is None for that part of the hash space until a listing fills it.
-- `predict` is None while nothing is known. Then a record goes alone, since an aggregate might straddle two shards.
-- `invalidate` is safe to call for every surprising response: one that is older than the listing, or that names a shard
-  which the listing no longer has, asks for nothing.
-- Shards that have left the listing are remembered for a minute: records in flight were predicted for them, and for a
-  moment after a reshard the service may still write to them.
-
-Hash keys are 16-byte big-endian strings here, since an MD5 digest is one and bytes compare as the numbers do. The map
-fetches nothing: listings are given to it, and it says when it wants one.
+Hash keys are 16-byte big-endian strings: MD5 digests are, and bytes compare like the numbers. The map does no I/O: it
+is given listings and says when it wants one.
 """
 
 from bisect import bisect_left
@@ -38,8 +36,8 @@ _HIGHEST: Final = b"\xff" * HASH_KEY_BYTES
 BACKOFF_FIRST_MS: Final = 2_000
 BACKOFF_MAX_MS: Final = 30_000
 CLOSED_SHARD_KEPT_MS: Final = 60_000
-# A stream that was deleted and created anew, with shards of the same names, answers as if nothing had happened. Who
-# writes all the time meets an error in between; who has not heard of it for so long asks before trusting the map.
+# A stream that was deleted and created again has shards with the same names. A busy producer meets an error in between;
+# an idle one would not notice, so after this time it lists the shards again.
 CONFIRMED_WITHIN_MS: Final = 60_000
 
 
@@ -49,7 +47,7 @@ class MapState(Enum):
     READY = "READY"
 
 
-# What may follow what. Asking for more while a refresh is under way changes nothing.
+# A refresh that is requested during a refresh changes nothing.
 _TRANSITIONS: Final = {
     ("begin", MapState.INVALID): MapState.UPDATING,
     ("install", MapState.UPDATING): MapState.READY,
@@ -65,7 +63,7 @@ def digest_of_hash_key(hash_key: int) -> bytes:
 
 
 class MappedShard(msgspec.Struct, frozen=True):
-    """A shard and its range. Two are the same only if they began at the same place: streams may be created anew."""
+    """A shard and its range. The starting sequence number tells it from a namesake in a recreated stream."""
 
     shard_id: str
     start: bytes
@@ -90,9 +88,9 @@ class ShardMap:
     def __init__(self, *, entropy: Entropy) -> None:
         self.state = MapState.INVALID
         self.generation = 0
-        """Grows whenever an answer of `predict` may have changed."""
+        """Grows whenever a result of `predict` may have changed."""
         self.updated_at_ms: int | None = None
-        """When the listing in use was asked for: what was seen later than this may be newer than it."""
+        """When the current listing was requested. A response seen later may be newer than the listing."""
         self._entropy = entropy
         self._endings: list[bytes] = []
         self._shards: list[MappedShard] = []
@@ -103,11 +101,11 @@ class ShardMap:
         self._retry_at_ms = 0
         self._failures = 0
 
-    # answers
+    # predictions
 
     @property
     def shards(self) -> Sequence[MappedShard]:
-        """Those in use, by hash key."""
+        """Current shards, sorted by hash key."""
         return self._shards
 
     def predict(self, digest: bytes) -> MappedShard | None:
@@ -119,7 +117,7 @@ class ShardMap:
         return shard if shard.start <= digest else None
 
     def find(self, shard_id: str, now_ms: int) -> MappedShard | None:
-        """A shard in use, or one that left the map less than a minute ago."""
+        """A current shard, or one that left the map less than a minute ago."""
         if (shard := self._open.get(shard_id)) is not None:
             return shard
         shard, kept_until_ms = self._closed.get(shard_id, (None, 0))
@@ -128,10 +126,10 @@ class ShardMap:
     def is_current(self, shard: MappedShard) -> bool:
         return self._open.get(shard.shard_id) == shard
 
-    # what responses teach
+    # responses
 
     def invalidate(self, seen_at_ms: int, predicted: MappedShard) -> bool:
-        """Something seen at that time contradicts the prediction. False if the map in use is past that already."""
+        """A response seen at that time contradicts the prediction. False if the map is newer than that."""
         if self.updated_at_ms is not None and seen_at_ms <= self.updated_at_ms:
             return False
         if not self.is_current(predicted):
@@ -140,29 +138,29 @@ class ShardMap:
         return True
 
     def learn(self, predicted: MappedShard, digest: bytes, shard_id: str, now_ms: int) -> None:
-        """A record with this hash key was predicted for one shard and found in, or refused by, the named one."""
+        """A record with this hash key was predicted for one shard, and another one took or refused it."""
         if shard_id == predicted.shard_id:
             return
         actual = self.find(shard_id, now_ms)
         if actual is not None and actual.holds(digest):
-            return  # a parent that is still written to for a moment after its split or merge
+            return  # shortly after a reshard the service may still write to the parent
         if self.invalidate(now_ms, predicted):
             self._use([shard for shard in self._shards if shard != predicted], now_ms)
 
-    def distrust(self) -> None:
-        """Wants a listing that is newer than this moment."""
+    def request_refresh(self) -> None:
+        """Asks for a listing that is newer than this moment."""
         self._move("invalidate")
 
     def confirm(self, now_ms: int) -> None:
-        """The stream has answered."""
+        """The stream has responded."""
         self._confirmed_ms = now_ms
 
-    def is_doubtful(self, now_ms: int) -> bool:
-        """Nothing has been heard of the stream for so long that it may be another by now."""
+    def is_stale(self, now_ms: int) -> bool:
+        """The stream has not responded for so long that it may have been recreated."""
         return bool(self._shards) and now_ms - self._confirmed_ms > CONFIRMED_WITHIN_MS
 
-    def forget(self) -> None:
-        """The stream is gone, or may be: what there is under its name has to be asked for."""
+    def clear(self) -> None:
+        """The stream is gone or may have been recreated."""
         self._use([], 0)
         self._closed.clear()
         self.updated_at_ms = None
@@ -175,7 +173,7 @@ class ShardMap:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a refresh is to be tried, or tried again."""
+        """When to start the next refresh."""
         return self._retry_at_ms if self.state is MapState.INVALID else None
 
     def begin(self, now_ms: int) -> None:
@@ -183,22 +181,22 @@ class ShardMap:
         self._refresh_began_ms = now_ms
 
     def install(self, listing: Iterable[Shard], now_ms: int) -> bool:
-        """Takes a complete listing of the open shards. True if it shows that the stream was created anew."""
+        """Takes a complete listing of the open shards. True if it shows that the stream was recreated."""
         self._move("install")
         self.updated_at_ms = self._refresh_began_ms
         self._confirmed_ms = now_ms
         shards = _without_overlaps(MappedShard.of(shard) for shard in listing if shard.is_open)
-        created_anew = self._is_another_stream(shards)
+        is_recreated = self._is_another_stream(shards)
         self._use([self._open[s.shard_id] if self.is_current(s) else s for s in shards], now_ms)
-        if created_anew:
+        if is_recreated:
             self._closed.clear()
         if _covers_everything(shards):
             self._failures = 0
             self._retry_at_ms = 0
-        else:  # pages from two instants around a reshard; what is missing is asked for again
+        else:  # its pages are from before and after a reshard: list again
             self.state = MapState.INVALID
             self._back_off(now_ms)
-        return created_anew
+        return is_recreated
 
     def fail(self, now_ms: int) -> None:
         self._move("fail")
@@ -233,12 +231,12 @@ class ShardMap:
             known = self._open.get(shard.shard_id) or self._closed.get(shard.shard_id, (None, 0))[0]
             if known is not None and known != shard:
                 return True
-        # In one life of a stream the newest shard closes only by bearing a newer one.
+        # Unless the stream is recreated, its newest shard closes only when newer ones replace it.
         return max(shard.shard_id for shard in shards) < max(shard.shard_id for shard in self._shards)
 
 
 def _without_overlaps(shards: Iterable[MappedShard]) -> list[MappedShard]:
-    """By hash key; where a parent is listed beside its child, the younger one."""
+    """Sorted by hash key. If a parent and its child are both listed, only the child."""
     kept: list[MappedShard] = []
     for shard in sorted(shards, key=lambda shard: (shard.start, shard.end)):
         while kept and kept[-1].end >= shard.start:

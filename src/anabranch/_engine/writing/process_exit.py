@@ -1,8 +1,8 @@
-"""What becomes of records that are still on their way when the interpreter ends.
+"""What happens to undelivered records when the interpreter exits.
 
-Blocking producers deliver them, all at once and each within its time; of asynchronous ones, whose event loop is over,
-the log says how many were lost. The hook is registered on import, so it runs after the hooks that a program registers
-later: they may still put records. The hook of `logging` is older, so what is logged here is written.
+Blocking producers deliver them, all in parallel, each within its timeout. The event loop of asynchronous producers is
+gone, so we log how many records were lost. This module registers its exit hook on import. So it runs after hooks that
+the program registers later, which may still put records, and before the hook of `logging`, so log lines are written.
 """
 
 import atexit
@@ -12,41 +12,41 @@ import threading
 from typing import Protocol
 
 
-class EndsAtExit(Protocol):
+class ClosesAtExit(Protocol):
     def begin_exit(self) -> None:
-        """Starts to deliver; does not wait."""
+        """Starts to deliver, without waiting."""
 
     def finish_exit(self) -> None:
-        """Waits for the end, and logs what was not delivered."""
+        """Waits until all is delivered, and logs what was not."""
 
 
-class TellsAtExit(Protocol):
-    def tell_unfinished(self) -> None:
+class ReportsAtExit(Protocol):
+    def report_unfinished(self) -> None:
         """Logs what was not delivered."""
 
 
-_producers: dict[int, EndsAtExit] = {}
-_writers: dict[int, TellsAtExit] = {}
+_producers: dict[int, ClosesAtExit] = {}
+_writers: dict[int, ReportsAtExit] = {}
 _guards: list[threading.Thread] = []
 
 
-def end_at_exit(producer: EndsAtExit) -> None:
+def close_at_exit(producer: ClosesAtExit) -> None:
     _producers[id(producer)] = producer
     if _is_child_of_multiprocessing() and not _guards:
-        _guards.append(threading.Thread(target=_end_after_others, name="anabranch-exit"))
+        _guards.append(threading.Thread(target=_close_after_other_threads, name="anabranch-exit"))
         _guards[0].start()
 
 
-def end_no_more(producer: EndsAtExit) -> None:
+def cancel_close_at_exit(producer: ClosesAtExit) -> None:
     _producers.pop(id(producer), None)
 
 
-def tell_at_exit(writer: TellsAtExit) -> None:
-    """It has something unfinished, and is kept until `tell_no_more`."""
+def report_at_exit(writer: ReportsAtExit) -> None:
+    """Keeps the writer, which has undelivered records, until `cancel_report_at_exit`."""
     _writers[id(writer)] = writer
 
 
-def tell_no_more(writer: TellsAtExit) -> None:
+def cancel_report_at_exit(writer: ReportsAtExit) -> None:
     _writers.pop(id(writer), None)
 
 
@@ -57,17 +57,17 @@ def _at_exit() -> None:
     for producer in producers:
         producer.finish_exit()
     for writer in list(_writers.values()):
-        writer.tell_unfinished()
+        writer.report_unfinished()
 
 
 def _is_child_of_multiprocessing() -> bool:
-    """Such a process leaves by `os._exit`. It waits for threads first, but runs no hooks before Python 3.13."""
+    """Such a process ends by `os._exit`. It joins its threads first, but runs no exit hooks before Python 3.13."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
-def _end_after_others() -> None:
-    """In a thread that the process waits for: the hook, once no other such thread can put records."""
+def _close_after_other_threads() -> None:
+    """Runs in a non-daemon thread: waits for the other ones, which may put records, then runs the exit hook."""
     me = threading.current_thread()
     while others := [
         thread for thread in threading.enumerate() if thread.is_alive() and not thread.daemon and thread is not me
@@ -78,7 +78,7 @@ def _end_after_others() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: all of it belongs to the parent."""
+    """In a forked child: everything here belongs to the parent."""
     _producers.clear()
     _writers.clear()
     _guards.clear()

@@ -1,11 +1,11 @@
-"""A producer on an event loop of its own, in a thread of its own: what a blocking caller talks to.
+"""A thread with its own event loop and producer, for blocking callers.
 
-Records are handed over under one lock, so the order of calls is the order of queueing, and taken over by the loop's
-main task, which waits where the producer has no room. A caller waits for room in the inbox only. Nothing is lost on
-the way: what the producer refuses (a size that only it knows) waits here to be seen, like any other failure.
+Callers append records to an inbox under one lock, so records are queued in call order. The main task of the loop takes
+them and waits while the producer's buffer is full; callers wait only for space in the inbox. If the producer rejects a
+record (only it knows the stream's size limit), the failure waits here to be seen, like any other.
 
-The thread ends by `close`; after everything is delivered, when the producer was dropped without it (`retire`); and at
-the latest with the interpreter, within `exit_timeout`. However it ends, nobody is left waiting.
+The thread ends by `close`; when everything is delivered, if the `SyncProducer` was garbage-collected without `close`
+(`retire`); and at the latest at interpreter exit, within `exit_timeout`. However it ends, no caller is left waiting.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 from anabranch._core.writing.bundles import cost_of
 from anabranch._daemon_threads import DaemonThreads
 from anabranch._engine.tasks import single_cause
-from anabranch._engine.writing.process_exit import end_at_exit, end_no_more
-from anabranch._engine.writing.writer import Delivery, failure_of
+from anabranch._engine.writing.process_exit import cancel_close_at_exit, close_at_exit
+from anabranch._engine.writing.writer import Delivery, delivery_failed
 from anabranch._model.kinds import check_seconds
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
@@ -31,10 +31,10 @@ from anabranch.reports import FlushReport
 _log = logging.getLogger("anabranch")
 
 _THREAD_COUNT = 2
-"""For names of hosts and for certificates."""
+"""For host names and certificates."""
 
 INBOX_BYTES = 1 * MIB
-"""What may be handed over and not taken yet, beside the buffer itself."""
+"""In addition to the producer's buffer."""
 
 
 class HandedRecord(NamedTuple):
@@ -45,7 +45,7 @@ class HandedRecord(NamedTuple):
 
 
 class AsyncProducer(Protocol):
-    """What the thread runs."""
+    """The part of `Producer` that the thread uses."""
 
     @property
     def buffered_bytes(self) -> int: ...
@@ -63,42 +63,42 @@ class AsyncProducer(Protocol):
 class SyncDelivery:
     """A record given to a `SyncProducer`."""
 
-    __slots__ = ("_inner", "_refusal", "_thread", "_waiting", "record")
+    __slots__ = ("_error", "_inner", "_thread", "_waiting", "record")
 
     def __init__(self, thread: "WriteThread", record: HandedRecord) -> None:
         self.record = record
         self._thread = thread
         self._inner: Delivery | None = None
-        self._refusal: Exception | None = None
+        self._error: Exception | None = None
         self._waiting: list[Future[PutResult]] = []
 
     def done(self) -> bool:
-        return self._refusal is not None or (self._inner is not None and self._inner.done())
+        return self._error is not None or (self._inner is not None and self._inner.done())
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """How it ended, delivered or not; waits for that. `TimeoutError` if it takes longer than `timeout` seconds."""
+        """Waits for the outcome, delivered or not. Raises `TimeoutError` after `timeout` seconds."""
         check_seconds("timeout", timeout)
         inner = self._inner
         if inner is not None and inner.done() and (self._thread.is_over or inner.bundle.sequence_number is not None):
             return inner.result()
         future: Future[PutResult] = Future()
         if not self._thread.call_soon(self._attach, future):
-            self._attach(future)  # the thread has ended: nobody else touches this
+            self._attach(future)  # the thread has ended, so there is no race
         return future.result(timeout)
 
     # on the loop
 
-    def settle(self, inner: Delivery | None, refusal: Exception | None) -> None:
-        """It is with the producer now, or the producer did not take it."""
-        self._inner, self._refusal = inner, refusal
+    def on_taken(self, inner: Delivery | None, error: Exception | None) -> None:
+        """The producer accepted the record, or rejected it with an error."""
+        self._inner, self._error = inner, error
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             self._attach(future)
 
     @property
-    def refused_result(self) -> PutResult:
+    def rejected_result(self) -> PutResult:
         data, partition_key, explicit_hash_key, stream = self.record
-        attempt = Attempt(started_seconds=0.0, duration_seconds=0.0, code="Refused", message=str(self._refusal))
+        attempt = Attempt(started_seconds=0.0, duration_seconds=0.0, code="Refused", message=str(self._error))
         return PutResult(
             stream=stream or "", partition_key=partition_key, explicit_hash_key=explicit_hash_key, data=data,
             attempts=(attempt,),
@@ -106,14 +106,14 @@ class SyncDelivery:
 
     def _attach(self, future: "Future[PutResult]") -> None:
         inner = self._inner
-        if self._refusal is not None:
-            self._thread.refused.pop(id(self), None)
-            future.set_exception(self._refusal)
+        if self._error is not None:
+            self._thread.rejected.pop(id(self), None)
+            future.set_exception(self._error)
         elif inner is None:
             self._waiting.append(future)
         elif inner.done():
             future.set_result(inner.result())
-        elif not inner.when_moved(lambda: self._attach(future)):
+        elif not inner.on_bundle_end(lambda: self._attach(future)):
             self._attach(future)
 
 
@@ -121,18 +121,18 @@ class WriteThread:
     def __init__(
         self, make: Callable[[], AsyncProducer], *, buffer_bytes: int, delivery_timeout: float, exit_timeout: float
     ) -> None:
-        """`make` is called on the event loop and returns a producer that has started."""
-        self.refused: dict[int, SyncDelivery] = {}
-        """Records that the producer did not take; nobody has seen that yet."""
+        """`make` is called on the event loop and returns a started producer."""
+        self.rejected: dict[int, SyncDelivery] = {}
+        """Records that the producer rejected. Nobody has seen that yet."""
         self._make = make
         self._buffer_bytes = buffer_bytes
         self._delivery_timeout = delivery_timeout
         self._exit_timeout = exit_timeout
         self._process_id = os.getpid()
         self.is_over = False
-        """Nothing runs on the loop any more, so nobody else touches what it left."""
+        """The loop has ended: its objects can be used without a race."""
         self._lock = threading.RLock()
-        """Around `is_over`. A finalizer may need it where its own thread holds it."""
+        """Guards `is_over`. Reentrant, because a finalizer may run in the thread that holds it."""
         self._exit: Future[FlushReport] | None = None
         self._failure: ProducerError | None = None
         self._room = threading.Condition()
@@ -140,18 +140,18 @@ class WriteThread:
         self._inbox_bytes = 0
         self._handed_count = self._taken_count = 0
         self._failed: list[PutResult] = []
-        self._is_told = False
+        self._is_woken = False
         self._is_closed = False
         self._start_failure: Exception | None = None
         started = threading.Event()
-        self._thread = threading.Thread(target=self._live, args=(started,), name="anabranch-producer", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, args=(started,), name="anabranch-producer", daemon=True)
         self._thread.start()
         started.wait()
         if self._start_failure is not None:
             raise ProducerError(
                 f"the producer's event loop could not be started: {self._start_failure}"
             ) from self._start_failure
-        end_at_exit(self)
+        close_at_exit(self)
 
     @property
     def holds_records(self) -> bool:
@@ -163,7 +163,7 @@ class WriteThread:
         cost_bytes = cost_of(record.data, record.partition_key)
         if cost_bytes > self._buffer_bytes:
             raise ValueError(
-                f"this record needs {cost_bytes} bytes and the buffer has {self._buffer_bytes} in all: raise it"
+                f"the record needs {cost_bytes} bytes and the whole buffer has {self._buffer_bytes}: raise buffer_bytes"
             )
         delivery = SyncDelivery(self, record)
         with self._room:
@@ -173,12 +173,12 @@ class WriteThread:
                 raise self._failure or UsageError("this producer is closed")
             if self._failed:
                 failed, self._failed = self._failed, []
-                raise failure_of(failed)
+                raise delivery_failed(failed)
             self._inbox.append(delivery)
             self._inbox_bytes += cost_bytes
             self._handed_count += 1
-            is_told, self._is_told = self._is_told, True
-        if not is_told:
+            is_woken, self._is_woken = self._is_woken, True
+        if not is_woken:
             self.call_soon(self._wake.set)
         return delivery
 
@@ -197,14 +197,14 @@ class WriteThread:
             self._thread.join()
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> bool:
-        """On the loop. False if that has ended; what was accepted is called."""
+        """Schedules a call on the loop. False if the loop has ended; otherwise the call is certain to run."""
         with self._lock:
             if not self.is_over:
                 self._loop.call_soon_threadsafe(callback, *arguments)
             return not self.is_over
 
     def retire(self) -> None:
-        """The producer was dropped: ends the thread after everything is delivered, and logs what was not."""
+        """The `SyncProducer` was garbage-collected: ends the thread when all is delivered, and logs what was not."""
         if self._process_id == os.getpid():
             self.call_soon(self._begin_retiring)
 
@@ -213,20 +213,20 @@ class WriteThread:
 
     def finish_exit(self) -> None:
         try:
-            if self._exit is not None:  # else somebody closes it already
+            if self._exit is not None:  # otherwise somebody is closing it already
                 self._wait_for(self._exit, self._exit_timeout + 1.0)
                 self.call_soon(self._over.set)
         except AnabranchError as error:
             _log_undelivered("at exit", error)
             self.call_soon(self._over.set)
         except TimeoutError:
-            pass  # said below
+            pass  # logged below
         self._thread.join(self._exit_timeout if self._exit is None else 1.0)
         if not self.is_over:
-            _log.error("at exit: the producer did not end within %g s", self._exit_timeout)
+            _log.error("at exit: the producer did not stop within %g s", self._exit_timeout)
 
     def _begin_closing(self) -> bool:
-        """False if somebody has begun that before."""
+        """False if it was called before."""
         with self._room:
             is_first, self._is_closed = not self._is_closed, True
             self._room.notify_all()
@@ -250,11 +250,11 @@ class WriteThread:
     def _has_room(self, cost_bytes: int) -> bool:
         return self._is_closed or not self._inbox or self._inbox_bytes + cost_bytes <= INBOX_BYTES
 
-    def _live(self, started: threading.Event) -> None:
+    def _run_loop(self, started: threading.Event) -> None:
         try:
-            loop = asyncio.new_event_loop()  # first: should that fail, there is no coroutine yet that nobody awaits
+            loop = asyncio.new_event_loop()  # before the coroutine is made, which would never be awaited if this fails
         except OSError as error:
-            self._start_failure = error  # for want of file descriptors, most likely
+            self._start_failure = error  # most likely: no file descriptors left
             started.set()
             return
         threads = DaemonThreads(_THREAD_COUNT, "anabranch-producer-io")
@@ -262,11 +262,11 @@ class WriteThread:
         try:
             threads.start()
             loop.run_until_complete(self._main(started))
-        except Exception as error:  # noqa: BLE001 -- supervisor: it is raised to all who wait, or come later
+        except Exception as error:  # noqa: BLE001 -- supervisor: raised to all current and later callers
             self._fail(error, is_started=started.is_set())
         finally:
-            self._end(loop, is_started=started.is_set())
-            started.set()  # whatever happened, nobody waits in vain
+            self._shut_down(loop, is_started=started.is_set())
+            started.set()  # the constructor waits for this, also after an error
 
     def _fail(self, error: Exception, *, is_started: bool) -> None:
         if not is_started:
@@ -277,15 +277,15 @@ class WriteThread:
         self._failure.__cause__ = cause
         _log.critical("the producer's thread failed unexpectedly: %r", cause)
 
-    def _end(self, loop: asyncio.AbstractEventLoop, *, is_started: bool) -> None:
-        """Everybody who waits gets an answer, also after an unexpected error."""
+    def _shut_down(self, loop: asyncio.AbstractEventLoop, *, is_started: bool) -> None:
+        """Every waiting caller gets an outcome, also after an unexpected error."""
         with self._room:
             self._is_closed = True
             left, self._inbox = self._inbox, deque()
             self._room.notify_all()
         for delivery in left:
-            self.refused[id(delivery)] = delivery
-            delivery.settle(None, self._failure or UsageError("this producer is closed"))
+            self.rejected[id(delivery)] = delivery
+            delivery.on_taken(None, self._failure or UsageError("this producer is closed"))
         if left:
             _log.error("%d records were not delivered: the producer's thread has ended", len(left))
         try:
@@ -294,7 +294,7 @@ class WriteThread:
         finally:
             with self._lock:
                 self.is_over = True
-            end_no_more(self)
+            cancel_close_at_exit(self)
             loop.run_until_complete(_cancel_others())
             loop.close()
 
@@ -305,17 +305,17 @@ class WriteThread:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._taken = asyncio.Condition()
-        self._ending_count = 0
+        self._waiting_count = 0
         self._producer = self._make()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            taking = tasks.create_task(self._take_for_ever())
+            taking = tasks.create_task(self._take_records())
             started.set()
             await self._over.wait()
             taking.cancel()
 
     async def _close_producer(self) -> None:
-        """It is closed already, but for unexpected errors."""
+        """Does nothing, unless an unexpected error kept it from being closed."""
         try:
             await self._producer.close(deadline=self._exit_timeout)
         except AnabranchError as error:
@@ -325,7 +325,7 @@ class WriteThread:
         self._tasks.create_task(self._retire())
 
     async def _retire(self) -> None:
-        """Not by a close at once: should the interpreter end meanwhile, that is to be a shorter one."""
+        """Flushes first: if the interpreter exits meanwhile, its close has a shorter timeout."""
         await self._log_failures(self._flush(self._delivery_timeout))
         if self._begin_closing():
             await self._log_failures(self._close(0.0))
@@ -336,43 +336,43 @@ class WriteThread:
         try:
             await end
         except DeliveryFailed as error:
-            _log_undelivered("a SyncProducer was dropped without close()", error)
+            _log_undelivered("a SyncProducer was garbage-collected without close()", error)
         except AnabranchError:
-            pass  # it was closed meanwhile, or has failed and said so
+            pass  # closed meanwhile, or failed and logged
 
-    async def _take_for_ever(self) -> None:
+    async def _take_records(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             while (delivery := self._next()) is not None:
                 await self._take(delivery)
-                if self._ending_count:
+                if self._waiting_count:
                     async with self._taken:
                         self._taken.notify_all()
 
     def _next(self) -> SyncDelivery | None:
         with self._room:
-            self._is_told = bool(self._inbox)
+            self._is_woken = bool(self._inbox)
             return self._inbox[0] if self._inbox else None
 
     async def _take(self, delivery: SyncDelivery) -> None:
-        inner, refusal = None, None
-        while inner is None and refusal is None:
+        inner, rejection = None, None
+        while inner is None and rejection is None:
             try:
-                inner = await self._give(delivery.record)
-            except DeliveryFailed as failed:  # the buffer was full of failures that nobody had seen
+                inner = await self._put(delivery.record)
+            except DeliveryFailed as failed:  # the buffer was full of unseen failures
                 self._failed += failed.results
-            except Exception as error:  # noqa: BLE001 -- supervisor: it is raised to who asks for this record, or by flush
-                refusal = error
-                self.refused[id(delivery)] = delivery
-        delivery.settle(inner, refusal)
+            except Exception as error:  # noqa: BLE001 -- supervisor: raised by result() or flush()
+                rejection = error
+                self.rejected[id(delivery)] = delivery
+        delivery.on_taken(inner, rejection)
         with self._room:
             self._inbox.popleft()
             self._inbox_bytes -= cost_of(delivery.record.data, delivery.record.partition_key)
             self._taken_count += 1
             self._room.notify_all()
 
-    async def _give(self, record: HandedRecord) -> Delivery:
+    async def _put(self, record: HandedRecord) -> Delivery:
         data, key, hash_key, stream = record
         try:
             return self._producer.put_nowait(data, key, explicit_hash_key=hash_key, stream=stream)
@@ -380,26 +380,26 @@ class WriteThread:
             return await self._producer.put(data, key, explicit_hash_key=hash_key, stream=stream)
 
     async def _flush(self, deadline: float | None) -> FlushReport:
-        report = await self._ending(self._producer.flush, deadline)
+        report = await self._finish(self._producer.flush, deadline)
         self._raise_unseen()
         return report
 
     async def _close(self, deadline: float | None) -> FlushReport:
-        report = await self._ending(self._producer.close, deadline)
-        await self._until_taken(self._handed_count)  # a closed producer refuses at once what had no room in time
+        report = await self._finish(self._producer.close, deadline)
+        await self._until_taken(self._handed_count)  # a closed producer rejects the rest of the inbox at once
         self._raise_unseen()
         return report
 
-    async def _ending(
+    async def _finish(
         self, end: Callable[..., Coroutine[Any, Any, FlushReport]], deadline: float | None
     ) -> FlushReport:
-        """Ends by `end`, after everything that was handed over before has been taken."""
+        """Calls `end` after all records handed over before have been taken."""
         started, handed_count = self._loop.time(), self._handed_count
         try:
             async with asyncio.timeout(deadline):
                 await self._until_taken(handed_count)
         except TimeoutError:
-            pass  # what was not taken in time stays where it is, or is refused by a producer that closes
+            pass  # the rest stays in the inbox, or the closed producer rejects it
         left = None if deadline is None else max(0.0, deadline - (self._loop.time() - started))
         try:
             report = await end(deadline=left)
@@ -412,19 +412,19 @@ class WriteThread:
         return report
 
     async def _until_taken(self, handed_count: int) -> None:
-        self._ending_count += 1
+        self._waiting_count += 1
         try:
             async with self._taken:
                 await self._taken.wait_for(lambda: self._taken_count >= handed_count)
         finally:
-            self._ending_count -= 1
+            self._waiting_count -= 1
 
     def _raise_unseen(self) -> None:
         failed, self._failed = self._failed, []
-        failed += [delivery.refused_result for delivery in self.refused.values()]
-        self.refused.clear()
+        failed += [delivery.rejected_result for delivery in self.rejected.values()]
+        self.rejected.clear()
         if failed:
-            raise failure_of(failed)
+            raise delivery_failed(failed)
 
 
 async def _cancel_others() -> None:
@@ -432,7 +432,7 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.sleep(0)  # what was accepted by `call_soon` is called
+    await asyncio.sleep(0)  # runs the calls that `call_soon` accepted
 
 
 def _log_undelivered(when: str, error: AnabranchError) -> None:

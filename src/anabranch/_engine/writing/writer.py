@@ -1,8 +1,12 @@
-"""The handle that a put returns: a record on its way, awaitable for how it ended.
+"""The producer's engine: a buffer for records of all streams, and one task that sends them.
 
-There may be millions of them, so a handle is the record itself and shares all state with the others of its bundle;
-a future exists only while somebody awaits. Awaiting never changes the outcome: a cancelled await leaves the record
-on its way.
+In each step the task asks the pipeline of each stream for calls, starts them, and wakes those who wait for settled
+records. It takes a step when something was put and when a deadline has passed. Each response takes its own step, so
+its callers do not wait for the task. There is one timer, and none while the producer is idle.
+
+Puts are queued in call order. While some wait for buffer space, `put_nowait` is refused, and free space goes to the
+longest waiter first. Failures that nobody has seen keep their space; if a full buffer holds nothing else, the next put
+raises them.
 """
 
 import asyncio
@@ -13,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from anabranch._core.writing.bundles import RECORD_COST_BYTES, Bundle, Failures, OutgoingRecord, cost_of
-from anabranch._core.writing.lanes import Call, check_keys
-from anabranch._core.writing.pipeline import Pipeline, WritingRules
+from anabranch._core.writing.bundles import RECORD_COST_BYTES, Bundle, OutgoingRecord, UnseenFailures, cost_of
+from anabranch._core.writing.lanes import PutRecordsCall, check_keys
+from anabranch._core.writing.pipeline import Pipeline, WriteOptions
 from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause
-from anabranch._engine.writing.process_exit import tell_at_exit, tell_no_more
+from anabranch._engine.writing.process_exit import cancel_report_at_exit, report_at_exit
 from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import check_partition_key, wrong_partition_key
 from anabranch._model.streams import AT_LATEST, Shard, StreamName, parse_stream
@@ -39,18 +43,24 @@ from anabranch.reports import FlushReport
 
 
 class Delivery(OutgoingRecord, gc=False, eq=False):
-    """A record given to the producer. `await delivery` returns its `PutResult`: delivered, or not and why."""
+    """A record given to the producer. `await delivery` returns its `PutResult`: where it was written, or why not.
+
+    Cancelling the await does not cancel the record.
+    """
+
+    # There may be millions of handles. So a handle is the record itself and shares all state with its bundle. A future
+    # exists only while somebody awaits.
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         while not self.bundle.is_settled:
             future = asyncio.get_running_loop().create_future()
-            if self.when_moved(lambda future=future: _wake(future)):  # type: ignore[misc]
+            if self.on_bundle_end(lambda future=future: _wake(future)):  # type: ignore[misc]
                 yield from future
         return self.result()
 
     def __repr__(self) -> str:
         if not self.bundle.is_settled:
-            state = "on its way"
+            state = "pending"
         else:
             state = "delivered" if self.bundle.sequence_number is not None else "failed"
         return f"<Delivery to {self.bundle.stream}, partition key {self.partition_key!r}: {state}>"
@@ -59,21 +69,20 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
         return self.bundle.is_settled
 
     def result(self) -> PutResult:
-        """How it ended. Looking at a failure acknowledges it."""
+        """The outcome. Reading a failure marks it as seen."""
         if not self.bundle.is_settled:
-            raise asyncio.InvalidStateError("this record is still on its way: await it")
-        result = self.put_result
-        if not result.delivered:
-            self.bundle.failures.see(self)
-        return result
+            raise asyncio.InvalidStateError("this record is still pending: await it")
+        if self.bundle.failures is not None:
+            self.bundle.failures.mark_seen(self)
+        return self.put_result
 
-    def when_moved(self, callback: Callable[[], None]) -> bool:
-        """Calls back once when its bundle is settled, or its records went on in another. False: that has happened."""
+    def on_bundle_end(self, callback: Callable[[], None]) -> bool:
+        """Calls back once when its bundle is settled or dissolved. False if that has happened already."""
         bundle: Bundle = self.bundle
         if bundle.waiters is None:
             bundle.waiters = []
         bundle.waiters.append((self, callback))
-        # Looked at after the callback is in place: another thread may be settling the bundle right now.
+        # Checked after adding the callback: another thread may be settling the bundle right now.
         return not (bundle.is_settled or bundle is not self.bundle)
 
 
@@ -97,13 +106,13 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class WrittenStream(msgspec.Struct, frozen=True):
+class OpenStream(msgspec.Struct, frozen=True):
     name: StreamName
     pipeline: Pipeline[Delivery]
 
 
 class _QueuedPut(msgspec.Struct, frozen=True):
-    """A put that waits for room."""
+    """A put that waits for buffer space."""
 
     stream: str
     data: bytes
@@ -113,7 +122,9 @@ class _QueuedPut(msgspec.Struct, frozen=True):
     future: asyncio.Future[Delivery]
 
 
-class Intake:
+class WriteBuffer:
+    """One buffer for all streams, and the queue of puts that wait for space in it."""
+
     def __init__(
         self,
         clock: Clock,
@@ -123,17 +134,17 @@ class Intake:
         wake: Callable[[], None],
     ) -> None:
         self.used_bytes = 0
-        """What the records on their way weigh, and the failures that nobody has seen."""
-        self.streams: dict[str, WrittenStream] = {}
+        """Used by pending records and by failures that nobody has seen."""
+        self.streams: dict[str, OpenStream] = {}
         self.is_awake = False
-        """Whether the writer knows already that there is something to do."""
+        """Whether the writer has been woken already."""
         self._clock = clock
         self._make_pipeline = make_pipeline
         self._buffer_bytes = buffer_bytes
         self._wake = wake
         self._limit_bytes = buffer_bytes
-        """As long as puts are taken at once; below zero while others wait, or after the end."""
-        self._refusal: AnabranchError | None = None
+        """The limit for puts that do not wait; -1 while others wait or after `stop`."""
+        self._stop_error: AnabranchError | None = None
         self._queue: deque[_QueuedPut] = deque()
         self._turn_ms: int | None = None
 
@@ -145,7 +156,7 @@ class Intake:
         cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
         if self.used_bytes + cost_bytes > self._limit_bytes:
             check_keys(partition_key, explicit_hash_key)
-            raise self._why_not(cost_bytes)
+            raise self._full_error(cost_bytes)
         found = self.streams.get(stream)
         if found is None:
             found = self._open(stream)
@@ -169,7 +180,7 @@ class Intake:
         encode: Callable[[Any], bytes],
         deliveries: list[Delivery],
     ) -> tuple[str, bytes] | None:
-        """As `put_nowait` in a loop without a call to spare, until there is no room for the item that is returned."""
+        """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did."""
         pipeline = (self.streams.get(stream) or self._open(stream)).pipeline
         put, append = pipeline.put, deliveries.append
         now_ms = self._turn_ms or self._read_clock()
@@ -179,7 +190,7 @@ class Intake:
                     raise wrong_partition_key(partition_key)
                 data: Any = value if type(value) is as_is else encode(value)
                 cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
-                # Looked at for each: the items may come from code that puts records itself.
+                # Read again for each item: the iterator may put records itself.
                 used_bytes = self.used_bytes + cost_bytes
                 if used_bytes > self._limit_bytes:
                     return partition_key, data
@@ -193,14 +204,14 @@ class Intake:
     async def put(
         self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
     ) -> Delivery:
-        """Waits for room only, behind all who wait already."""
+        """Waits for buffer space only, behind those that wait already."""
         check_partition_key(partition_key)
         cost_bytes = cost_of(data, partition_key)
         if self.used_bytes + cost_bytes <= self._limit_bytes:
             return self.put_nowait(stream, data, partition_key, explicit_hash_key)
-        if self._refusal is not None or cost_bytes > self._buffer_bytes:
-            raise self._why_not(cost_bytes)
-        check_keys(partition_key, explicit_hash_key)  # a mistake is told to its caller now, not when there is room
+        if self._stop_error is not None or cost_bytes > self._buffer_bytes:
+            raise self._full_error(cost_bytes)
+        check_keys(partition_key, explicit_hash_key)  # raises now instead of when there is space
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future))
         self._limit_bytes = -1
@@ -210,13 +221,11 @@ class Intake:
                 return await future
         except TimeoutError:
             if future.done() and not future.cancelled():
-                return future.result()  # room came at the last moment: the record is on its way
-            raise BufferFull(
-                f"there was no room in the buffer of {self._buffer_bytes} bytes for {wait_seconds} s"
-            ) from None
+                return future.result()  # space was freed at the last moment, and the record was put
+            raise BufferFull(f"no space in the buffer of {self._buffer_bytes} bytes within {wait_seconds} s") from None
 
     def _read_clock(self) -> int:
-        """Once for each turn of the event loop: a burst of puts costs one look at the clock."""
+        """Once per turn of the event loop, so a burst of puts reads the clock once."""
         self._turn_ms = now_ms = self._clock.now_ms()
         asyncio.get_running_loop().call_soon(self._forget_clock)
         return now_ms
@@ -224,29 +233,29 @@ class Intake:
     def _forget_clock(self) -> None:
         self._turn_ms = None
 
-    def _open(self, stream: str) -> WrittenStream:
+    def _open(self, stream: str) -> OpenStream:
         name = parse_stream(stream)
         pipeline = self._make_pipeline(stream)
         pipeline.failures.on_seen = self._wake
-        self.streams[stream] = opened = WrittenStream(name, pipeline)
+        self.streams[stream] = opened = OpenStream(name, pipeline)
         return opened
 
-    def _why_not(self, cost_bytes: int) -> Exception:
-        if self._refusal is not None:
-            return self._refusal
+    def _full_error(self, cost_bytes: int) -> Exception:
+        if self._stop_error is not None:
+            return self._stop_error
         if cost_bytes > self._buffer_bytes:
             return ValueError(
-                f"this record needs {cost_bytes} bytes and the buffer has {self._buffer_bytes} in all: raise it"
+                f"the record needs {cost_bytes} bytes and the whole buffer has {self._buffer_bytes}: raise buffer_bytes"
             )
         if self._holds_failures_only and (failed := self.take_unseen()):
-            return failure_of(failed)
+            return delivery_failed(failed)
         return BufferFull(f"the buffer of {self._buffer_bytes} bytes is full: await put(), or try again later")
 
-    # room
+    # space
 
     @property
     def is_empty(self) -> bool:
-        """Nothing on its way, and no failure unseen."""
+        """No pending records and no unseen failures."""
         return not self.used_bytes and not self._queue
 
     @property
@@ -257,8 +266,8 @@ class Intake:
     def _holds_failures_only(self) -> bool:
         return all(stream.pipeline.is_idle for stream in self.streams.values())
 
-    def in_turn(self) -> list[WrittenStream]:
-        """Each stream is first once: none is always served last."""
+    def rotate(self) -> list[OpenStream]:
+        """All streams, each time starting with another one, so that none is always served last."""
         streams = list(self.streams.values())
         if len(streams) > 1:
             first = next(iter(self.streams))
@@ -266,18 +275,18 @@ class Intake:
         return streams
 
     def admit(self) -> None:
-        """Gives room to those who wait for it, in the order in which they came."""
+        """Gives free space to waiting puts, first come first served."""
         while self._queue:
             queued = self._queue[0]
             if not queued.future.done():
                 if self.used_bytes + queued.cost_bytes <= self._buffer_bytes:
                     self._put_queued(queued)
                 elif self._holds_failures_only and (failed := self.take_unseen()):
-                    queued.future.set_exception(failure_of(failed))
+                    queued.future.set_exception(delivery_failed(failed))
                 else:
                     return
             self._queue.popleft()
-        if self._refusal is None:
+        if self._stop_error is None:
             self._limit_bytes = self._buffer_bytes
 
     def _put_queued(self, queued: _QueuedPut) -> None:
@@ -293,38 +302,37 @@ class Intake:
             queued.future.set_result(delivery)
 
     @property
-    def refusal(self) -> AnabranchError | None:
-        """Why nothing is taken any more; the first reason stays."""
-        return self._refusal
+    def stop_error(self) -> AnabranchError | None:
+        """Why no new puts are accepted. The first reason stays."""
+        return self._stop_error
 
-    def stop(self, refusal: AnabranchError) -> None:
-        """Who waits for room may still get it; nobody else does."""
+    def stop(self, error: AnabranchError) -> None:
+        """Rejects new puts. Those that wait for space may still get it."""
         self._limit_bytes = -1
-        self._refusal = self._refusal or refusal
+        self._stop_error = self._stop_error or error
 
-    def turn_away(self) -> None:
-        """Nobody gets room any more."""
+    def reject_waiters(self) -> None:
         for queued in self._queue:
             if not queued.future.done():
-                queued.future.set_exception(self._why_not(queued.cost_bytes))
+                queued.future.set_exception(self._full_error(queued.cost_bytes))
         self._queue.clear()
 
     # failures
 
-    def free(self) -> None:
-        """Gives back the room of failures that have been seen."""
+    def free_seen(self) -> None:
+        """Frees the space of failures that have been seen."""
         for stream in self.streams.values():
             self.used_bytes -= stream.pipeline.failures.take_freed_bytes()
 
     def take_unseen(self) -> list[PutResult]:
         failed = [
-            record.put_result for stream in self.streams.values() for record in stream.pipeline.failures.see_all()
+            record.put_result for stream in self.streams.values() for record in stream.pipeline.failures.take_all()
         ]
-        self.free()
+        self.free_seen()
         return failed
 
 
-def failure_of(results: list[PutResult]) -> DeliveryFailed:
+def delivery_failed(results: list[PutResult]) -> DeliveryFailed:
     first = results[0]
     more = f", and {len(results) - 1} more" if len(results) > 1 else ""
     return DeliveryFailed(
@@ -334,16 +342,18 @@ def failure_of(results: list[PutResult]) -> DeliveryFailed:
     )
 
 
-async def send(kinesis: KinesisWriting, stream: StreamName, call: Call) -> PutRecordsResponse | AnabranchError:
+async def _put_records(
+    kinesis: KinesisWriting, stream: StreamName, call: PutRecordsCall
+) -> PutRecordsResponse | AnabranchError:
     try:
         return await kinesis.put_records(stream, call.entries)
     except AnabranchError as error:
         return error
-    except Exception as error:  # noqa: BLE001 -- supervisor: a fault of ours must not hold back the records of this call
-        return TransportError(f"the call ended in an unexpected error: {error!r}")
+    except Exception as error:  # noqa: BLE001 -- supervisor: a bug must not block the records of this call
+        return TransportError(f"unexpected error in PutRecords: {error!r}")
 
 
-async def list_stream(
+async def _list_stream(
     kinesis: KinesisWriting, stream: StreamName, *, with_summary: bool
 ) -> tuple[list[Shard], StreamSummary | None] | AnabranchError:
     """All open shards, and the summary if it is wanted and permitted."""
@@ -356,8 +366,8 @@ async def list_stream(
             shards += answer.shards
     except AnabranchError as error:
         return error
-    except Exception as error:  # noqa: BLE001 -- supervisor: the map is asked for again, records go alone meanwhile
-        return TransportError(f"the listing ended in an unexpected error: {error!r}")
+    except Exception as error:  # noqa: BLE001 -- supervisor: the listing is retried, records are sent alone until then
+        return TransportError(f"unexpected error while listing shards: {error!r}")
     return shards, summary
 
 
@@ -365,11 +375,13 @@ async def _describe(kinesis: KinesisWriting, stream: StreamName) -> StreamSummar
     try:
         return await kinesis.describe_stream_summary(stream)
     except AccessDeniedError:
-        return None  # many writers may not describe: then keys decide the shard, as they nearly always do
+        return (
+            None  # many producers lack this permission; we assume that keys select the shard, as on nearly all streams
+        )
 
 
 class _Wait(msgspec.Struct, frozen=True):
-    """Somebody waits for a state of the writer, which is looked at after each step."""
+    """Somebody waits for a condition. It is checked after each step."""
 
     is_over: Callable[[], bool]
     deadline_ms: int | None
@@ -382,49 +394,49 @@ class Writer:
         kinesis: KinesisWriting,
         clock: Clock,
         entropy: Entropy,
-        rules: WritingRules,
+        options: WriteOptions,
         *,
         buffer_bytes: int,
         on_undelivered: Callable[[PutResult], Any] | None,
         emit: Callable[[Event], None],
     ) -> None:
         def make_pipeline(stream: str) -> Pipeline[Delivery]:
-            return Pipeline(stream, rules, Delivery, entropy=entropy, notify=emit)
+            return Pipeline(stream, options, Delivery, entropy=entropy, notify=emit)
 
-        self.intake = Intake(clock, make_pipeline, buffer_bytes=buffer_bytes, wake=self._wake)
+        self.buffer = WriteBuffer(clock, make_pipeline, buffer_bytes=buffer_bytes, wake=self._wake)
         self._kinesis = kinesis
         self._clock = clock
         self._on_undelivered = on_undelivered
         self._emit = emit
         self._waits: list[_Wait] = []
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PutRecordsCall] = {}
         self._failure: ProducerError | None = None
         self._is_closing = False
-        """Whoever closes is told of the failures that nobody has seen."""
+        """`close` will raise the unseen failures, so they need no log line."""
         self._alarm = Alarm(clock)
         self._armed_ms: int | None = None
         self._host = BackgroundTask()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
-    # life
+    # start and end
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._host.start(self._run(), "anabranch-producer")
 
     async def close(self, deadline_ms: int | None) -> FlushReport:
-        """Delivers everything, or fails what could not be delivered in time. Raises the failures nobody has seen."""
-        self.intake.stop(UsageError("this producer is closed"))
+        """Delivers everything, or fails what cannot be delivered in time. Raises the unseen failures."""
+        self.buffer.stop(UsageError("this producer is closed"))
         self._is_closing = True
         try:
             await self._flush(deadline_ms)
         except BaseException:
-            self._is_closing = False  # cut off: the log is told instead
+            self._is_closing = False  # cancelled: log the failures instead
             raise
         finally:
             await self._host.cancel()
-            tell_no_more(self)
+            cancel_report_at_exit(self)
         self._raise_unseen()
         if self._failure is not None:
             raise self._failure
@@ -437,18 +449,18 @@ class Writer:
                 while True:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
-        except Exception as error:  # noqa: BLE001 -- supervisor: whatever broke, every record gets its outcome
-            if self._loop is None or not self._loop.is_closed():  # else the task is what a loop left behind
+        except Exception as error:  # noqa: BLE001 -- supervisor: after any error every record gets an outcome
+            if self._loop is None or not self._loop.is_closed():  # otherwise the loop ended and left this task behind
                 self._fail(error)
         finally:
             self._abandon()
             if not self._is_closing and self._failure is None:
-                self.tell_unfinished()
+                self.report_unfinished()
 
-    def tell_unfinished(self) -> None:
-        """Nobody will be told by a flush or a close."""
-        tell_no_more(self)
-        for stream in self.intake.streams.values():
+    def report_unfinished(self) -> None:
+        """Reports records that neither `flush` nor `close` will report."""
+        cancel_report_at_exit(self)
+        for stream in self.buffer.streams.values():
             if record_count := stream.pipeline.count_unfinished():
                 self._emit(RecordsAbandoned(stream=str(stream.name), record_count=record_count))
 
@@ -457,23 +469,23 @@ class Writer:
         failure = ProducerError(f"this producer has failed: {cause!r}")
         failure.__cause__ = cause
         self._failure = failure
-        self.intake.stop(failure)
-        record_count = sum(stream.pipeline.count_unfinished() for stream in self.intake.streams.values())
+        self.buffer.stop(failure)
+        record_count = sum(stream.pipeline.count_unfinished() for stream in self.buffer.streams.values())
         self._emit(WriterFailed(error=repr(cause), record_count=record_count))
 
     def _abandon(self) -> None:
-        """The host ends: what is left gets its outcome, and whoever waits is woken.
+        """The task ends: the remaining records get an outcome, and all waiters are woken.
 
-        After an unexpected error too, so it relies on nothing but the list of bundles.
+        Also runs after an unexpected error, so it relies only on the list of bundles.
         """
         now_ms = self._clock.now_ms()
         failure = None if self._failure is None else str(self._failure)
         self._calls.clear()
-        for stream in self.intake.streams.values():
+        for stream in self.buffer.streams.values():
             stream.pipeline.abandon(failure, now_ms)
             self._settle(stream)
-        self.intake.stop(UsageError("the event loop of this producer has ended"))
-        self.intake.turn_away()
+        self.buffer.stop(UsageError("the event loop of this producer has ended"))
+        self.buffer.reject_waiters()
         for wait in self._waits:
             if not wait.future.done():
                 wait.future.set_result(wait.is_over())
@@ -482,27 +494,27 @@ class Writer:
     # flushing
 
     async def flush(self, deadline_ms: int | None) -> FlushReport:
-        """A barrier: everything put before is settled when it returns, unless the deadline came first."""
-        if self.intake.refusal is not None:
-            raise self.intake.refusal
+        """Waits until everything put before is settled, or until the deadline."""
+        if self.buffer.stop_error is not None:
+            raise self.buffer.stop_error
         is_complete = await self._flush(deadline_ms)
         self._raise_unseen()
-        if not self._host.is_running and self.intake.refusal is not None:
-            raise self.intake.refusal
+        if not self._host.is_running and self.buffer.stop_error is not None:
+            raise self.buffer.stop_error
         return FlushReport(is_complete, 0 if is_complete else self._count_pending())
 
     async def _flush(self, deadline_ms: int | None) -> bool:
-        last = self.intake.last_in_queue
-        if last is not None and not await self._until(last.done, deadline_ms):
+        last = self.buffer.last_in_queue
+        if last is not None and not await self._wait_until(last.done, deadline_ms):
             return False
         now_ms = self._clock.now_ms()
         try:
-            marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.intake.streams.values()]
+            marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.buffer.streams.values()]
         finally:
             self._wake()
-        return await self._until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
+        return await self._wait_until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
 
-    async def _until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
+    async def _wait_until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
         if not self._host.is_running:
             return is_over()
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -512,28 +524,28 @@ class Writer:
 
     def _count_pending(self) -> int:
         in_flight = sum(len(bundle.records) for call in self._calls.values() for bundle in call.bundles)
-        return in_flight + sum(stream.pipeline.count_waiting() for stream in self.intake.streams.values())
+        return in_flight + sum(stream.pipeline.count_waiting() for stream in self.buffer.streams.values())
 
     def _raise_unseen(self) -> None:
-        if failed := self.intake.take_unseen():
-            raise failure_of(failed)
+        if failed := self.buffer.take_unseen():
+            raise delivery_failed(failed)
 
     # steps
 
     def _wake(self) -> None:
         if self._host.is_running:
-            tell_at_exit(self)
-        self.intake.is_awake = True
+            report_at_exit(self)
+        self.buffer.is_awake = True
         self._alarm.ring()
 
     def _step(self) -> int | None:
-        """Everything that can be done now. Returns when there is more to do by time alone."""
-        intake = self.intake
-        intake.is_awake = True  # what is put during the step is seen by it
+        """Does everything that can be done now. Returns the time of the next deadline."""
+        buffer = self.buffer
+        buffer.is_awake = True  # this step also handles what is put during it
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
-        intake.free()
-        intake.admit()
-        for stream in intake.in_turn():
+        buffer.free_seen()
+        buffer.admit()
+        for stream in buffer.rotate():
             pipeline = stream.pipeline
             if pipeline.fault is not None:
                 raise pipeline.fault
@@ -546,21 +558,21 @@ class Writer:
                 if steps.refresh:
                     self._spawn(self._refresh(stream))
                 self._settle(stream)
-                intake.admit()
-        intake.is_awake = False
-        if intake.is_empty:
-            tell_no_more(self)
-        return self._look_at_waits(now_ms)
+                buffer.admit()
+        buffer.is_awake = False
+        if buffer.is_empty:
+            cancel_report_at_exit(self)
+        return self._check_waits(now_ms)
 
-    def _step_after_answer(self) -> None:
-        """What the answer changed is done at once; the host hears of it only if it has to get up earlier, or never."""
+    def _step_after_response(self) -> None:
+        """Takes a step now. The task is woken only if its timer is wrong afterwards."""
         deadline_ms, armed_ms = self._step(), self._armed_ms
         is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
         if not is_right:
             self._wake()
 
-    def _look_at_waits(self, now_ms: int) -> int | None:
-        deadlines = [stream.pipeline.next_deadline_ms for stream in self.intake.streams.values()]
+    def _check_waits(self, now_ms: int) -> int | None:
+        deadlines = [stream.pipeline.next_deadline_ms for stream in self.buffer.streams.values()]
         for wait in self._waits:
             if wait.future.done():
                 continue
@@ -577,55 +589,54 @@ class Writer:
         assert self._tasks is not None
         self._tasks.create_task(work)
 
-    async def _send(self, stream: WrittenStream, call: Call) -> None:
-        answer = await send(self._kinesis, stream.name, call)
-        stream.pipeline.on_answer(call, answer, self._clock.now_ms())
+    async def _send(self, stream: OpenStream, call: PutRecordsCall) -> None:
+        response = await _put_records(self._kinesis, stream.name, call)
+        stream.pipeline.on_response(call, response, self._clock.now_ms())
         del self._calls[id(call)]
-        self._step_after_answer()
+        self._step_after_response()
 
-    async def _refresh(self, stream: WrittenStream) -> None:
-        listed = await list_stream(self._kinesis, stream.name, with_summary=stream.pipeline.wants_summary)
+    async def _refresh(self, stream: OpenStream) -> None:
+        listed = await _list_stream(self._kinesis, stream.name, with_summary=stream.pipeline.wants_summary)
         now_ms = self._clock.now_ms()
         if isinstance(listed, AnabranchError):
             stream.pipeline.on_listing_failed(listed, now_ms)
         else:
             stream.pipeline.on_listing(*listed, now_ms)
-        self._step_after_answer()
+        self._step_after_response()
 
     # outcomes
 
-    def _settle(self, stream: WrittenStream) -> None:
+    def _settle(self, stream: OpenStream) -> None:
         for bundle in stream.pipeline.take_settled():
             try:
-                if bundle.is_settled:
-                    if bundle.sequence_number is not None:
-                        self.intake.used_bytes -= bundle.cost_bytes
-                    else:
-                        self._offer(bundle)
+                if bundle.failures is not None:
+                    self._report_failures(bundle.failures, bundle)
+                elif bundle.is_settled:
+                    self.buffer.used_bytes -= bundle.cost_bytes
             finally:
                 waiters, bundle.waiters = bundle.waiters, None
                 for _, wake in waiters or ():
                     wake()
             bundle.release()
-        self.intake.free()
+        self.buffer.free_seen()
 
-    def _offer(self, bundle: Bundle) -> None:
-        """A failure is seen by who awaits it; else the hook may take it; else it waits to be raised."""
+    def _report_failures(self, failures: UnseenFailures, bundle: Bundle) -> None:
+        """To whoever awaits the record, else to the hook. Otherwise the next flush raises it."""
         awaited = {id(record) for record, _ in bundle.waiters or ()}
         for record in bundle.records:
             if id(record) in awaited:
-                bundle.failures.see(record)
+                failures.mark_seen(record)
             elif self._on_undelivered is not None:
-                self._hand_over(self._on_undelivered, record, bundle.failures)
+                self._call_hook(self._on_undelivered, record, failures)
 
-    def _hand_over(self, hook: Callable[[PutResult], Any], record: Delivery, failures: Failures) -> None:
-        failures.see(record)  # before the hook runs: it may put the record again
+    def _call_hook(self, hook: Callable[[PutResult], Any], record: Delivery, failures: UnseenFailures) -> None:
+        failures.mark_seen(record)  # first, because the hook may put the record again
         try:
-            taken = hook(record.put_result)
-            if inspect.iscoroutine(taken):
-                taken.close()
-                raise TypeError("on_undelivered is asynchronous; it must be a plain function")  # noqa: TRY301 -- as below
-        except Exception as error:  # noqa: BLE001 -- supervisor: what the hook did not take is raised by the next flush
+            returned = hook(record.put_result)
+            if inspect.iscoroutine(returned):
+                returned.close()
+                raise TypeError("on_undelivered is an async function; it must be a plain one")  # noqa: TRY301 -- as below
+        except Exception as error:  # noqa: BLE001 -- supervisor: the next flush raises the failure instead
             self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])
-            self.intake.used_bytes += cost_of(record.data, record.partition_key)
+            self.buffer.used_bytes += cost_of(record.data, record.partition_key)

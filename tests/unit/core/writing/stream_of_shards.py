@@ -3,7 +3,7 @@
 import random
 
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.pipeline import Pipeline, WritingRules
+from anabranch._core.writing.pipeline import Pipeline, WriteOptions
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.streams import Shard
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
@@ -55,7 +55,7 @@ class Desk:
         self.refreshes = 0
         self.settled = []
         self.pipeline = Pipeline(
-            "orders", WritingRules(**rules), OutgoingRecord, entropy=random.Random(7), notify=self.events.append
+            "orders", WriteOptions(**rules), OutgoingRecord, entropy=random.Random(7), notify=self.events.append
         )
         if shards is not None:
             self.pipeline._shard_map.begin(now_ms)
@@ -78,11 +78,11 @@ class Desk:
 
     def answer(self, *slots, call=None, request_id="request-1"):
         call = self.calls.pop(0) if call is None else call
-        self.pipeline.on_answer(call, PutRecordsResponse(list(slots), request_id=request_id), self.now_ms)
+        self.pipeline.on_response(call, PutRecordsResponse(list(slots), request_id=request_id), self.now_ms)
         self.collect_settled()
 
     def fail(self, error):
-        self.pipeline.on_answer(self.calls.pop(0), error, self.now_ms)
+        self.pipeline.on_response(self.calls.pop(0), error, self.now_ms)
         self.collect_settled()
 
     def collect_settled(self):

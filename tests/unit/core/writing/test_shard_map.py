@@ -45,12 +45,12 @@ def test_a_listing_makes_it_ready_and_every_key_has_its_shard():
 
 def test_a_refresh_takes_no_answer_away():
     shard_map = ready_map(listing(2))
-    shard_map.distrust()
+    shard_map.request_refresh()
     assert shard_map.state is MapState.INVALID
     assert predicted(shard_map, 0) == shard_id(0)
     shard_map.begin(2_000)
     assert shard_map.state is MapState.UPDATING
-    shard_map.distrust()
+    shard_map.request_refresh()
     assert shard_map.state is MapState.UPDATING
     assert predicted(shard_map, HIGHEST) == shard_id(1)
 
@@ -71,7 +71,7 @@ def test_backoff_grows_from_one_second_to_thirty_and_a_listing_ends_it():
     assert max(delays[6:]) > 5_000
     shard_map.begin(now_ms)
     shard_map.install(listing(1), now_ms)
-    shard_map.distrust()
+    shard_map.request_refresh()
     assert shard_map.wants_refresh(now_ms)
 
 
@@ -87,7 +87,7 @@ def test_an_invalidation_older_than_the_listing_asks_for_nothing():
 def test_an_invalidation_for_a_shard_that_the_listing_no_longer_has_asks_for_nothing():
     shard_map = ready_map(listing(1))
     old = shard_map.predict(at(0))
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     shard_map.install(HALVES, 2_010)
     assert not shard_map.invalidate(3_000, old)
@@ -121,7 +121,7 @@ def test_a_response_older_than_the_listing_teaches_nothing():
 
 def test_a_parent_that_is_still_written_to_after_its_split_disproves_nothing():
     shard_map = ready_map(listing(1))
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     shard_map.install(HALVES, 2_010)
     child = shard_map.predict(at(0))
@@ -131,12 +131,12 @@ def test_a_parent_that_is_still_written_to_after_its_split_disproves_nothing():
 
 def test_closed_shards_are_remembered_for_a_minute():
     shard_map = ready_map(listing(1))
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     shard_map.install(HALVES, 2_000)
     assert shard_map.find(shard_id(0), 61_999).shard_id == shard_id(0)
     assert shard_map.find(shard_id(0), 62_000) is None
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(70_000)
     shard_map.install([HALVES[0], shard(3, MIDDLE, HIGHEST, starts=9)], 70_000)
     assert shard_id(0) not in shard_map._closed
@@ -178,7 +178,7 @@ def test_a_listing_with_a_gap_in_the_middle_is_asked_for_again():
 )
 def test_a_stream_created_anew_is_noticed(before, after):
     shard_map = ready_map(before)
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     assert shard_map.install(after, 2_000)
     assert shard_map.predict(at(0)) == MappedShard.of(after[0])
@@ -187,10 +187,10 @@ def test_a_stream_created_anew_is_noticed(before, after):
 
 def test_a_closed_shard_that_returns_begun_elsewhere_is_another_stream():
     shard_map = ready_map(listing(1))
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     assert not shard_map.install(HALVES, 2_000)
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(3_000)
     assert shard_map.install([shard(0, starts=77), *HALVES], 3_000)
 
@@ -198,7 +198,7 @@ def test_a_closed_shard_that_returns_begun_elsewhere_is_another_stream():
 def test_the_same_listing_again_changes_nothing():
     shard_map = ready_map(listing(3))
     shards, generation = list(shard_map.shards), shard_map.generation
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     assert not shard_map.install(listing(3), 2_000)
     assert shard_map.generation == generation
@@ -208,7 +208,7 @@ def test_the_same_listing_again_changes_nothing():
 def test_an_unchanged_shard_stays_the_same_object_through_a_reshard():
     shard_map = ready_map([HALVES[0], HALVES[1]])
     kept = shard_map.predict(at(0))
-    shard_map.distrust()
+    shard_map.request_refresh()
     shard_map.begin(2_000)
     shard_map.install([HALVES[0], shard(3, MIDDLE, MIDDLE + 9, 8), shard(4, MIDDLE + 10, HIGHEST, 8)], 2_000)
     assert shard_map.predict(at(0)) is kept
@@ -216,14 +216,14 @@ def test_an_unchanged_shard_stays_the_same_object_through_a_reshard():
 
 def test_who_has_not_heard_of_the_stream_for_a_minute_doubts_the_map():
     shard_map = ready_map(listing(1), now_ms=1_000)
-    assert not shard_map.is_doubtful(61_000)
-    assert shard_map.is_doubtful(61_001)
+    assert not shard_map.is_stale(61_000)
+    assert shard_map.is_stale(61_001)
     shard_map.confirm(61_001)
-    assert not shard_map.is_doubtful(61_001)
-    shard_map.forget()
+    assert not shard_map.is_stale(61_001)
+    shard_map.clear()
     assert shard_map.state is MapState.INVALID
     assert predicted(shard_map, 0) is None
-    assert not shard_map.is_doubtful(10_000_000)
+    assert not shard_map.is_stale(10_000_000)
 
 
 def test_an_empty_listing_predicts_nothing():

@@ -59,7 +59,7 @@ def test_refusals_of_one_call_count_once():
     pace, entropy = ShardPace(1.0, 0), random.Random(2)
     assert pace.on_refused(0, entropy)
     assert not pace.on_refused(0, entropy)
-    pace.rest(0, entropy)
+    pace.pause(0, entropy)
     assert pace.factor == 0.7
     assert pace.paused_until_ms <= 51
 
@@ -137,7 +137,7 @@ def test_pauses_double_while_refusals_go_on_and_are_bounded():
 
 def test_a_rest_pauses_without_slowing_down():
     pace = ShardPace(1.0, 0)
-    pace.rest(0, random.Random(2))
+    pace.pause(0, random.Random(2))
     assert pace.paused_until_ms > 0
     assert pace.factor == 1.0
 

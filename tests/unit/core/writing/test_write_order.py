@@ -11,7 +11,7 @@ DENIED = AccessDeniedError("no", operation="PutRecords", code="AccessDeniedExcep
 
 
 def relist(desk, shards):
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     desk.now_ms += 5
     desk.tick()
     desk.now_ms += 5
@@ -217,7 +217,7 @@ def test_a_key_that_goes_alone_again_waits_for_its_record_in_flight():
     desk.tick()
     desk.now_ms += 5
     desk.list(listing(1))
-    desk.pipeline._shard_map.forget()
+    desk.pipeline._shard_map.clear()
     desk.put(b"2", "k")
     desk.tick()
     assert len(desk.calls) == 1
@@ -253,7 +253,7 @@ def test_later_records_of_a_failed_key_fail_too_until_the_failure_is_seen():
     assert third.bundle.is_settled
     assert third.put_result.error.startswith("OrderKept")
     assert not desk.put(b"b", "l").bundle.is_settled
-    desk.pipeline.failures.see(failed)
+    desk.pipeline.failures.mark_seen(failed)
     assert not desk.put(b"4", "k").bundle.is_settled
 
 
@@ -291,10 +291,10 @@ def test_failures_hold_their_place_in_the_buffer_until_they_are_seen():
     desk.fail(DENIED)
     failures = desk.pipeline.failures
     assert failures.take_freed_bytes() == 0
-    failures.see(first)
-    failures.see(first)
+    failures.mark_seen(first)
+    failures.mark_seen(first)
     assert failures.take_freed_bytes() == 256 + 2
-    assert [record.data for record in failures.see_all()] == [b"2"]
+    assert [record.data for record in failures.take_all()] == [b"2"]
     assert failures.take_freed_bytes() == 256 + 2
     assert calls == [1, 1]
     assert second.put_result.data == b"2"
@@ -422,7 +422,7 @@ def test_a_service_that_places_records_itself_is_told_once_and_stays_so():
     desk.tick()
     desk.now_ms += 5
     desk.list(listing(2), summary(record_distribution="AUTO"))
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     desk.tick(5)
     desk.list(listing(2), summary(record_distribution="AUTO"))
     assert len(desk.events) == 1

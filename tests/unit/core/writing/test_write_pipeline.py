@@ -140,7 +140,7 @@ def test_abandoning_fails_everything_and_what_was_in_flight_is_perhaps_written()
     desk.collect_settled()
     assert flying.put_result.maybe_written
     assert not waiting.put_result.maybe_written
-    assert waiting.put_result.error == "ProducerClosed: the producer was closed before it was delivered"
+    assert waiting.put_result.error == "ProducerClosed: the producer was closed before the record was delivered"
     assert desk.pipeline.is_idle
 
 
@@ -187,7 +187,7 @@ def test_a_stream_created_anew_is_described_again():
     desk = Desk(listing(1))
     assert not desk.pipeline.wants_summary
     desk.put(b"1", "k")
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     desk.tick(5)
     desk.list([shard(0, starts=99)])
     assert desk.pipeline.wants_summary
@@ -233,7 +233,7 @@ def test_after_a_missing_stream_the_next_record_is_tried_afresh():
     first = desk.put(b"1", "k")
     desk.tick()
     desk.fail(StreamNotFoundError("no", operation="PutRecords", code="ResourceNotFoundException"))
-    desk.pipeline.failures.see(first)
+    desk.pipeline.failures.mark_seen(first)
     desk.put(b"2", "k")
     desk.tick()
     assert desk.sent() == [b"2"]

@@ -1,7 +1,7 @@
 import pytest
 from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, shard_id, written
 
-from anabranch._core.writing.settlement import RULINGS, Outcome, outcome_of_error
+from anabranch._core.writing.settlement import RETRY_TABLE, Outcome, outcome_of_error
 from anabranch._wire.messages import PutRecordsResultEntry
 from anabranch.errors import (
     AccessDeniedError,
@@ -25,9 +25,9 @@ def service(kind, code="Code", status=400):
     "error, outcome",
     [
         (service(InvalidRequestError), Outcome.CALL_INVALID),
-        (service(ThrottledError), Outcome.CALL_TURNED_AWAY),
-        (service(ExpiredTokenError), Outcome.CALL_TURNED_AWAY),
-        (service(ResourceInUseError), Outcome.CALL_TURNED_AWAY),
+        (service(ThrottledError), Outcome.CALL_REJECTED_FOR_NOW),
+        (service(ExpiredTokenError), Outcome.CALL_REJECTED_FOR_NOW),
+        (service(ResourceInUseError), Outcome.CALL_REJECTED_FOR_NOW),
         (service(UnavailableError, status=500), Outcome.CALL_UNAVAILABLE),
         (TransportError("cut"), Outcome.CALL_UNANSWERED),
         (TransportError("refused", maybe_sent=False), Outcome.CALL_NOT_SENT),
@@ -41,7 +41,7 @@ def test_an_error_of_a_call_has_one_outcome(error, outcome):
 
 
 def test_every_outcome_has_a_ruling():
-    assert set(RULINGS) == set(Outcome)
+    assert set(RETRY_TABLE) == set(Outcome)
 
 
 def two_in_one_aggregate(desk, low="1", high=str(HIGHEST)):
@@ -166,7 +166,7 @@ def test_a_listing_asked_for_before_the_landing_does_not_decide_it():
     desk = Desk(listing(1))
     two_in_one_aggregate(desk)
     desk.tick()
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     desk.tick(100)
     assert desk.refreshes == 1
     desk.now_ms += 5
@@ -184,7 +184,7 @@ def test_a_known_parent_that_holds_all_records_is_as_good():
     desk = Desk(listing(1))
     desk.put(b"0", "j")
     desk.tick()
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     split(desk)
     desk.answer(written(4))
     deliveries = two_in_one_aggregate(desk, "1", "2")
@@ -202,7 +202,7 @@ def test_a_merge_that_lags_behind_its_listing_is_tried_again_after_a_pause():
     desk.answer(
         written(4, number=0) if desk.calls[0].bundles[0].predicted.shard_id == shard_id(0) else written(4, number=1)
     )
-    desk.pipeline._shard_map.distrust()
+    desk.pipeline._shard_map.request_refresh()
     desk.put(b"1", "j")
     desk.tick(5)
     desk.list([shard(2, starts=9)])

@@ -35,7 +35,7 @@ class Driver:
         profile = {"worker_id": "w", "fingerprint": ""} | profile
         self.machine = LeaseMachine(MemberProfile(**profile), lease_timing(), random.Random(1))
         self.machine.app = now(store.open(APP))
-        now(store.put_stream(STREAM, app_id=APP.app_id))
+        now(store.put_stream(STREAM))
 
     @property
     def moment(self):

@@ -15,6 +15,7 @@ from anabranch._model.leases import (
     LeaseKey,
     LeaseRow,
     MemberRow,
+    Poll,
     StreamRow,
 )
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
@@ -100,9 +101,12 @@ class LeaseStore(Protocol):
     - Implementations do not retry. A call that cannot be completed raises `LeaseStoreError`; it may or may not have
       taken effect.
     - Writes return the stored row, so that a caller whose answer was lost learns what is stored.
-    - Writes that create something (a stream, its bootstrap mark, a lease) name the application's id. They take effect
-      only if the application's row still has that id, checked atomically with the write (rule L14). So a delayed write
-      creates nothing in a store that was emptied or reset meanwhile.
+    - No write has a condition over two rows.
+    - The application's row is stored under the application's name, every other row under that name and the `app_id`
+      that this handle opened. So a delayed write never shows in an application that was deleted and created again (rule
+      L14).
+    - The store is called from two event loops: the worker's, and that of the heartbeat thread. Where a connection
+      belongs to one loop, open one for each.
 
     `_core.leases.rows` defines each condition as a function over rows. A store compares versions, owners and counters.
     It has no clock, decides no expiry, and never changes a row by itself.
@@ -111,19 +115,30 @@ class LeaseStore(Protocol):
     async def open(self, app: AppRow) -> AppRow:
         """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
         its storage (`incarnation`), so that a worker that starts after a rollback notices it.
+
+        From then on this handle reads and writes the rows of that row's `app_id`.
         """
 
     async def read_app(self) -> AppRow | None:
         """May be called before `open`. Creates nothing."""
 
-    async def incarnation(self) -> str:
+    async def identity(self) -> str:
         """The identity of the storage. If it changes, acknowledged writes may be lost (rule L13)."""
+
+    async def poll(self) -> Poll:
+        """The application, all members and the pending commands: what a worker reads about once a second."""
 
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         """Writes the app row's incarnation if it is still the expected one; returns the stored row."""
 
+    async def renew_watch(self) -> None:
+        """Adds one to `watch` in the application's row: somebody looks at the fleet."""
+
     async def delete_app(self, app_id: str) -> bool:
-        """Deletes all rows of the application, if it still has this id and no live member."""
+        """Deletes the application's row, if it still has this id, then all rows under the id. False if there were none.
+
+        After a failure it can be called again, and goes on. The caller has seen that no member is alive.
+        """
 
     async def close(self) -> None: ...
 
@@ -154,20 +169,20 @@ class LeaseStore(Protocol):
         """Adds to a live donor's `wanted`, once; returns the donor's stored row."""
 
     async def delete_member(self, member_id: str) -> bool:
-        """Deletes a sealed or left member. The caller has checked that no lease names it."""
+        """Deletes a sealed or left member. The caller has seen that no lease names it."""
 
     # streams
-    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
-        """Put if absent; returns the stored row. None if the application has another id; then nothing is created."""
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        """Put if absent; returns the stored row."""
 
-    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
-        """Replaces the row if its version and the application's id still match; None if not."""
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        """Replaces the row if its version is still the expected one; None if not."""
 
     async def read_streams(self) -> Sequence[StreamRow]: ...
 
     # leases
-    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
-        """Put if absent; returns the stored row. None if the application has another id; then nothing is created."""
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        """Put if absent; returns the stored row."""
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
         """Sorted by key. Without finished rows by default, which stay for the stream's retention (rule S6)."""

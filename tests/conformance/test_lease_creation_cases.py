@@ -192,10 +192,10 @@ class FailingStore(MemoryLeaseStore):
             raise LeaseStoreError("away")
         return await super().read_leases(with_finished=with_finished)
 
-    async def create_lease(self, row, *, app_id):
+    async def create_lease(self, row):
         if self.failing == row.key.shard_id:
             raise LeaseStoreError("away")
-        return await super().create_lease(row, app_id=app_id)
+        return await super().create_lease(row)
 
 
 @pytest.mark.parametrize("origin", [T, X])
@@ -204,7 +204,7 @@ def test_cases_28_to_31_a_bootstrap_that_failed_anywhere_is_completed_by_the_nex
     async def bootstrap(store):
         rows = await store.read_leases(with_finished=True)
         for planned in plan_bootstrap(stream(origin), listing(A), rows):
-            await store.create_lease(planned, app_id="1")
+            await store.create_lease(planned)
         return numbers(await store.read_leases(with_finished=True))
 
     async def main():
@@ -340,7 +340,7 @@ def test_cases_81_to_84_the_streams_row_comes_first():
     async def main():
         store = MemoryLeaseStore()
         await store.open(AppRow(app="a", app_id="1", created_wall_ms=1))
-        first, second = await store.put_stream(stream(T), app_id="1"), await store.put_stream(stream(X), app_id="1")
+        first, second = await store.put_stream(stream(T)), await store.put_stream(stream(X))
         assert first == second == stream(T)
 
     asyncio.run(main())

@@ -3,10 +3,13 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from anabranch._model.leases import Conflict
 from anabranch.stores import MemoryLeaseStore, SqliteLeaseStore
-from anabranch.testing.lease_store_contract import check_lease_store
+from anabranch.stores.memory import MemoryRows
+from anabranch.stores.row_store import Changed
+from anabranch.testing.lease_store_contract import check_lease_store, member
 
 
 def test_the_memory_store_keeps_the_contract():
@@ -19,15 +22,13 @@ def test_the_sqlite_store_keeps_the_contract(tmp_path):
 
 class UpsertingStore(MemoryLeaseStore):
     async def heartbeat(self, beat):
-        from anabranch.testing.lease_store_contract import member
-
         await self.register_member(member(beat.member_id))
         return await super().heartbeat(beat)
 
 
 class TakingFromAnybodyStore(MemoryLeaseStore):
     async def take_lease(self, key, member_id, *, expected_owner, expected_version, epoch_floor=0):
-        stored = self._leases.get(key)
+        stored = await self.read_lease(key)
         return await super().take_lease(
             key,
             member_id,
@@ -39,23 +40,26 @@ class TakingFromAnybodyStore(MemoryLeaseStore):
 
 class LastWriteWinsStore(MemoryLeaseStore):
     async def write_lease(self, row, *, member_id, expected_version):
-        stored = self._leases.get(row.key)
+        stored = await self.read_lease(row.key)
         if stored is None:
             return Conflict(None)
         return await super().write_lease(row, member_id=member_id, expected_version=stored.version)
 
 
 class RacyStore(MemoryLeaseStore):
-    async def create_lease(self, row, *, app_id):
-        if await self.read_lease(row.key) is None:
-            await asyncio.sleep(0)
-            self._leases[row.key] = row
-        return self._leases[row.key]
+    async def change(self, keys, update):
+        found = await self.get(keys)
+        await asyncio.sleep(0)
+        after = update(found.rows)
+        self.rows.change(keys, lambda _: after)
+        return Changed(found.rows, after, None)
 
 
-class CarelessStore(MemoryLeaseStore):
-    async def put_stream(self, row, *, app_id):
-        return self._streams.setdefault(row.stream_key, row)
+class NarrowStore(MemoryLeaseStore):
+    """Keeps only the fields that it knows."""
+
+    async def change(self, keys, update):
+        return await super().change(keys, lambda rows: [row and replace(row, extra={}) for row in update(rows)])
 
 
 class ForgetfulStore(MemoryLeaseStore):
@@ -70,7 +74,7 @@ class ForgetfulStore(MemoryLeaseStore):
         (TakingFromAnybodyStore, "a lease is taken from the expected owner at the expected version"),
         (LastWriteWinsStore, "one of many writes of a version holds"),
         (RacyStore, "many who create agree on one row"),
-        (CarelessStore, "nothing begins in another application of the name"),
+        (NarrowStore, "fields of a newer version are kept"),
         (ForgetfulStore, "rows are read in order and finished ones only when asked for"),
     ],
 )
@@ -79,3 +83,28 @@ def test_the_contract_catches_a_store_that_breaks_it(store, rule):
         check_lease_store(lambda app: store(), durable=False)
     notes = [note for failure in caught.value.exceptions for note in failure.__notes__]
     assert any(rule in note for note in notes), notes
+
+
+class NamelessStore(MemoryLeaseStore):
+    """Stores all rows under the application's name alone. Its handles share the rows."""
+
+    def __init__(self, rows, app):
+        super().__init__()
+        self.rows, self.app = rows, app
+
+    async def open(self, app):
+        row = await super().open(app)
+        self._app_id = "always"
+        return row
+
+
+def test_the_contract_catches_a_store_that_shows_late_writes_in_the_next_application():
+    rows = {}
+
+    def make(app):
+        return NamelessStore(rows.setdefault(app, MemoryRows()), app)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        check_lease_store(make)
+    notes = [note for failure in caught.value.exceptions for note in failure.__notes__]
+    assert "in the check 'what comes late does not show in the next application of the name'" in notes

@@ -53,7 +53,7 @@ async def main():
     won = []
     for number in range(lease_count):
         key = LeaseKey("1:orders:2", 0, f"shardId-{number:012d}")
-        await insist(store.create_lease, LeaseRow(key=key), app_id=app.app_id)
+        await insist(store.create_lease, LeaseRow(key=key))
         row = await insist(store.take_lease, key, me, expected_owner=None, expected_version=0)
         if isinstance(row, LeaseRow):
             won.append(number)
@@ -63,7 +63,7 @@ async def main():
     for attempt in range(1, 11):
         row = await insist(store.heartbeat, HeartbeatWrite(member_id=me, attempt=attempt))
         assert row.counter == attempt, row
-    say(app_id=app.app_id, won=won, incarnation=await store.incarnation())
+    say(app_id=app.app_id, won=won, incarnation=await store.identity())
     await store.close()
 asyncio.run(main())
 """
@@ -75,7 +75,7 @@ COMMITTER = (
 async def main():
     store, app = await opened()
     key = LeaseKey("1:orders:2", 0, "shardId-000000000000")
-    await store.create_lease(LeaseRow(key=key), app_id=app.app_id)
+    await store.create_lease(LeaseRow(key=key))
     row = await store.take_lease(key, me, expected_owner=None, expected_version=0)
     while True:
         number = row.version + 1
@@ -136,7 +136,7 @@ def test_processes_that_start_together_on_a_new_file_agree_on_everything(tmp_pat
         winners = {number: f"m{index}" for index, report in enumerate(reports) for number in report["won"]}
         assert {int(row.key.shard_id[-12:]): row.owner for row in leases} == winners
         assert app.app_id == reports[0]["app_id"]
-        assert await store.incarnation() == reports[0]["incarnation"]
+        assert await store.identity() == reports[0]["incarnation"]
 
     with_store(path, check)
 

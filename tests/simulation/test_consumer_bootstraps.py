@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from anabranch._model.leases import AppRow
+from anabranch._model.leases import AppRow, LeaseRow, StreamRow
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import forget, forget_last_lease, replace_rows, set_app, stored
 
 from simulated_stream import now_ms, run, stream_world, until
 
@@ -30,8 +31,7 @@ class StoreWithAMishap(MemoryLeaseStore):
 
     def complete(self):
         """Another worker marks the stream as begun."""
-        ((key, row),) = self._streams.items()
-        self._streams[key] = replace(row, bootstrapped=True, version=row.version + 1)
+        replace_rows(self, StreamRow, lambda row: replace(row, bootstrapped=True, version=row.version + 1))
 
 
 async def begin(world, store):
@@ -43,14 +43,14 @@ async def begin(world, store):
         await consumer.stop()
     await running
     (row,) = await store.read_streams()
-    return row, [key.shard_id for key in sorted(store._leases)]
+    return row, [lease.key.shard_id for lease in await store.read_leases()]
 
 
 def test_leases_that_the_store_forgot_are_made_again_before_the_mark():
     async def main():
         async with stream_world(2) as world:
             store = StoreWithAMishap()
-            store.happens("create_lease", 2, store._leases.clear)
+            store.happens("create_lease", 2, lambda: forget(store, LeaseRow))
             row, shards = await begin(world, store)
             assert row.bootstrapped
             assert shards == SHARDS
@@ -64,8 +64,8 @@ def test_a_stream_that_the_store_forgot_in_its_beginning_is_put_there_again_with
             store, forgotten = StoreWithAMishap(), []
 
             def go_back():
-                forgotten.extend(store._streams.values())
-                store._streams, store._leases = {}, {}
+                forgotten.extend(stored(store, StreamRow))
+                forget(store, StreamRow, LeaseRow)
 
             store.happens("write_stream", 1, go_back)
             row, shards = await begin(world, store)
@@ -82,8 +82,8 @@ def test_a_mark_that_the_store_forgot_together_with_the_leases_is_no_error():
             begun, _ = await begin(world, store)
 
             def go_back():
-                store._streams[begun.stream_key] = replace(begun, bootstrapped=False, version=0)
-                store._leases.clear()
+                replace_rows(store, StreamRow, lambda row: replace(row, bootstrapped=False, version=0))
+                forget(store, LeaseRow)
 
             store.happens("read_leases", 1, go_back)
             await asyncio.sleep(900)
@@ -122,8 +122,8 @@ def test_a_mark_whose_answer_was_lost_is_found():
     class StoreWhoseAnswerIsLost(MemoryLeaseStore):
         answers_lost = 1
 
-        async def write_stream(self, row, expected_version, *, app_id):
-            answer = await super().write_stream(row, expected_version, app_id=app_id)
+        async def write_stream(self, row, expected_version):
+            answer = await super().write_stream(row, expected_version)
             if self.answers_lost:
                 self.answers_lost -= 1
                 raise LeaseStoreError("the connection was lost")
@@ -144,12 +144,12 @@ def test_a_mark_is_not_tried_again_before_the_leases_are_read_again():
 
         is_due = True
 
-        async def write_stream(self, row, expected_version, *, app_id):
+        async def write_stream(self, row, expected_version):
             if self.is_due:
                 self.is_due = False
-                self._leases.popitem()
+                forget_last_lease(self)
                 raise LeaseStoreError("the connection was lost: the store has failed over")
-            return await super().write_stream(row, expected_version, app_id=app_id)
+            return await super().write_stream(row, expected_version)
 
     async def main():
         async with stream_world(2) as world:
@@ -174,7 +174,8 @@ def test_two_that_begin_at_once_in_an_emptied_store_leave_it_to_a_third(number):
                     writes.append(call.__name__)
                     if len(writes) == number:
                         another = AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
-                        store._app, store._streams, store._leases = another, {}, {}
+                        forget(store, StreamRow, LeaseRow)
+                        set_app(store, another)
                     return await call(*args, **options)
 
                 return noted
@@ -183,7 +184,6 @@ def test_two_that_begin_at_once_in_an_emptied_store_leave_it_to_a_third(number):
                 setattr(store, name, note(getattr(store, name)))
             ends = await asyncio.gather(begin(world, store), begin(world, store), return_exceptions=True)
             assert all(isinstance(end, LeaseStoreInvalidError) for end in ends), ends
-            assert not store._leases
             await asyncio.sleep(900)
             row, shards = await begin(world, store)
             assert now_ms() / 1000 - row.origin.timestamp_seconds < 10

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import anabranch
 from anabranch import Retry, events
-from anabranch._model.leases import MemberRow
+from anabranch._model.leases import LeaseRow, MemberRow
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import (
     AccessDeniedError,
@@ -19,6 +19,7 @@ from anabranch.errors import (
     StreamNotFoundError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import replace_rows
 
 from simulated_stream import QUICK, now, now_ms, numbers, run, stream_world, until
 
@@ -462,7 +463,7 @@ def test_a_checkpoint_that_was_trimmed_is_a_loss_only_if_records_may_have_been_l
             (row,) = await store.read_leases()
             last_seen = None if hours_ago is None else now_ms() / 1000 - 3600 * hours_ago
             checkpoint = replace(row.checkpoint, seen_through_seconds=last_seen)
-            store._leases[row.key] = replace(row, checkpoint=checkpoint)
+            replace_rows(store, LeaseRow, lambda row: replace(row, checkpoint=checkpoint))
             world.put(["a"] * 2)
             async with world.consumer(**options) as consumer:
                 ports = await consumer._open()
@@ -483,7 +484,8 @@ def test_a_checkpoint_that_is_still_there_is_no_loss():
                 world.put(["a"] * 2)
                 await world.consumer(**options).run(seen.append)
                 (row,) = await store.read_leases()
-                store._leases[row.key] = replace(row, checkpoint=replace(row.checkpoint, seen_through_seconds=None))
+                checkpoint = replace(row.checkpoint, seen_through_seconds=None)
+                replace_rows(store, LeaseRow, lambda row, kept=checkpoint: replace(row, checkpoint=kept))
             assert numbers(seen) == [0, 1, 2, 3]
             assert not any(isinstance(event, events.DataLost) for event in happened)
 

@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace as replace_row
 
 from anabranch import events
-from anabranch._model.leases import HeartbeatWrite, MemberRow
+from anabranch._model.leases import AppRow, HeartbeatWrite, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import replace_rows
 
 from simulated_stream import QUICK, run, stream_world, until
 
@@ -149,7 +150,7 @@ class StoreThatFailsOverIn(MemoryLeaseStore):
 
         setattr(self, name, fail_over)
 
-    async def incarnation(self):
+    async def identity(self):
         return self.storage
 
 
@@ -176,12 +177,12 @@ def test_nothing_is_taken_soon_where_the_application_does_not_name_its_storage()
             store = MemoryLeaseStore()
             first = world.consumer(app="billing", leases=store, until="tip")
             await first.run(lambda _: None)
-            store._app = replace_row(store._app, incarnation="")
+            replace_rows(store, AppRow, lambda row: replace_row(row, incarnation=""))
             begun = asyncio.get_running_loop().time()
             second = world.consumer(app="billing", leases=store, until="tip")
             await second.run(lambda _: None)
             assert asyncio.get_running_loop().time() - begun > 3
-            assert (await store.read_app()).incarnation == await store.incarnation()
+            assert (await store.read_app()).incarnation == await store.identity()
 
     run(main)
 

@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch import PollingSettings, events
-from anabranch._model.leases import Checkpoint
+from anabranch._model.leases import Checkpoint, LeaseRow
 from anabranch.errors import TransportError
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import replace_rows
 
 from simulated_stream import QUICK, now_ms, numbers, run, stream_world, until
 
@@ -269,8 +270,7 @@ def test_a_child_whose_row_was_made_before_anybody_knew_how_far_its_parent_was_r
                 await consumer.stop()
                 await running
             parent = next(row for row in await store.read_leases(with_finished=True) if row.is_finished)
-            for row in await store.read_leases():
-                store._leases[row.key] = replace(row, checkpoint=Checkpoint())
+            replace_rows(store, LeaseRow, lambda row: row if row.is_finished else replace(row, checkpoint=Checkpoint()))
             async with world.consumer(**options) as consumer:
                 await (await leaping(consumer, world)).leap(hours)
                 running = asyncio.create_task(consumer.run(seen.append))

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch import events
-from anabranch._model.leases import AppRow, LeaseRow
+from anabranch._model.leases import AppRow, LeaseRow, MemberRow, StreamRow
 from anabranch.config import ConsumerSettings, PollingSettings
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import forget, forget_last_lease, replace_rows, stored
 
 from simulated_stream import numbers, run, stream_world, until
 
@@ -17,35 +18,31 @@ from simulated_stream import numbers, run, stream_world, until
 class ForgetfulStore(MemoryLeaseStore):
     storage = "first"
 
-    async def incarnation(self):
+    async def identity(self):
         return self.storage
 
     def fail_over(self):
         """To another storage, that has heard of no member and no lease."""
         self.storage = "second"
-        for rows in (self._members, self._leases):
-            rows.clear()
+        forget(self, MemberRow, LeaseRow)
+
+
+def become_another(store):
+    replace_rows(store, AppRow, lambda row: replace(row, app_id="another"))
 
 
 def replaced_by_another(store):
-    store._app = AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
+    become_another(store)
     store.fail_over()
 
 
 def without_its_streams(store):
-    store._streams.clear()
+    forget(store, StreamRow)
     store.fail_over()
 
 
 def in_the_middle_of_its_beginning(store):
-    for key, row in list(store._streams.items()):
-        store._streams[key] = type(row)(
-            stream_key=row.stream_key,
-            name=row.name,
-            arn=row.arn,
-            created_seconds=row.created_seconds,
-            origin=row.origin,
-        )
+    replace_rows(store, StreamRow, lambda row: replace(row, bootstrapped=False, version=0))
     store.fail_over()
 
 
@@ -63,7 +60,7 @@ def test_a_worker_whose_application_the_store_has_forgotten_stops_and_begins_not
             forget(store)
             with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
                 await running
-            assert not store._leases
+            assert not stored(store, LeaseRow)
 
     run(main)
     assert len(seen) == 3
@@ -106,9 +103,8 @@ class StoreThatIsBegunAnew(MemoryLeaseStore):
     async def read_leases(self, *, with_finished=False):
         if self.is_due and with_finished:
             self.is_due = False
-            self._app = AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
-            first = min(self._leases, key=lambda key: key.shard_id)
-            self._leases = {first: LeaseRow(key=first)}
+            become_another(self)
+            forget_last_lease(self)
         return await super().read_leases(with_finished=with_finished)
 
 
@@ -129,7 +125,7 @@ def test_a_worker_makes_no_lease_in_a_store_that_another_has_begun_anew(occasion
                 world.split("shardId-000000000000")
             with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
                 await running
-            assert [key.shard_id for key in store._leases] == ["shardId-000000000000"]
+            assert [row.key.shard_id for row in stored(store, LeaseRow)] == ["shardId-000000000000"]
 
     run(main)
 
@@ -165,14 +161,11 @@ class StoreThatIsEmptiedInAStart(MemoryLeaseStore):
         setattr(self, name, call_in_the_window)
 
     def empty(self):
-        self._app = (
-            AppRow(app="billing", app_id="another", created_wall_ms=0, incarnation="memory")
-            if self.begun_anew
-            else None
-        )
-        begun = {key: replace(row, bootstrapped=False, version=0) for key, row in self._streams.items()}
-        self._streams = begun if self.begun_anew else {}
-        self._members, self._leases = {}, {}
+        forget(self, MemberRow, LeaseRow, StreamRow)
+        if self.begun_anew:
+            become_another(self)
+        else:
+            forget(self, AppRow)
 
 
 @pytest.mark.parametrize("begun_anew", [pytest.param(False, id="emptied"), pytest.param(True, id="begun anew")])
@@ -188,9 +181,7 @@ def test_a_start_leaves_nothing_in_a_store_that_was_emptied_under_it(window, beg
             with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
                 await consumer.run(seen.append, handle_signals=False)
             assert store.calls_left <= 0
-            assert not store._leases
-            assert not any(row.bootstrapped for row in store._streams.values())
-            assert bool(store._app) == begun_anew
+            assert bool(stored(store, AppRow)) == begun_anew
             assert not seen
             async with world.consumer(app="billing", leases=store, start="trim_horizon") as successor:
                 async for record in successor:
@@ -211,7 +202,7 @@ def test_a_running_worker_whose_leases_are_all_gone_stops_loudly():
             consumer = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
             await until(lambda: len(seen) == 1, "the record")
-            store._leases.clear()
+            forget(store, LeaseRow)
             with pytest.raises(LeaseStoreInvalidError, match="no longer holds application 'billing'"):
                 await running
             again = world.consumer(app="billing", leases=store)
@@ -219,6 +210,6 @@ def test_a_running_worker_whose_leases_are_all_gone_stops_loudly():
                 LeaseStoreInvalidError, match=r"has already read stream orders, but the lease store has no leases"
             ):
                 await again.run(seen.append, handle_signals=False)
-            assert not store._leases
+            assert not stored(store, LeaseRow)
 
     run(main)

@@ -126,6 +126,8 @@ class Checkup:
             store = default_store(app, os.environ) if self._leases is None else open_store(self._leases, app)
             try:
                 row = await store.read_app()
+                if row is not None:
+                    await store.open(row)
                 members = [] if row is None else await store.read_members()
             finally:
                 await store.close()

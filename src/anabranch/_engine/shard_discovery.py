@@ -273,7 +273,8 @@ class StreamBootstrap:
 
     async def _put(self, row: StreamRow) -> StreamRow:
         """Returns the row that the store has now."""
-        return self._require_app(await self._retry(partial(self._ports.store.put_stream, row, app_id=self._app.app_id)))
+        await self._retry(self._check_app)
+        return await self._retry(partial(self._ports.store.put_stream, row))
 
     async def _confirm(self, row: StreamRow) -> StreamRow | None:
         """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
@@ -283,21 +284,20 @@ class StreamBootstrap:
         """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
         listing = await self._whole_listing(stream, row)
         while True:
-            missing, marked = await self._retry(partial(self._look_and_mark, row, listing), calls=2)
+            missing, marked = await self._retry(partial(self._look_and_mark, row, listing), calls=3)
             if not missing:
                 return marked
             for lease in missing:
-                if not await self._retry(partial(self._is_unmarked, row)):
+                if not await self._retry(partial(self._is_unmarked, row), calls=2):
                     return None
-                self._require_app(
-                    await self._retry(partial(self._ports.store.create_lease, lease, app_id=self._app.app_id))
-                )
+                await self._retry(partial(self._ports.store.create_lease, lease))
 
     async def _is_unmarked(self, row: StreamRow) -> bool:
         """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing
         may have been finished and removed; creating them would handle their records again.
         """
         streams = await self._ports.store.read_streams()
+        await self._check_app()
         return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
 
     async def _look_and_mark(
@@ -308,8 +308,9 @@ class StreamBootstrap:
         assert not isinstance(missing, IncompleteListing), "the same listing was complete"
         if missing:
             return missing, None
+        await self._check_app()
         done = replace(row, bootstrapped=True)
-        return (), await self._ports.store.write_stream(done, row.version, app_id=self._app.app_id)
+        return (), await self._ports.store.write_stream(done, row.version)
 
     async def _whole_listing(self, stream: StreamName, row: StreamRow) -> list[Shard]:
         ports = self._ports
@@ -323,11 +324,11 @@ class StreamBootstrap:
             await ports.clock.sleep_until_ms(ports.clock.now_ms() + LISTING_RETRY_MS)
         raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
 
-    def _require_app(self, row: T | None) -> T:
-        """Raises if the store returned None: the application is not the one that we opened."""
-        if row is None:
+    async def _check_app(self) -> None:
+        """A worker that finds its application gone, or another in its place, makes nothing (rule L14)."""
+        app = await self._ports.store.read_app()
+        if app is None or app.app_id != self._app.app_id:
             raise report_store_reset(self._ports, self._app)
-        return row
 
     async def _retry(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
         return await retry_store_call(self._ports, call, deadline_ms=calls * self._call_deadline_ms)

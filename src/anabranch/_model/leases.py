@@ -6,9 +6,10 @@ of a worker process, and `ControlRow`s for commands. Rows are immutable; every w
 - Rows name members, never worker ids. A member is one run of one process, so two processes are never confused.
 - The `version` of a lease grows by one with every write, its `epoch` with every take. Neither ever goes back.
 - The `watermark` only advances within one `seek_epoch`. A finish is final within one generation.
+- A newer minor version may add fields to a row, at its top level. An older one keeps them in `extra`.
 """
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -32,6 +33,10 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     """The storage that the fleet trusts. Another one is recorded only after the longest expiry, so that a process that
     starts just after a rollback knows of it too (rule L13).
     """
+    watch: int = 0
+    """Grows while somebody looks at the fleet; then members write their status more often."""
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +53,8 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
     bootstrapped: bool = False
     """True once all root leases exist; no worker reads before that (rule S2)."""
     version: int = 0
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
 
 
 class LeaseKey(msgspec.Struct, frozen=True, order=True):
@@ -124,6 +131,8 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """
     records_handled: int = 0
     checkpointed_at_wall_ms: int | None = None
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
 
     @property
     def is_finished(self) -> bool:
@@ -175,7 +184,11 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     wanted: tuple[HandOffRequest, ...] = ()
     status: tuple[ShardStatus, ...] = ()
+    streams: tuple[str, ...] = ()
+    """The streams that this member reads."""
     joined_wall_ms: int = 0
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
 
 
 class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,3 +223,22 @@ class ControlRow(msgspec.Struct, frozen=True, kw_only=True):
     requested_wall_ms: int = 0
     state: Literal["pending", "applied", "refused", "expired"] = "pending"
     result: str = ""
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker reads about once a second."""
+
+    app: AppRow | None
+    """None, or another `app_id`: the store was reset (rule L14)."""
+    members: tuple[MemberRow, ...]
+    """In the order of their ids, whatever their state."""
+    commands: tuple[ControlRow, ...]
+    """The pending ones, in the order in which they were requested, then of their ids."""
+    evidence: str | None
+    """The identity of the storage that gave this answer (rule L13). None if the server does not offer it with each
+    answer; then only rows that are older than acknowledged writes show a roll-back.
+    """
+    known_dead: tuple[str, ...] = ()
+    """Live members whose process is known to be dead, so that they may be sealed without waiting (rule L17)."""

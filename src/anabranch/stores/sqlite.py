@@ -1,7 +1,7 @@
 """The lease store on SQLite: the embedded default, shared by the processes of one machine.
 
-The conditions are those of `_core.leases.rows`: a write reads the row under the file's write lock, computes the new
-row and stores it. Lease commits reach the disk before they are acknowledged (synchronous=FULL). Heartbeats are in a
+A change reads the rows under the file's write lock, computes the new rows and stores them. Lease commits reach the disk
+before they are acknowledged (synchronous=FULL). Heartbeats are in a
 file of their own with synchronous=NORMAL: after a power loss no member is left that could rely on them (rule L16).
 """
 
@@ -13,28 +13,19 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from msgspec.structs import replace
 
-from anabranch._core.leases import rows
-from anabranch._model.leases import (
-    AppRow,
-    Conflict,
-    ControlRow,
-    HandOffRequest,
-    HeartbeatWrite,
-    LeaseKey,
-    LeaseRow,
-    MemberRow,
-    StreamRow,
-)
-from anabranch._ports import LeaseStore
-from anabranch.errors import UsageError
+from anabranch._model.leases import AppRow, MemberRow, Poll
+from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores import sqlite_tables as tables
+from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update
 from anabranch.stores.sqlite_database import Database, check_place, file_system, has_true_locks
-from anabranch.stores.sqlite_tables import Table
+from anabranch.stores.sqlite_tables import Columns, Table
 
 __all__ = ["SqliteLeaseStore"]
 
@@ -92,6 +83,15 @@ class Presence:
         finally:
             os.close(descriptor)
 
+    def held_by_others(self) -> list[str]:
+        """The members whose processes are running, by their locks. Long names are cut."""
+        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        names = [unquote(file.name) for file in files]
+        return [name for name in names if name not in self._held and self._is_locked(name)]
+
+    def _is_locked(self, member_id: str) -> bool:
+        return self._file(member_id).exists() and not self.is_dead(member_id)
+
     def close(self) -> None:
         for descriptor in self._held.values():
             _release(descriptor)
@@ -121,14 +121,31 @@ os.register_at_fork(after_in_child=_close_after_fork)
 
 _log = logging.getLogger(__name__)
 
-_APPS = Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row)
-_STREAMS = Table("anabranch_streams", tables.STREAM_COLUMNS, 2, tables.stream_row)
-_LEASES = Table("anabranch_leases", tables.LEASE_COLUMNS, 4, tables.lease_row)
-_CONTROLS = Table("anabranch_commands", tables.CONTROL_COLUMNS, 2, tables.control_row)
-_MEMBERS = Table("anabranch_members", tables.MEMBER_COLUMNS, 2, tables.member_row)
+_TABLES: Final[dict[Kind, tuple[Table[Any], Callable[[RowKey, Any], Columns]]]] = {
+    "app": (
+        Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row),
+        lambda _, row: tables.app_columns(row),
+    ),
+    "stream": (
+        Table("anabranch_streams", tables.STREAM_COLUMNS, 3, tables.stream_row),
+        lambda key, row: tables.stream_columns(key.app, key.app_id, row),
+    ),
+    "lease": (
+        Table("anabranch_leases", tables.LEASE_COLUMNS, 5, tables.lease_row, unfinished=" AND completed = 0"),
+        lambda key, row: tables.lease_columns(key.app, key.app_id, row),
+    ),
+    "command": (
+        Table("anabranch_commands", tables.CONTROL_COLUMNS, 3, tables.control_row, unfinished=" AND state = 'pending'"),
+        lambda key, row: tables.control_columns(key.app, key.app_id, row),
+    ),
+    "member": (
+        Table("anabranch_members", tables.MEMBER_COLUMNS, 3, tables.member_row),
+        lambda key, row: tables.member_columns(key.app, key.app_id, row),
+    ),
+}
 
 
-class SqliteLeaseStore(LeaseStore):
+class SqliteLeaseStore(RowLeaseStore):
     """Leases in one file, for the processes of one machine.
 
     `<path>-workers` (heartbeats) and the folder `<path>-workers.d` (locks) belong to it. Several applications can share
@@ -136,8 +153,8 @@ class SqliteLeaseStore(LeaseStore):
     """
 
     def __init__(self, path: str | Path, app: str) -> None:
+        super().__init__(app)
         self.path = Path(path)
-        self.app = app
         beside = f"{self.path.name}-workers"
         self._main = Database(self.path, tables.LEASES, synchronous="FULL", thread_name="anabranch-leases")
         self._workers = Database(
@@ -149,19 +166,67 @@ class SqliteLeaseStore(LeaseStore):
     def __str__(self) -> str:
         return f"sqlite://{self.path.absolute()}"
 
+    # the primitives
+    async def identity(self) -> str:
+        await self._main.read(self._main.observe)
+        await self._workers.read(self._workers.observe)
+        return self._evidence
+
+    @property
+    def _evidence(self) -> str:
+        return f"{self._main.identity}/{self._workers.identity}"
+
+    async def get(self, keys: Sequence[RowKey]) -> Found:
+        database = self._database(keys[0].kind)
+
+        def work(connection: sqlite3.Connection) -> list[Row | None]:
+            database.observe(connection)
+            return [_TABLES[key.kind][0].get(connection, _place(key)) for key in keys]
+
+        return Found(await database.read(work), self._evidence)
+
+    async def scan(self, scopes: Sequence[Scope]) -> Found:
+        found: list[Row | None] = []
+        for database, together in groupby(scopes, lambda scope: self._database(scope.kind)):
+            found += await database.read(partial(_scan, database, list(together)))
+        return Found(found, self._evidence)
+
+    async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
+        database = self._database(keys[0].kind)
+
+        def work(connection: sqlite3.Connection) -> Changed:
+            database.observe(connection)
+            before = [_TABLES[key.kind][0].get(connection, _place(key)) for key in keys]
+            after = update(before)
+            for key, old, new in zip(keys, before, after, strict=True):
+                table, columns = _TABLES[key.kind]
+                if new is None and old is not None:
+                    table.delete(connection, _place(key))
+                elif new is not old:
+                    table.put(connection, columns(key, new))
+            return Changed(before, after, None)
+
+        changed = await database.write(work)
+        return changed._replace(evidence=self._evidence)
+
+    async def close(self) -> None:
+        await self._main.close()
+        await self._workers.close(self._presence.close)
+
+    def _database(self, kind: Kind) -> Database:
+        return self._workers if kind == "member" else self._main
+
     # the application
     async def open(self, app: AppRow) -> AppRow:
-        if app.app != self.app:
-            raise UsageError(f"this lease store was made for application {self.app!r}, not for {app.app!r}")
+        self._check_name(app)
         await self._main.run(self._check_place)
+        if await self._workers.version() == _WITHOUT_APP_IDS:
+            await self._workers.run(self._check_old_workers)
         await self._main.create()
-        await self._workers.create()
-        # Reading needs no lock: a worker can join even if another process was paused inside a write.
-        standing = await self.read_app()
-        if standing is not None:
-            return standing
-        made = tables.app_columns(replace(app, incarnation=await self.incarnation()))
-        return await self._main.write(lambda connection: _APPS.put_if_absent(connection, made))
+        await self._workers.create(await self._main.read(tables.read_app_ids))
+        await self.identity()
+        # Finding the row needs no lock: a worker can join even if another process was paused inside a write.
+        return await super().open(app)
 
     def _check_place(self) -> None:
         kind = file_system(self.path)
@@ -169,225 +234,85 @@ class SqliteLeaseStore(LeaseStore):
             _log.warning("%s", warning)
         self._locks_are_true = has_true_locks(kind)
 
+    def _check_old_workers(self) -> None:
+        """Workers of an earlier version cannot use the new tables."""
+        if held := self._presence.held_by_others():
+            raise LeaseStoreInvalidError(
+                f"{self.path} was written by an earlier anabranch and is in use by its workers ({', '.join(held)}): "
+                "stop them before you start this version, which changes the tables"
+            )
+
     async def read_app(self) -> AppRow | None:
-        if not await self._main.exists():
+        version = await self._main.version()
+        if version is None:
             return None
-        return await self._main.read(lambda connection: _APPS.get(connection, (self.app,)))
-
-    async def incarnation(self) -> str:
-        return f"{await self._main.identity()}/{await self._workers.identity()}"
-
-    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
-        def work(connection: sqlite3.Connection) -> AppRow | None:
-            stored = _APPS.get(connection, (self.app,))
-            row = rows.record_incarnation(stored, expected, incarnation)
-            if row is not None and row is not stored:
-                _APPS.put(connection, tables.app_columns(row))
-            return row
-
-        return await self._main.write(work)
+        if version == _WITHOUT_APP_IDS:
+            return await self._main.peek(lambda connection: tables.old_app_row(connection, self.app))
+        return await super().read_app()
 
     async def delete_app(self, app_id: str) -> bool:
-        standing = await self.read_app()
-        if standing is None:
-            return False
-
-        def delete_members(connection: sqlite3.Connection) -> list[str] | None:
-            members = _MEMBERS.scan(connection, self.app)
-            if not rows.may_delete_app(standing, members, app_id):
-                return None
-            _MEMBERS.delete_all(connection, self.app)
-            return [member.member_id for member in members]
-
-        def delete_rest(connection: sqlite3.Connection) -> bool:
-            if not rows.may_delete_app(_APPS.get(connection, (self.app,)), (), app_id):
-                return False
-            for table in (_LEASES, _STREAMS, _CONTROLS, _APPS):
-                table.delete_all(connection, self.app)
-            return True
-
-        gone = await self._workers.write(delete_members)
-        if gone is None:
-            return False
-        for member_id in gone:
-            await self._workers.run(partial(self._presence.withdraw, member_id))
-        return await self._main.write(delete_rest)
-
-    async def close(self) -> None:
-        await self._main.close()
-        await self._workers.close(self._presence.close)
+        members = await self.scan([Scope("member", self.app, app_id)])
+        is_deleted = await super().delete_app(app_id)
+        for row in members.rows:
+            if isinstance(row, MemberRow):
+                await self._workers.run(partial(self._presence.withdraw, row.member_id))
+        return is_deleted
 
     # members
     async def register_member(self, row: MemberRow) -> MemberRow:
-        def work(connection: sqlite3.Connection) -> MemberRow:
-            self._presence.announce(row.member_id)
-            return _MEMBERS.put_if_absent(connection, tables.member_columns(self.app, row))
+        await self._workers.run(partial(self._presence.announce, row.member_id))
+        return await super().register_member(row)
 
-        return await self._workers.write(work)
-
-    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        return await self._change_member(write.member_id, lambda row: rows.heartbeat(row, write))
-
-    async def read_members(self) -> Sequence[MemberRow]:
-        return await self._workers.read(lambda connection: _MEMBERS.scan(connection, self.app))
+    async def poll(self) -> Poll:
+        poll = await super().poll()
+        return replace(poll, known_dead=await self._known_dead(poll.members))
 
     async def dead_members(self) -> Sequence[str]:
+        return await self._known_dead(await self.read_members())
+
+    async def _known_dead(self, members: Sequence[MemberRow]) -> tuple[str, ...]:
         if not self._locks_are_true:
             return ()
-
-        def work(connection: sqlite3.Connection) -> Sequence[str]:
-            live = (row.member_id for row in _MEMBERS.scan(connection, self.app) if row.state == "live")
-            return tuple(member_id for member_id in live if self._presence.is_dead(member_id))
-
-        return await self._workers.read(work)
-
-    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        return await self._change_member(member_id, lambda row: rows.seal_member(row, observed_counter))
+        live = [row.member_id for row in members if row.state == "live"]
+        return await self._workers.run(lambda: tuple(one for one in live if self._presence.is_dead(one)))
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        row = await self._change_member(member_id, rows.leave)
+        row = await super().leave(member_id)
         if row is not None and row.state != "live":
-            await self._workers.run(lambda: self._presence.withdraw(member_id))
+            await self._workers.run(partial(self._presence.withdraw, member_id))
         return row
 
-    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
-        return await self._change_member(donor, lambda row: rows.request_hand_off(row, request))
-
     async def delete_member(self, member_id: str) -> bool:
-        def work(connection: sqlite3.Connection) -> bool:
-            key = (self.app, member_id)
-            if not rows.may_delete_member(_MEMBERS.get(connection, key)):
-                return False
-            _MEMBERS.delete(connection, key)
-            return True
-
-        is_deleted = await self._workers.write(work)
+        is_deleted = await super().delete_member(member_id)
         if is_deleted:
-            await self._workers.run(lambda: self._presence.withdraw(member_id))
+            await self._workers.run(partial(self._presence.withdraw, member_id))
         return is_deleted
 
-    async def _change_member(
-        self, member_id: str, change: Callable[[MemberRow | None], MemberRow | None]
-    ) -> MemberRow | None:
-        def work(connection: sqlite3.Connection) -> MemberRow | None:
-            stored = _MEMBERS.get(connection, (self.app, member_id))
-            row = change(stored)
-            if row is not None and row is not stored:
-                _MEMBERS.put(connection, tables.member_columns(self.app, row))
-            return row
 
-        return await self._workers.write(work)
+_WITHOUT_APP_IDS: Final = 1
+"""The version of the tables in which rows were stored under the application's name alone."""
 
-    # streams
-    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
-        def work(connection: sqlite3.Connection) -> StreamRow | None:
-            if not self._may_begin(connection, app_id):
-                return None
-            return _STREAMS.put_if_absent(connection, tables.stream_columns(self.app, row))
 
-        return await self._main.write(work)
+def _place(key: RowKey) -> Columns:
+    return (key.app,) if key.kind == "app" else (key.app, key.app_id, *key.name)
 
-    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
-        def work(connection: sqlite3.Connection) -> StreamRow | None:
-            if not self._may_begin(connection, app_id):
-                return None
-            written = rows.write_stream(_STREAMS.get(connection, (self.app, row.stream_key)), row, expected_version)
-            if written is not None:
-                _STREAMS.put(connection, tables.stream_columns(self.app, written))
-            return written
 
-        return await self._main.write(work)
-
-    async def read_streams(self) -> Sequence[StreamRow]:
-        return await self._main.read(lambda connection: _STREAMS.scan(connection, self.app))
-
-    def _may_begin(self, connection: sqlite3.Connection, app_id: str) -> bool:
-        return rows.may_begin(_APPS.get(connection, (self.app,)), app_id)
-
-    # leases
-    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
-        def work(connection: sqlite3.Connection) -> LeaseRow | None:
-            if not self._may_begin(connection, app_id):
-                return None
-            return _LEASES.put_if_absent(connection, tables.lease_columns(self.app, row))
-
-        return await self._main.write(work)
-
-    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
-        where = "" if with_finished else " AND completed = 0"
-        return await self._main.read(lambda connection: _LEASES.scan(connection, self.app, where))
-
-    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
-        return await self._main.read(lambda connection: _LEASES.get(connection, self._lease(key)))
-
-    async def take_lease(
-        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
-    ) -> LeaseRow | Conflict:
-        def work(connection: sqlite3.Connection) -> LeaseRow | Conflict:
-            outcome = rows.take_lease(
-                _LEASES.get(connection, self._lease(key)),
-                member_id,
-                expected_owner=expected_owner,
-                expected_version=expected_version,
-                epoch_floor=epoch_floor,
-            )
-            return self._put_lease(connection, outcome)
-
-        return await self._main.write(work)
-
-    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
-        def work(connection: sqlite3.Connection) -> LeaseRow | Conflict:
-            stored = _LEASES.get(connection, self._lease(row.key))
-            outcome = rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
-            return self._put_lease(connection, outcome)
-
-        return await self._main.write(work)
-
-    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
-        def work(connection: sqlite3.Connection) -> bool:
-            if not rows.may_delete_lease(_LEASES.get(connection, self._lease(key)), expected_version):
-                return False
-            _LEASES.delete(connection, self._lease(key))
-            return True
-
-        return await self._main.write(work)
-
-    def _put_lease(self, connection: sqlite3.Connection, outcome: LeaseRow | Conflict) -> LeaseRow | Conflict:
-        if isinstance(outcome, LeaseRow):
-            _LEASES.put(connection, tables.lease_columns(self.app, outcome))
-        return outcome
-
-    def _lease(self, key: LeaseKey) -> tuple[str, str, int, str]:
-        return (self.app, key.stream_key, key.generation, key.shard_id)
-
-    # commands
-    async def put_control(self, row: ControlRow) -> None:
-        def work(connection: sqlite3.Connection) -> None:
-            _CONTROLS.put_if_absent(connection, tables.control_columns(self.app, row))
-
-        await self._main.write(work)
-
-    async def write_control(self, row: ControlRow) -> bool:
-        def work(connection: sqlite3.Connection) -> bool:
-            written = rows.write_control(_CONTROLS.get(connection, (self.app, row.command_id)), row)
-            if written is not None:
-                _CONTROLS.put(connection, tables.control_columns(self.app, written))
-            return written is not None
-
-        return await self._main.write(work)
-
-    async def read_controls(self) -> Sequence[ControlRow]:
-        found = await self._main.read(lambda connection: _CONTROLS.scan(connection, self.app))
-        return sorted(found, key=lambda row: (row.requested_wall_ms, row.command_id))
+def _scan(database: Database, scopes: list[Scope], connection: sqlite3.Connection) -> list[Row | None]:
+    database.observe(connection)
+    found: list[Row | None] = []
+    for scope in scopes:
+        place = (scope.app,) if scope.kind == "app" else (scope.app, scope.app_id)
+        found += _TABLES[scope.kind][0].scan(connection, place, with_finished=scope.with_finished)
+    return found
 
 
 async def applications_in(path: Path) -> list[str]:
     """The applications in a lease file, sorted. Empty if the file or our tables do not exist; creates nothing."""
     database = Database(path, tables.LEASES, synchronous="FULL", thread_name="anabranch-catalogue")
     try:
-        if not await database.exists():
+        if await database.version() is None:
             return []
-        return await database.read(
+        return await database.peek(
             lambda connection: [
                 str(name)
                 for (name,) in connection.execute("SELECT application FROM anabranch_applications ORDER BY application")

@@ -18,7 +18,7 @@ import re
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -108,15 +108,23 @@ class Database:
         self._process_id = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._identity = (0, 0)
+        self.identity = ""
+        """The file's own UUID and its inode, as last observed."""
         self._is_closed = False
         self._waiting: deque[Waiting] = deque()
 
-    async def create(self) -> None:
-        """Creates the file and the tables if they do not exist."""
-        await self.run(self._create)
+    async def create(self, app_ids: Mapping[str, str] | None = None) -> None:
+        """Creates the file and the tables if they do not exist, and migrates tables of an earlier version. `app_ids` is
+        needed for that where the applications are in another file.
+        """
+        await self.run(partial(self._create, app_ids))
 
     async def read(self, work: Work[T]) -> T:
         return await self.run(lambda: self._transact("BEGIN", work))
+
+    async def peek(self, work: Work[T]) -> T:
+        """Reads a file of any version, over a connection of its own. It must exist."""
+        return await self.run(partial(self._peek, work))
 
     async def write(self, work: Work[T]) -> T:
         """Returns once the write is on disk."""
@@ -126,14 +134,13 @@ class Database:
         self._thread.submit(self._write_waiting)
         return await asyncio.wrap_future(answer)
 
-    async def exists(self) -> bool:
-        """Whether the file and our tables exist; creates nothing."""
-        return await self.run(self._exists)
+    async def version(self) -> int | None:
+        """The version of our tables; None if the file or they do not exist. Creates nothing."""
+        return await self.run(self._version)
 
-    async def identity(self) -> str:
-        """The file's own UUID and its inode (rule L13)."""
-        mark = await self.read(tables.read_uuid)
-        return f"{mark}:{self._identity[0]}:{self._identity[1]}"
+    def observe(self, connection: sqlite3.Connection) -> None:
+        """Inside a transaction: notes which storage it is about (rule L13)."""
+        self.identity = f"{tables.read_uuid(connection)}:{self._identity[0]}:{self._identity[1]}"
 
     async def close(self, last: Callable[[], None] | None = None) -> None:
         """Stops the thread after running `last` on it."""
@@ -201,26 +208,35 @@ class Database:
             connection.execute("RELEASE one")
         return outcomes
 
-    def _create(self) -> None:
+    def _create(self, app_ids: Mapping[str, str] | None) -> None:
         if not self.path.parent.is_dir():
             raise LeaseStoreInvalidError(f"{self.path}: its folder does not exist; create it, or name another file")
         self._disconnect()
         connection = self._connect("rwc")
         try:
-            if not tables.check_version(connection, str(self.path)):
+            if tables.check_version(connection, str(self.path)) != tables.VERSION:
                 connection.execute("BEGIN IMMEDIATE")
-                tables.create_tables(connection, self._tables)
+                version = tables.check_version(connection, str(self.path))  # another process may have been faster
+                if version is None:
+                    tables.create_tables(connection, self._tables)
+                elif version != tables.VERSION:
+                    known = tables.read_app_ids(connection) if app_ids is None else app_ids
+                    tables.migrate(connection, self._tables, known)
                 connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
         self._keep(connection)
 
-    def _exists(self) -> bool:
+    def _version(self) -> int | None:
         if not self.path.exists():
-            return False
+            return None
         with closing(self._open("rw")) as connection:
             return tables.check_version(connection, str(self.path))
+
+    def _peek(self, work: Work[T]) -> T:
+        with closing(self._open("rw")) as connection:
+            return work(connection)
 
     def _transact(self, begin: str, work: Work[T]) -> T:
         connection = self._current()
@@ -249,7 +265,7 @@ class Database:
             )
         if self._connection is None:
             connection = self._connect("rw")
-            if not tables.check_version(connection, str(self.path)):
+            if tables.check_version(connection, str(self.path)) != tables.VERSION:
                 connection.close()
                 raise LeaseStoreInvalidError(
                     f"{self.path} holds no leases: open the store first; if it was open, its tables were dropped, "

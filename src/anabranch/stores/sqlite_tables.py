@@ -8,7 +8,7 @@ user's own database. Columns are made to be read in SQL: `owner` is a member, `c
 
 import sqlite3
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ from anabranch._model.leases import (
 from anabranch._model.streams import Position, StartingPosition, at_timestamp
 from anabranch.errors import LeaseStoreInvalidError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _META = "CREATE TABLE IF NOT EXISTS anabranch_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
 
@@ -37,12 +37,15 @@ LEASES: Final = (
         application TEXT PRIMARY KEY,
         app_id TEXT NOT NULL,
         created_wall_ms INTEGER NOT NULL,
-        incarnation TEXT NOT NULL
+        incarnation TEXT NOT NULL,
+        watch INTEGER NOT NULL,
+        extra TEXT NOT NULL
     ) WITHOUT ROWID
     """,
     """
     CREATE TABLE IF NOT EXISTS anabranch_streams (
         application TEXT NOT NULL,
+        app_id TEXT NOT NULL,
         stream TEXT NOT NULL,
         name TEXT NOT NULL,
         arn TEXT NOT NULL,
@@ -51,12 +54,14 @@ LEASES: Final = (
         generation INTEGER NOT NULL,
         bootstrapped INTEGER NOT NULL,
         count INTEGER NOT NULL,
-        PRIMARY KEY (application, stream)
+        extra TEXT NOT NULL,
+        PRIMARY KEY (application, app_id, stream)
     ) WITHOUT ROWID
     """,
     """
     CREATE TABLE IF NOT EXISTS anabranch_leases (
         application TEXT NOT NULL,
+        app_id TEXT NOT NULL,
         stream TEXT NOT NULL,
         generation INTEGER NOT NULL,
         shard TEXT NOT NULL,
@@ -84,17 +89,19 @@ LEASES: Final = (
         takes_without_progress INTEGER NOT NULL,
         records_handled INTEGER NOT NULL,
         checkpointed_wall_ms INTEGER,
-        PRIMARY KEY (application, stream, generation, shard)
+        extra TEXT NOT NULL,
+        PRIMARY KEY (application, app_id, stream, generation, shard)
     ) WITHOUT ROWID
     """,
     # Each round reads unfinished rows only. Finished ones stay for the stream's retention (rule S6).
     """
     CREATE INDEX IF NOT EXISTS anabranch_leases_unfinished
-    ON anabranch_leases (application, stream, generation, shard) WHERE completed = 0
+    ON anabranch_leases (application, app_id, stream, generation, shard) WHERE completed = 0
     """,
     """
     CREATE TABLE IF NOT EXISTS anabranch_commands (
         application TEXT NOT NULL,
+        app_id TEXT NOT NULL,
         command TEXT NOT NULL,
         action TEXT NOT NULL,
         stream TEXT,
@@ -105,7 +112,8 @@ LEASES: Final = (
         requested_wall_ms INTEGER NOT NULL,
         state TEXT NOT NULL,
         result TEXT NOT NULL,
-        PRIMARY KEY (application, command)
+        extra TEXT NOT NULL,
+        PRIMARY KEY (application, app_id, command)
     ) WITHOUT ROWID
     """,
 )
@@ -115,6 +123,7 @@ MEMBERS: Final = (
     """
     CREATE TABLE IF NOT EXISTS anabranch_members (
         application TEXT NOT NULL,
+        app_id TEXT NOT NULL,
         member TEXT NOT NULL,
         worker TEXT NOT NULL,
         counter INTEGER NOT NULL,
@@ -122,7 +131,6 @@ MEMBERS: Final = (
         expiry_ms INTEGER NOT NULL,
         protocol TEXT NOT NULL,
         fingerprint TEXT NOT NULL,
-        generation INTEGER NOT NULL,
         shards_max INTEGER,
         load INTEGER NOT NULL,
         lease_version INTEGER NOT NULL,
@@ -130,8 +138,10 @@ MEMBERS: Final = (
         draining INTEGER NOT NULL,
         wanted TEXT NOT NULL,
         status TEXT NOT NULL,
+        streams TEXT NOT NULL,
         joined_wall_ms INTEGER NOT NULL,
-        PRIMARY KEY (application, member)
+        extra TEXT NOT NULL,
+        PRIMARY KEY (application, app_id, member)
     ) WITHOUT ROWID
     """,
 )
@@ -147,11 +157,11 @@ def create_tables(connection: sqlite3.Connection, statements: tuple[str, ...]) -
     )
 
 
-def check_version(connection: sqlite3.Connection, path: str) -> bool:
-    """False if our tables do not exist yet. Refuses tables of a newer version."""
+def check_version(connection: sqlite3.Connection, path: str) -> int | None:
+    """The version of our tables; None if they do not exist yet. Refuses tables of a newer version."""
     table = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'anabranch_meta'")
     if table.fetchone() is None:
-        return False
+        return None
     found = connection.execute("SELECT value FROM anabranch_meta WHERE name = 'schema_version'").fetchone()
     if found is None or not str(found[0]).isdigit() or int(found[0]) < 1:
         raise LeaseStoreInvalidError(
@@ -163,7 +173,48 @@ def check_version(connection: sqlite3.Connection, path: str) -> bool:
             f"{path} was written by a newer anabranch (schema {found[0]}; this one reads up to {VERSION}): "
             "upgrade this worker, or name another file"
         )
-    return True
+    return int(found[0])
+
+
+def read_app_ids(connection: sqlite3.Connection) -> dict[str, str]:
+    """By application. Works for every version."""
+    return dict(connection.execute("SELECT application, app_id FROM anabranch_applications"))
+
+
+def old_app_row(connection: sqlite3.Connection, app: str) -> AppRow | None:
+    """From tables of version 1."""
+    columns = ("app", "app_id", "created_wall_ms", "incarnation")
+    found = connection.execute(
+        "SELECT application, app_id, created_wall_ms, incarnation FROM anabranch_applications WHERE application = ?",
+        (app,),
+    ).fetchone()
+    return None if found is None else msgspec.convert(dict(zip(columns, found, strict=True)), AppRow)
+
+
+def migrate(connection: sqlite3.Connection, statements: tuple[str, ...], app_ids: Mapping[str, str]) -> None:
+    """Brings tables of version 1 to the present version. Call inside a write transaction.
+
+    Version 1 stored rows under the application's name alone; `app_ids` says under which id they belong.
+    """
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'anabranch_%'")
+    names = [str(name) for (name,) in found if name in _MIGRATED]
+    connection.execute("DROP INDEX IF EXISTS anabranch_leases_unfinished")
+    for name in names:
+        connection.execute(f"ALTER TABLE {name} RENAME TO {name}_1")
+    create_tables(connection, statements)
+    for name in names:
+        columns, added = _MIGRATED[name]
+        old = [column for column in columns if column not in added and column != "app_id"]
+        rows = connection.execute(f"SELECT {', '.join(old)} FROM {name}_1").fetchall()  # noqa: S608 -- constants
+        for values in rows:
+            row = dict(zip(old, values, strict=True)) | added
+            row.setdefault("app_id", app_ids.get(row["application"]))
+            if row["app_id"] is not None:
+                names_of, marks = ", ".join(row), ", ".join("?" * len(row))
+                insert = f"INSERT INTO {name} ({names_of}) VALUES ({marks})"  # noqa: S608 -- constants
+                connection.execute(insert, tuple(row.values()))
+        connection.execute(f"DROP TABLE {name}_1")
+    connection.execute("UPDATE anabranch_meta SET value = ? WHERE name = 'schema_version'", (str(VERSION),))
 
 
 def read_uuid(connection: sqlite3.Connection) -> str:
@@ -181,7 +232,13 @@ class UnreadableRowError(Exception):
 
 class Table(Generic[Row]):
     def __init__(
-        self, name: str, column_names: tuple[str, ...], key_width: int, decode: Callable[[Columns], Row]
+        self,
+        name: str,
+        column_names: tuple[str, ...],
+        key_width: int,
+        decode: Callable[[Columns], Row],
+        *,
+        unfinished: str = "",
     ) -> None:
         self.name = name
         self._key_width = key_width
@@ -190,38 +247,29 @@ class Table(Generic[Row]):
         names = ", ".join(column_names)
         marks = ", ".join("?" * len(column_names))
         where = " AND ".join(f"{column} = ?" for column in key)
+        scope = " AND ".join(f"{column} = ?" for column in key[:2])
+        order = f" ORDER BY {', '.join(key)}"
         # All names are constants of this module; values are always bound.
         self._get = f"SELECT {names} FROM {name} WHERE {where}"  # noqa: S608 -- see above
-        self._scan = f"SELECT {names} FROM {name} WHERE {key[0]} = ?"  # noqa: S608 -- see above
-        self._order = f" ORDER BY {', '.join(key)}"
+        self._scan_all = f"SELECT {names} FROM {name} WHERE {scope}{order}"  # noqa: S608 -- see above
+        self._scan_unfinished = f"SELECT {names} FROM {name} WHERE {scope}{unfinished}{order}"  # noqa: S608 -- see above
         self._put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
-        self._put_if_absent = f"INSERT OR IGNORE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
-        self._delete_all = f"DELETE FROM {name} WHERE {key[0]} = ?"  # noqa: S608 -- see above
         self._delete = f"DELETE FROM {name} WHERE {where}"  # noqa: S608 -- see above
 
     def get(self, connection: sqlite3.Connection, key: Columns) -> Row | None:
         found = connection.execute(self._get, key).fetchone()
         return None if found is None else self._row(found)
 
-    def scan(self, connection: sqlite3.Connection, app: str, condition: str = "") -> list[Row]:
-        """The application's rows, sorted by key."""
-        return [self._row(found) for found in connection.execute(self._scan + condition + self._order, (app,))]
+    def scan(self, connection: sqlite3.Connection, scope: Columns, *, with_finished: bool = True) -> list[Row]:
+        """The rows of a scope (application, and `app_id`), sorted by key."""
+        query = self._scan_all if with_finished else self._scan_unfinished
+        return [self._row(found) for found in connection.execute(query, scope)]
 
     def put(self, connection: sqlite3.Connection, values: Columns) -> None:
         connection.execute(self._put, values)
 
-    def put_if_absent(self, connection: sqlite3.Connection, values: Columns) -> Row:
-        """Returns the stored row."""
-        connection.execute(self._put_if_absent, values)
-        standing = self.get(connection, values[: self._key_width])
-        assert standing is not None
-        return standing
-
     def delete(self, connection: sqlite3.Connection, key: Columns) -> None:
         connection.execute(self._delete, key)
-
-    def delete_all(self, connection: sqlite3.Connection, app: str) -> None:
-        connection.execute(self._delete_all, (app,))
 
     def _row(self, found: Columns) -> Row:
         try:
@@ -233,33 +281,35 @@ class Table(Generic[Row]):
 
 Fields = dict[str, Any]
 
-APP_COLUMNS: Final = ("application", "app_id", "created_wall_ms", "incarnation")
+APP_COLUMNS: Final = ("application", "app_id", "created_wall_ms", "incarnation", "watch", "extra")
 STREAM_COLUMNS: Final = (
-    "application", "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped", "count",
+    "application", "app_id", "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped",
+    "count", "extra",
 )  # fmt: skip
 LEASE_COLUMNS: Final = (
-    "application", "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch", "starts_at",
-    "waits_for", "hash_key_range", "frontier", "open_keys", "seek_epoch", "order_mode", "seen_through_seconds",
-    "finish_reason", "children", "stopped_reason", "stopped_position", "stopped_partition_key", "stopped_member",
+    "application", "app_id", "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch",
+    "starts_at", "waits_for", "hash_key_range", "frontier", "open_keys", "seek_epoch", "order_mode",
+    "seen_through_seconds", "finish_reason", "children", "stopped_reason", "stopped_position", "stopped_partition_key",
+    "stopped_member",
     "stopped_wall_ms", "paused", "takes_without_progress", "records_handled", "checkpointed_wall_ms",
+    "extra",
 )  # fmt: skip
 MEMBER_COLUMNS: Final = (
-    "application", "member", "worker", "counter", "state", "expiry_ms", "protocol", "fingerprint", "generation",
-    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "status", "joined_wall_ms",
+    "application", "app_id", "member", "worker", "counter", "state", "expiry_ms", "protocol", "fingerprint",
+    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "status", "streams",
+    "joined_wall_ms", "extra",
 )  # fmt: skip
 CONTROL_COLUMNS: Final = (
-    "application", "command", "action", "stream", "generation", "shard", "arguments", "requested_by",
-    "requested_wall_ms", "state", "result",
+    "application", "app_id", "command", "action", "stream", "generation", "shard", "arguments", "requested_by",
+    "requested_wall_ms", "state", "result", "extra",
 )  # fmt: skip
-
-_NO_GENERATION: Final = 0
-"""Members no longer have a generation. Existing files and older workers still need a value in the column."""
 
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
 _OPEN_KEYS = msgspec.json.Decoder(tuple[tuple[str, str, int, str], ...])
 _WANTED = msgspec.json.Decoder(tuple[HandOffRequest, ...])
 _STATUS = msgspec.json.Decoder(tuple[ShardStatus, ...])
 _ARGUMENTS = msgspec.json.Decoder(dict[str, str])
+_EXTRA = msgspec.json.Decoder(dict[str, Any])
 
 
 def _json(value: object) -> str:
@@ -268,21 +318,19 @@ def _json(value: object) -> str:
 
 # applications
 def app_columns(row: AppRow) -> Columns:
-    return (row.app, row.app_id, row.created_wall_ms, row.incarnation)
+    return (row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, _json(row.extra))
 
 
 def app_row(columns: Columns) -> AppRow:
-    app, app_id, created_wall_ms, incarnation = columns
-    return msgspec.convert(
-        {"app": app, "app_id": app_id, "created_wall_ms": created_wall_ms, "incarnation": incarnation}, AppRow
-    )
+    column = dict(zip(APP_COLUMNS, columns, strict=True))
+    return msgspec.convert(column | {"app": column["application"], "extra": _EXTRA.decode(column["extra"])}, AppRow)
 
 
 # streams
-def stream_columns(app: str, row: StreamRow) -> Columns:
+def stream_columns(app: str, app_id: str, row: StreamRow) -> Columns:
     return (
-        app, row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
-        int(row.bootstrapped), row.version,
+        app, app_id, row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
+        int(row.bootstrapped), row.version, _json(row.extra),
     )  # fmt: skip
 
 
@@ -295,16 +343,17 @@ def stream_row(columns: Columns) -> StreamRow:
             "origin": _start(column["origin"]),
             "bootstrapped": bool(column["bootstrapped"]),
             "version": column["count"],
+            "extra": _EXTRA.decode(column["extra"]),
         },
         StreamRow,
     )
 
 
 # leases
-def lease_columns(app: str, row: LeaseRow) -> Columns:
+def lease_columns(app: str, app_id: str, row: LeaseRow) -> Columns:
     checkpoint, finish, stopped = row.checkpoint, row.finish, row.stopped
     return (
-        app, row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
+        app, app_id, row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
         _position_text(checkpoint.watermark), int(row.is_finished), row.epoch, _start_text(row.start),
         _json(row.waits_for), _range_text(row.hash_key_range), _position_text(checkpoint.frontier),
         _json([(key.digest.hex(), str(key.first_open), key.attempts, key.state) for key in checkpoint.open_keys]),
@@ -313,6 +362,7 @@ def lease_columns(app: str, row: LeaseRow) -> Columns:
         stopped and stopped.reason, stopped and _position_text(stopped.position), stopped and stopped.partition_key,
         stopped and stopped.member_id, stopped and stopped.at_wall_ms,
         int(row.paused), row.takes_without_progress, row.records_handled, row.checkpointed_at_wall_ms,
+        _json(row.extra),
     )  # fmt: skip
 
 
@@ -338,6 +388,7 @@ def lease_row(columns: Columns) -> LeaseRow:
             "stopped": _stopped(column),
             "paused": bool(column["paused"]),
             "checkpointed_at_wall_ms": column["checkpointed_wall_ms"],
+            "extra": _EXTRA.decode(column["extra"]),
         },
         LeaseRow,
     )
@@ -378,11 +429,11 @@ def _open_keys(text: str) -> list[Fields]:
 
 
 # members
-def member_columns(app: str, row: MemberRow) -> Columns:
+def member_columns(app: str, app_id: str, row: MemberRow) -> Columns:
     return (
-        app, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
-        _NO_GENERATION, row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
-        _json(row.wanted), _json(row.status), row.joined_wall_ms,
+        app, app_id, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
+        row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
+        _json(row.wanted), _json(row.status), _json(row.streams), row.joined_wall_ms, _json(row.extra),
     )  # fmt: skip
 
 
@@ -397,17 +448,19 @@ def member_row(columns: Columns) -> MemberRow:
             "draining": bool(column["draining"]),
             "wanted": _WANTED.decode(column["wanted"]),
             "status": _STATUS.decode(column["status"]),
+            "streams": _STRINGS.decode(column["streams"]),
+            "extra": _EXTRA.decode(column["extra"]),
         },
         MemberRow,
     )
 
 
 # commands
-def control_columns(app: str, row: ControlRow) -> Columns:
+def control_columns(app: str, app_id: str, row: ControlRow) -> Columns:
     key = row.key
     return (
-        app, row.command_id, row.action, key and key.stream_key, key and key.generation, key and key.shard_id,
-        _json(row.arguments), row.requested_by, row.requested_wall_ms, row.state, row.result,
+        app, app_id, row.command_id, row.action, key and key.stream_key, key and key.generation, key and key.shard_id,
+        _json(row.arguments), row.requested_by, row.requested_wall_ms, row.state, row.result, _json(row.extra),
     )  # fmt: skip
 
 
@@ -419,6 +472,7 @@ def control_row(columns: Columns) -> ControlRow:
             "command_id": column["command"],
             "key": None if column["stream"] is None else _key(column),
             "arguments": _ARGUMENTS.decode(column["arguments"]),
+            "extra": _EXTRA.decode(column["extra"]),
         },
         ControlRow,
     )
@@ -456,3 +510,13 @@ def _start(text: str) -> StartingPosition:
     if kind == "AT_TIMESTAMP":
         return at_timestamp(float(argument))
     return msgspec.convert({"type": kind, "sequence_number": argument or None}, StartingPosition)
+
+
+_MIGRATED: Final[dict[str, tuple[tuple[str, ...], Fields]]] = {
+    "anabranch_applications": (APP_COLUMNS, {"watch": 0, "extra": "{}"}),
+    "anabranch_streams": (STREAM_COLUMNS, {"extra": "{}"}),
+    "anabranch_leases": (LEASE_COLUMNS, {"extra": "{}"}),
+    "anabranch_commands": (CONTROL_COLUMNS, {"extra": "{}"}),
+    "anabranch_members": (MEMBER_COLUMNS, {"streams": "[]", "extra": "{}"}),
+}
+"""The tables of version 1: their columns now, and the values of those that are new."""

@@ -108,7 +108,7 @@ async def an_application_is_made_once(arena: Arena) -> None:
     store = arena.make()
     expect(await store.read_app() is None, "read_app before the first open finds nothing")
     first = await store.open(arena.app_row("first"))
-    made = replace(arena.app_row("first"), incarnation=await store.incarnation())
+    made = replace(arena.app_row("first"), incarnation=await store.identity())
     expect(first == made, "open returns the row that it made, with the storage's incarnation", first)
     again = await (await arena.open()).open(arena.app_row("second"))
     expect(again.app_id == "first", "open keeps the row that stands and returns it", again)
@@ -117,9 +117,9 @@ async def an_application_is_made_once(arena: Arena) -> None:
 
 async def the_incarnation_stays_and_is_recorded_under_a_condition(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
-    incarnation = await store.incarnation()
+    incarnation = await store.identity()
     expect(bool(incarnation), "incarnation is not empty")
-    expect(await other.incarnation() == incarnation, "every handle sees the same incarnation")
+    expect(await other.identity() == incarnation, "every handle sees the same incarnation")
     recorded = await store.record_incarnation(incarnation, "restored")
     expect(recorded is not None and recorded.incarnation == "restored", "record_incarnation writes", recorded)
     late = await other.record_incarnation(incarnation, "another")
@@ -130,42 +130,19 @@ async def the_incarnation_stays_and_is_recorded_under_a_condition(arena: Arena) 
 async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     store = await arena.open()
     row = _stream()
-    expect(await store.put_stream(row, app_id=APP_ID) == row, "put_stream returns the new row")
+    expect(await store.put_stream(row) == row, "put_stream returns the new row")
     other = replace(row, origin=TRIM_HORIZON)
     expect(
-        await store.put_stream(other, app_id=APP_ID) == row,
+        await store.put_stream(other) == row,
         "put_stream never replaces: one worker's pin is everybody's",
     )
-    done = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
+    done = await store.write_stream(replace(row, bootstrapped=True), 0)
     expect(done == replace(row, bootstrapped=True, version=1), "write_stream adds 1 to the version", done)
-    expect(await store.write_stream(row, 0, app_id=APP_ID) is None, "write_stream refuses an old version")
-    expect(await store.write_stream(_stream(7), 0, app_id=APP_ID) is None, "write_stream makes no row")
-    await store.put_stream(_stream(1), app_id=APP_ID)
+    expect(await store.write_stream(row, 0) is None, "write_stream refuses an old version")
+    expect(await store.write_stream(_stream(7), 0) is None, "write_stream makes no row")
+    await store.put_stream(_stream(1))
     found = [stream.stream_key for stream in await store.read_streams()]
     expect(found == [f"{STREAM}0", f"{STREAM}1"], "read_streams returns all, in the order of their keys", found)
-
-
-async def nothing_begins_in_another_application_of_the_name(arena: Arena) -> None:
-    store = arena.make()
-    await store.open(arena.app_row("second"))
-    row = _stream()
-    expect(await store.put_stream(row, app_id=APP_ID) is None, "put_stream makes nothing under another id")
-    expect(await store.create_lease(lease(), app_id=APP_ID) is None, "create_lease makes nothing under another id")
-    expect(not await store.read_streams(), "there is no stream")
-    expect(not await store.read_leases(with_finished=True), "there is no lease")
-    await store.put_stream(row, app_id="second")
-    marked = await store.write_stream(replace(row, bootstrapped=True), 0, app_id=APP_ID)
-    expect(marked is None, "write_stream writes nothing under another id", marked)
-    expect(list(await store.read_streams()) == [row], "the stream is not marked as begun")
-    await store.create_lease(lease(), app_id="second")
-    found = await store.create_lease(lease(), app_id=APP_ID)
-    expect(found is None, "nor is what stands shown as the caller's own", found)
-    expect(await store.delete_app("second"), "the application is deleted")
-    expect(await store.put_stream(row, app_id="second") is None, "put_stream makes nothing where there is none")
-    expect(await store.create_lease(lease(), app_id="second") is None, "nor does create_lease")
-    await store.open(arena.app_row("third"))
-    rest = [*await store.read_streams(), *await store.read_leases(with_finished=True)]
-    expect(not rest, "and what comes late is not found by the next one", rest)
 
 
 async def a_command_is_answered_once(arena: Arena) -> None:
@@ -184,31 +161,92 @@ async def a_command_is_answered_once(arena: Arena) -> None:
     expect(list(await store.read_controls()) == [applied, late], "the answer is kept")
 
 
-async def an_application_is_deleted_whole_and_never_while_a_member_lives(arena: Arena) -> None:
+async def an_application_is_deleted_whole(arena: Arena) -> None:
     store = await arena.open()
-    await store.put_stream(_stream(), app_id=APP_ID)
-    await store.create_lease(lease(), app_id=APP_ID)
+    await store.put_stream(_stream())
+    await store.create_lease(lease())
     await store.put_control(ControlRow(command_id="a", action="pause"))
     await store.register_member(member("a"))
-    expect(not await store.delete_app("first"), "delete_app refuses while a member is live")
-    await store.leave("a")
     expect(not await store.delete_app("second"), "delete_app refuses under another id")
     expect(len(await store.read_members()) == 1, "a refused delete_app removes nothing")
-    expect(await store.delete_app("first"), "delete_app removes an application whose members have all left")
+    expect(await store.delete_app("first"), "delete_app removes the application")
     expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
     expect(await store.read_app() is None, "the application's row is gone")
-    await store.open(arena.app_row("second"))
     rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
     rest.append(await store.read_leases(with_finished=True))
-    expect(not any(rest), "nothing of it is left for a new application of the name", rest)
+    expect(not any(rest), "nothing is left under its id", rest)
+    await store.open(arena.app_row("second"))
+    rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
+    expect(not any(rest), "nothing of it shows in a new application of the name", rest)
+
+
+async def a_poll_shows_the_application_its_members_and_what_is_asked_of_it(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    await store.register_member(member("b"))
+    await store.register_member(member("a"))
+    await store.leave("b")
+    done = ControlRow(command_id="0", action="pause", requested_wall_ms=1)
+    await store.put_control(done)
+    await store.write_control(replace(done, state="applied"))
+    for command_id, asked_ms in (("2", 5), ("1", 7)):
+        await store.put_control(ControlRow(command_id=command_id, action="pause", requested_wall_ms=asked_ms))
+    poll = await other.poll()
+    expect(poll.app == await store.read_app(), "a poll shows the application's row", poll.app)
+    members = [(row.member_id, row.state) for row in poll.members]
+    expect(members == [("a", "live"), ("b", "left")], "and all members, in the order of their ids", members)
+    commands = [row.command_id for row in poll.commands]
+    expect(commands == ["2", "1"], "and the pending commands, in the order of their requests", commands)
+    expect(poll.evidence in {None, await store.identity()}, "and which storage it came from", poll.evidence)
+    expect(poll.known_dead == (), "members of this process are not called dead", poll.known_dead)
+    await store.delete_app(APP_ID)
+    expect((await other.poll()).app is None, "a poll shows that the application is gone")
+
+
+async def somebody_who_looks_is_noticed(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    before = await store.read_app()
+    await other.renew_watch()
+    await other.renew_watch()
+    after = (await store.poll()).app
+    expect(after is not None and before is not None and after.watch == before.watch + 2, "renew_watch adds 1", after)
+    await store.delete_app(APP_ID)
+    await other.renew_watch()
+    expect(await store.read_app() is None, "renew_watch makes no row")
+
+
+async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
+    store = await arena.open()
+    extra = {"colour": "red", "sizes": [1, 2], "more": {"a": None}}
+    await store.register_member(member("a", extra=extra))
+    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+    await store.request_hand_off("a", HandOffRequest(lease_key(), "b"))
+    row = await store.leave("a")
+    expect(row is not None and row.extra == extra, "unknown fields of a member survive every write", row)
+    await store.create_lease(lease(extra=extra))
+    taken = await _take(store, 0, "b", None, 0)
+    expect(isinstance(taken, LeaseRow) and taken.extra == extra, "those of a lease survive a take", taken)
+    await store.write_lease(lease(owner="b", checkpoint=at(7)), member_id="b", expected_version=1)
+    kept = await store.read_lease(lease_key())
+    expect(kept is not None and kept.extra == extra, "and the owner's write, which does not know them", kept)
+    stream = replace(_stream(), extra=extra)
+    await store.put_stream(stream)
+    marked = await store.write_stream(replace(_stream(), bootstrapped=True), 0)
+    expect(marked is not None and marked.extra == extra, "those of a stream survive its mark", marked)
+    command = ControlRow(command_id="a", action="pause", extra=extra)
+    await store.put_control(command)
+    await store.write_control(replace(command, state="applied", extra={}))
+    (answered,) = await store.read_controls()
+    expect(answered.extra == extra, "those of a command survive its answer", answered)
 
 
 _APPLICATION_CHECKS = (
     an_application_is_made_once,
-    an_application_is_deleted_whole_and_never_while_a_member_lives,
+    an_application_is_deleted_whole,
+    a_poll_shows_the_application_its_members_and_what_is_asked_of_it,
+    somebody_who_looks_is_noticed,
+    fields_of_a_newer_version_are_kept,
     the_incarnation_stays_and_is_recorded_under_a_condition,
     a_stream_is_put_once_and_written_by_version,
-    nothing_begins_in_another_application_of_the_name,
     a_command_is_answered_once,
 )
 
@@ -371,7 +409,7 @@ async def a_row_is_kept_whole(arena: Arena) -> None:
     )
     plain = lease(start=after_sequence_number(_LARGE), stopped=Stopped("", None, None, "", 0))
     for row in (full, plain, lease(1)):
-        await store.create_lease(row, app_id=APP_ID)
+        await store.create_lease(row)
         found = await other.read_lease(row.key)
         expect(found == row, f"a row is read as it was written: {row!r}", found)
 
@@ -379,8 +417,8 @@ async def a_row_is_kept_whole(arena: Arena) -> None:
 async def a_lease_is_created_once(arena: Arena) -> None:
     store = await arena.open()
     row = lease(start=TRIM_HORIZON)
-    expect(await store.create_lease(row, app_id=APP_ID) == row, "create_lease returns the new row")
-    again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"), app_id=APP_ID)
+    expect(await store.create_lease(row) == row, "create_lease returns the new row")
+    again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"))
     expect(again == row, "create_lease never replaces a row, and returns the one that stands", again)
     expect(await store.read_lease(lease_key(1)) is None, "a row that is not there is None")
 
@@ -389,9 +427,9 @@ async def rows_are_read_in_order_and_finished_ones_only_when_asked_for(arena: Ar
     store = await arena.open()
     keys = [LeaseKey("b:s:1", 0, "x"), LeaseKey("a:s:1", 10, "x"), LeaseKey("a:s:1", 9, "y"), LeaseKey("a:s:1", 9, "x")]
     for key in keys:
-        await store.create_lease(LeaseRow(key=key), app_id=APP_ID)
+        await store.create_lease(LeaseRow(key=key))
     done = LeaseRow(key=LeaseKey("a:s:1", 9, "w"), finish=Finish("end", ("x", "y")))
-    await store.create_lease(done, app_id=APP_ID)
+    await store.create_lease(done)
     found = [row.key for row in await store.read_leases()]
     expect(found == sorted(keys), "unfinished rows, ordered by stream, generation number and shard", found)
     found = [row.key for row in await store.read_leases(with_finished=True)]
@@ -406,7 +444,7 @@ async def _take(store: LeaseStore, number: int, member_id: str, owner: str | Non
 async def a_lease_is_taken_from_the_expected_owner_at_the_expected_version(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
-    await store.create_lease(lease(), app_id=APP_ID)
+    await store.create_lease(lease())
     taken = await _take(store, 0, "a", None, 0)
     expected = lease(owner="a", version=1, epoch=1, takes_without_progress=1)
     expect(taken == expected, "a take sets owner and adds 1 to version, epoch, takes_without_progress", taken)
@@ -419,16 +457,16 @@ async def a_lease_is_taken_from_the_expected_owner_at_the_expected_version(arena
     expect(isinstance(taken, LeaseRow) and (taken.version, taken.epoch) == (2, 2), "version and epoch grow", taken)
     expect(await _take(store, 2, "b", None, 0) == Conflict(None), "a take of a row that is not there: Conflict(None)")
     over = lease(3, finish=Finish("end"))
-    await store.create_lease(over, app_id=APP_ID)
+    await store.create_lease(over)
     expect(await _take(store, 3, "b", None, 0) == Conflict(over), "a finished lease is not taken")
 
 
 async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
     store = await arena.open()
-    await store.create_lease(lease(epoch=2), app_id=APP_ID)
+    await store.create_lease(lease(epoch=2))
     row = await store.take_lease(lease_key(), "a", expected_owner=None, expected_version=0, epoch_floor=7)
     expect(isinstance(row, LeaseRow) and row.epoch == 8, "a child's epoch starts above its parents'", row)
-    await store.create_lease(lease(1, epoch=9), app_id=APP_ID)
+    await store.create_lease(lease(1, epoch=9))
     row = await store.take_lease(lease_key(1), "a", expected_owner=None, expected_version=0, epoch_floor=7)
     expect(isinstance(row, LeaseRow) and row.epoch == 10, "a floor never lowers an epoch", row)
 
@@ -436,7 +474,7 @@ async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
 async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) -> None:
     store = await arena.open()
     row = lease(owner="a", version=1)
-    await store.create_lease(row, app_id=APP_ID)
+    await store.create_lease(row)
     written = await store.write_lease(replace(row, checkpoint=at(5)), member_id="a", expected_version=1)
     expected = replace(row, checkpoint=at(5), version=2)
     expect(written == expected, "the owner's write is stored with one version more", written)
@@ -455,7 +493,7 @@ async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) 
 
 async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
     store = await arena.open()
-    await store.create_lease(lease(), app_id=APP_ID)
+    await store.create_lease(lease())
     await _take(store, 0, "a", None, 0)  # the answer of this one is lost
     again = await _take(store, 0, "a", None, 0)
     expect(isinstance(again, Conflict), "the same take twice is a conflict", again)
@@ -472,7 +510,7 @@ async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
 async def only_a_finished_row_is_deleted(arena: Arena) -> None:
     store = await arena.open()
     row = lease(owner="a")
-    await store.create_lease(row, app_id=APP_ID)
+    await store.create_lease(row)
     expect(not await store.delete_lease(row.key, 0), "an unfinished row is not deleted")
     done = replace(row, owner=None, finish=Finish("end"))
     await store.write_lease(done, member_id="a", expected_version=0)
@@ -503,7 +541,7 @@ async def one_of_many_takes_holds(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     for number in range(_ROUNDS):
         key = lease_key(number)
-        await stores[0].create_lease(lease(number), app_id=APP_ID)
+        await stores[0].create_lease(lease(number))
         takes = (
             stores[racer % _HANDLES].take_lease(key, f"m{racer}", expected_owner=None, expected_version=0)
             for racer in range(_RACERS)
@@ -518,7 +556,7 @@ async def one_of_many_takes_holds(arena: Arena) -> None:
 async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     row = lease(owner="a")
-    await stores[0].create_lease(row, app_id=APP_ID)
+    await stores[0].create_lease(row)
     for version in range(_ROUNDS):
         writes = (
             stores[racer % _HANDLES].write_lease(
@@ -535,10 +573,7 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
 async def many_who_create_agree_on_one_row(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     leases = await asyncio.gather(
-        *(
-            stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer))), app_id=APP_ID)
-            for racer in range(_RACERS)
-        )
+        *(stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer)))) for racer in range(_RACERS))
     )
     expect(all(row == leases[0] for row in leases), "all who create a lease get the same row", leases)
     streams = await asyncio.gather(
@@ -547,27 +582,11 @@ async def many_who_create_agree_on_one_row(arena: Arena) -> None:
                 StreamRow(
                     stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=at_timestamp(float(racer))
                 ),
-                app_id=APP_ID,
             )
             for racer in range(_RACERS)
         )
     )
     expect(all(row == streams[0] for row in streams), "all first workers agree on one pin", streams)
-
-
-async def nothing_outlives_the_application_that_it_was_made_in(arena: Arena) -> None:
-    stores = [await arena.open() for _ in range(_HANDLES)]
-    for number in range(_ROUNDS):
-        app_id, successor = f"{APP_ID}{number or ''}", f"{APP_ID}{number + 1}"
-        outcomes = await asyncio.gather(
-            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS // 2)),
-            stores[0].delete_app(app_id),
-            stores[1].open(arena.app_row(successor)),
-            *(stores[racer % _HANDLES].create_lease(lease(racer), app_id=app_id) for racer in range(_RACERS)),
-        )
-        await stores[0].open(arena.app_row(successor))
-        rest = await stores[-1].read_leases(with_finished=True)
-        expect(not rest, "what was made went with its application, and what came later was not made", (outcomes, rest))
 
 
 async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
@@ -605,7 +624,6 @@ _RACES_CHECKS = (
     one_of_many_takes_holds,
     one_of_many_writes_of_a_version_holds,
     many_who_create_agree_on_one_row,
-    nothing_outlives_the_application_that_it_was_made_in,
     a_seal_and_a_heartbeat_do_not_both_hold,
     no_request_is_lost_to_a_heartbeat,
 )
@@ -616,12 +634,12 @@ async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     await store.register_member(member("a"))
     beaten = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
     await store.put_stream(
-        StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON), app_id=APP_ID
+        StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON)
     )
-    await store.create_lease(lease(owner="a"), app_id=APP_ID)
+    await store.create_lease(lease(owner="a"))
     committed = await store.write_lease(replace(lease(owner="a"), checkpoint=at(5)), member_id="a", expected_version=0)
     await store.put_control(ControlRow(command_id="c", action="pause"))
-    incarnation = await store.incarnation()
+    incarnation = await store.identity()
     await arena.close()
 
     store = await arena.open()
@@ -629,23 +647,54 @@ async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     expect(list(await store.read_members()) == [beaten], "the members are there")
     expect(len(await store.read_streams()) == 1, "the streams are there")
     expect(len(await store.read_controls()) == 1, "the commands are there")
-    expect(await store.incarnation() == incarnation, "it is the same incarnation")
+    expect(await store.identity() == incarnation, "it is the same incarnation")
+
+
+async def what_comes_late_does_not_show_in_the_next_application_of_the_name(arena: Arena) -> None:
+    old, new = await arena.open(), await arena.open()
+    for number in range(_ROUNDS):
+        app_id, successor = f"{APP_ID}{number or ''}", f"{APP_ID}{number + 1}"
+        await asyncio.gather(
+            *(old.create_lease(lease(racer)) for racer in range(_RACERS // 2)),
+            new.delete_app(app_id),
+            *(old.create_lease(lease(racer)) for racer in range(_RACERS)),
+        )
+        await new.open(arena.app_row(successor))
+        await old.put_stream(_stream())
+        await old.write_stream(replace(_stream(), bootstrapped=True), 0)
+        await old.create_lease(lease())
+        await old.register_member(member("a"))
+        await old.put_control(ControlRow(command_id="a", action="pause"))
+        await old.renew_watch()
+        await old.record_incarnation(await old.identity(), "another")
+        app = await new.read_app()
+        expect(app == replace(arena.app_row(successor), incarnation=await new.identity()), "its row is its own", app)
+        rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *await new.read_members()]
+        expect(not rest, "rows are stored under the app_id that their handle opened", rest)
+        expect(not await new.read_controls(), "so are commands")
+        poll = await old.poll()
+        expect(poll.app == app, "a poll shows the application that there is now", poll.app)
+        await old.open(arena.app_row(successor))
 
 
 async def applications_do_not_see_each_other(arena: Arena) -> None:
     store = await arena.open()
-    await store.create_lease(lease(owner="a"), app_id=APP_ID)
+    await store.create_lease(lease(owner="a"))
     await store.register_member(member("a"))
     arena.app += " too"
     other = await arena.open()
-    await other.create_lease(lease(1), app_id=APP_ID)
+    await other.create_lease(lease(1))
     await other.register_member(member("b"))
     expect([row.key for row in await other.read_leases()] == [lease(1).key], "leases are the application's own")
     expect([row.member_id for row in await other.read_members()] == ["b"], "so are members")
     expect(await other.read_lease(lease().key) is None, "and single rows")
 
 
-_DURABILITY_CHECKS = (what_was_acknowledged_outlives_the_handles, applications_do_not_see_each_other)
+_DURABILITY_CHECKS = (
+    what_was_acknowledged_outlives_the_handles,
+    what_comes_late_does_not_show_in_the_next_application_of_the_name,
+    applications_do_not_see_each_other,
+)
 
 
 _CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (

@@ -212,12 +212,12 @@ def test_a_fleet_whose_processes_are_gone_is_told_from_one_that_lives(cli, tmp_p
         store = SqliteLeaseStore(path, "billing")
         await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
         await store.put_stream(
-            StreamRow(stream_key="k", name="orders", arn="arn", created_seconds=0.0, origin=TRIM_HORIZON), app_id="id"
+            StreamRow(stream_key="k", name="orders", arn="arn", created_seconds=0.0, origin=TRIM_HORIZON)
         )
         await store.register_member(MemberRow(member_id="a#1", worker_id="a", expiry_ms=500))
         parent, child = "shardId-000000000000", "shardId-000000000001"
-        await store.create_lease(LeaseRow(key=LeaseKey("k", 0, parent), owner="a#1"), app_id="id")
-        await store.create_lease(LeaseRow(key=LeaseKey("k", 0, child), waits_for=(parent,)), app_id="id")
+        await store.create_lease(LeaseRow(key=LeaseKey("k", 0, parent), owner="a#1"))
+        await store.create_lease(LeaseRow(key=LeaseKey("k", 0, child), waits_for=(parent,)))
         await store.close()  # and with it the member's lock
 
     asyncio.run(main())

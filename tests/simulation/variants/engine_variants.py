@@ -23,7 +23,7 @@ from anabranch._engine.worker import FenceWatch, Worker
 from anabranch._model.leases import Finish
 from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
-from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.row_store import RowLeaseStore
 from anabranch.testing.world import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
@@ -87,12 +87,12 @@ def _end_trimmed_at_once(original):
 
 async def _mark_and_die(self, stream, row):
     """The mark comes first, and the process ends half-way through the leases."""
-    store, app_id = self._ports.store, self._app.app_id
+    store = self._ports.store
     listing = await list_all_shards(self._ports, stream, listing_filter(row.origin))
-    await store.write_stream(replace(row, bootstrapped=True), row.version, app_id=app_id)
+    await store.write_stream(replace(row, bootstrapped=True), row.version)
     plan = plan_bootstrap(row, listing, [])
     for lease in plan[: len(plan) // 2 + 1]:
-        await store.create_lease(lease, app_id=app_id)
+        await store.create_lease(lease)
     raise TransportError("half-way")
 
 
@@ -224,9 +224,19 @@ def _believe_a_nameless_storage(original):
     return hold_takes
 
 
-async def _open_without_storage(self, app):
-    self._app = self._app or app
-    return self._app
+def _open_without_storage(original):
+    async def open_nameless(self, app):
+        identity, self.identity = self.identity, _nameless
+        try:
+            return await original(self, app)
+        finally:
+            self.identity = identity
+
+    return open_nameless
+
+
+async def _nameless():
+    return ""
 
 
 def _gate_by_listing():
@@ -335,7 +345,7 @@ MISTAKES = {
     ),
     "an application does not name its storage": Mistake(
         [
-            (MemoryLeaseStore, "open", _open_without_storage),
+            (RowLeaseStore, "open", _open_without_storage(RowLeaseStore.open)),
             (LeaseMachine, "_hold_takes", _believe_a_nameless_storage(LeaseMachine._hold_takes)),
         ],
         "one owner",

@@ -51,7 +51,7 @@ def with_world(tmp_path, check):
         await store.register_member(MemberRow(member_id="m#1", worker_id="m", expiry_ms=10_000))
         rows = []
         for key in KEYS:
-            await store.create_lease(LeaseRow(key=key), app_id="1")
+            await store.create_lease(LeaseRow(key=key))
             rows.append(await store.take_lease(key, "m#1", expected_owner=None, expected_version=0))
         await store._main.run(lambda: store._main._connection.set_trace_callback(world.statements.append))
         await check(world, rows)

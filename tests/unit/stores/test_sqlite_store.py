@@ -64,22 +64,10 @@ def test_a_folder_is_no_file(tmp_path):
         with_store(tmp_path, None)
 
 
-def test_a_member_row_of_an_earlier_version_is_read_and_written(path):
-    with_store(path, lambda store: store.register_member(member("a")))
-    sql(f"{path}-workers", "UPDATE anabranch_members SET generation = 2")  # a column that is no longer used
-
-    async def check(store):
-        (found,) = await store.read_members()
-        assert found == member("a")
-        assert (await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))).counter == 1
-
-    with_store(path, check)
-
-
 def test_a_newer_schema_is_refused(path):
     with_store(path, lambda store: store.read_app())
     sql(path, "UPDATE anabranch_meta SET value = '99' WHERE name = 'schema_version'")
-    with pytest.raises(LeaseStoreInvalidError, match=r"newer anabranch .schema 99; this one reads up to 1"):
+    with pytest.raises(LeaseStoreInvalidError, match=r"newer anabranch .schema 99; this one reads up to 2"):
         with_store(path, None)
 
 
@@ -92,7 +80,7 @@ def test_a_schema_without_a_version_is_refused(path):
 def test_the_file_may_be_a_database_of_the_users_own(path):
     sql(path, "CREATE TABLE charges (amount INTEGER)")
     sql(path, "INSERT INTO charges VALUES (5)")
-    assert with_store(path, lambda store: store.create_lease(LEASE, app_id=APP.app_id)) == LEASE
+    assert with_store(path, lambda store: store.create_lease(LEASE)) == LEASE
     assert sql(path, "SELECT amount FROM charges") == [(5,)]
 
 
@@ -113,8 +101,20 @@ def test_an_application_is_found_without_being_opened(path):
 
 def test_what_was_never_opened_says_so(path):
     sql(path, "CREATE TABLE charges (amount INTEGER)")
-    with pytest.raises(LeaseStoreInvalidError, match="holds no leases: open the store first"):
+    with pytest.raises(UsageError, match=r"leases\.db is not open: call open\(\) first"):
         with_store(path, lambda store: store.read_leases(), opened=False)
+
+
+def test_tables_that_were_dropped_while_it_was_closed_are_missed(path):
+    with_store(path, lambda store: store.read_app())
+
+    async def check(store):
+        store._app_id = "id"
+        sql(path, "DROP TABLE anabranch_meta")
+        await store.read_leases()
+
+    with pytest.raises(LeaseStoreInvalidError, match="holds no leases: open the store first"):
+        with_store(path, check, opened=False)
 
 
 def test_another_application_is_refused(path):
@@ -156,9 +156,9 @@ def test_a_file_that_is_gone_is_not_made_again(path):
     async def check(store):
         path.unlink()
         with pytest.raises(LeaseStoreError, match=r"is gone .* do not create it again"):
-            await store.create_lease(LEASE, app_id=APP.app_id)
+            await store.create_lease(LEASE)
         with pytest.raises(LeaseStoreError, match="is gone"):
-            await store.incarnation()
+            await store.identity()
         assert not path.exists()
         assert await store.read_app() is None
 
@@ -171,7 +171,7 @@ def test_a_file_that_was_moved_away_and_back_is_used_again(path):
         with pytest.raises(LeaseStoreError, match="is gone"):
             await store.read_leases()
         path.with_name("moved").rename(path)
-        assert await store.create_lease(LEASE, app_id=APP.app_id) == LEASE
+        assert await store.create_lease(LEASE) == LEASE
 
     with_store(path, check)
 
@@ -183,23 +183,23 @@ def test_a_replaced_file_is_used_no_more(path, suffix, tmp_path):
     with_store(tmp_path / "other.db", lambda store: store.read_app())
 
     async def check(store):
-        await store.create_lease(LEASE, app_id=APP.app_id)
+        await store.create_lease(LEASE)
         other.replace(path.with_name(path.name + suffix))
         with pytest.raises(LeaseStoreInvalidError, match="was replaced by another file while it was in use"):
             await store.read_members() if suffix else await store.read_leases()
         with pytest.raises(LeaseStoreInvalidError, match="stop all workers"):
-            await store.incarnation()
+            await store.identity()
 
     with_store(path, check)
 
 
 def test_a_copy_of_the_file_is_another_incarnation(path, tmp_path):
-    before = with_store(path, lambda store: store.incarnation())
-    assert with_store(path, lambda store: store.incarnation()) == before
+    before = with_store(path, lambda store: store.identity())
+    assert with_store(path, lambda store: store.identity()) == before
     shutil.copy(path, tmp_path / "copy.db")
     path.unlink()
     (tmp_path / "copy.db").rename(path)
-    assert with_store(path, lambda store: store.incarnation()) != before
+    assert with_store(path, lambda store: store.identity()) != before
 
 
 def test_dropped_tables_are_an_error_and_not_made_again(path):
@@ -213,10 +213,10 @@ def test_dropped_tables_are_an_error_and_not_made_again(path):
 
 def test_a_row_that_a_hand_has_broken_is_named(path):
     async def check(store):
-        await store.create_lease(LEASE, app_id=APP.app_id)
+        await store.create_lease(LEASE)
         sql(path, "UPDATE anabranch_leases SET checkpoint = 'yesterday'")
         with pytest.raises(
-            LeaseStoreInvalidError, match=r"row \(billing, 1:orders:2, 0, shardId-0+\) of anabranch_leas"
+            LeaseStoreInvalidError, match=r"row \(billing, id, 1:orders:2, 0, shardId-0+\) of anabranch_leas"
         ):
             await store.read_leases()
         sql(path, "UPDATE anabranch_leases SET checkpoint = NULL, order_mode = 'any'")
@@ -259,14 +259,14 @@ def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(pat
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LeaseStoreError, match="locked by another process") as caught:
-                await store.create_lease(LEASE, app_id=APP.app_id)
+                await store.create_lease(LEASE)
             assert caught.value.retryable
             assert await store.read_leases() == []
             await store.register_member(member("a"))
             row = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
             assert row.counter == 1
             other.execute("ROLLBACK")
-        assert await store.create_lease(LEASE, app_id=APP.app_id) == LEASE
+        assert await store.create_lease(LEASE) == LEASE
 
     with_store(path, check)
 
@@ -297,11 +297,11 @@ def test_nothing_blocks_the_loop(path):
     async def check(store):
         await store.register_member(member("a"))
         await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
-        await store.create_lease(LEASE, app_id=APP.app_id)
+        await store.create_lease(LEASE)
         await store.take_lease(LEASE.key, "a", expected_owner=None, expected_version=0)
         await store.dead_members()
         await store.leave("a")
-        return await store.incarnation()
+        return await store.identity()
 
     guard = BlockBuster()
     guard.activate()
@@ -340,7 +340,7 @@ def test_a_fork_must_make_its_own_store(path):
 
 def test_the_file_can_be_read_in_sql(path):
     async def check(store):
-        await store.create_lease(LEASE, app_id=APP.app_id)
+        await store.create_lease(LEASE)
         await store.take_lease(LEASE.key, "host-1/abc", expected_owner=None, expected_version=0)
 
     with_store(path, check)

@@ -644,9 +644,7 @@ class LeaseMachine:
             return None
         if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
             return None
-        answer = yield from self._ask(CreateLease(row, self.app.app_id))
-        if answer is None:
-            self.raise_store_reset()
+        answer = yield from self._ask(CreateLease(row))
         return None if isinstance(answer, NoAnswer) else answer
 
     def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:

@@ -9,8 +9,6 @@ the leases that name it) rests on two things: the owner and version compared her
 the owner sealed or left. Both states are final.
 """
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from anabranch._model.leases import (
@@ -93,7 +91,7 @@ def write_lease(
     """A write by the owner: commit, finish, stop, release or give."""
     if stored is None or stored.owner != member_id or stored.version != expected_version:
         return Conflict(stored)
-    return replace(row, version=expected_version + 1)
+    return replace(row, version=expected_version + 1, extra=stored.extra)
 
 
 def may_delete_lease(row: LeaseRow | None, expected_version: int) -> bool:
@@ -104,30 +102,29 @@ def write_stream(stored: StreamRow | None, row: StreamRow, expected_version: int
     """None if the version does not match."""
     if stored is None or stored.version != expected_version:
         return None
-    return replace(row, version=expected_version + 1)
+    return replace(row, version=expected_version + 1, extra=stored.extra)
 
 
 def write_control(stored: ControlRow | None, row: ControlRow) -> ControlRow | None:
     """None if the command is no longer pending: its result is final."""
     if stored is None or stored.state != "pending":
         return None
-    return row
+    return replace(row, extra=stored.extra)
 
 
-def may_begin(app: AppRow | None, app_id: str) -> bool:
-    """Whether the caller may create a stream or a lease, or mark a stream as bootstrapped: only in the application that
-    it opened, not in another one of the same name (rule L14). Check it atomically with the write.
-    """
-    return app is not None and app.app_id == app_id
+def may_delete_app(row: AppRow | None, app_id: str) -> bool:
+    return row is not None and row.app_id == app_id
 
 
-def may_delete_app(row: AppRow | None, members: Iterable[MemberRow], app_id: str) -> bool:
-    """Not while a member is live. A member that registers meanwhile reports the missing application (rule L14)."""
-    return row is not None and row.app_id == app_id and all(member.state != "live" for member in members)
-
-
-def record_incarnation(row: AppRow | None, expected: str, incarnation: str) -> AppRow | None:
+def record_incarnation(row: AppRow | None, app_id: str, expected: str, incarnation: str) -> AppRow | None:
     """Sets the trusted storage (rule L13), if it is still the one that the caller saw."""
-    if row is None or row.incarnation != expected:
+    if row is None or row.app_id != app_id or row.incarnation != expected:
         return row
     return replace(row, incarnation=incarnation)
+
+
+def renew_watch(row: AppRow | None, app_id: str) -> AppRow | None:
+    """Tells the members that somebody looks at the fleet."""
+    if row is None or row.app_id != app_id:
+        return row
+    return replace(row, watch=row.watch + 1)

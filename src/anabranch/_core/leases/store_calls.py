@@ -111,9 +111,8 @@ class DeleteMember(StoreCall[bool], frozen=True):
 class ReadStreams(StoreCall[Sequence[StreamRow]], frozen=True): ...
 
 
-class CreateLease(StoreCall[LeaseRow | None], frozen=True):
+class CreateLease(StoreCall[LeaseRow], frozen=True):
     row: LeaseRow
-    app_id: str
 
 
 class ReadLeases(StoreCall[Sequence[LeaseRow]], frozen=True):

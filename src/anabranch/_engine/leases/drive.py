@@ -88,7 +88,7 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
         case ReadApp():
             return store.read_app()
         case ReadIncarnation():
-            return store.incarnation()
+            return store.identity()
         case RecordIncarnation():
             return store.record_incarnation(call.expected, call.incarnation)
         case RegisterMember():
@@ -110,7 +110,7 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
         case ReadStreams():
             return store.read_streams()
         case CreateLease():
-            return store.create_lease(call.row, app_id=call.app_id)
+            return store.create_lease(call.row)
         case ReadLeases():
             return store.read_leases(with_finished=call.with_finished)
         case ReadLease():

@@ -56,7 +56,7 @@ class TickStore:
 
     def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         self._note()
-        self.app = rows.record_incarnation(self.app, expected, incarnation)
+        self.app = rows.record_incarnation(self.app, self.app.app_id if self.app else "", expected, incarnation)
         return self.app
 
     def register_member(self, row: MemberRow) -> MemberRow:

@@ -18,7 +18,7 @@ from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
 from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseStore
 from anabranch.testing.world.options import FleetOptions, ScriptAction, fleet_options_for
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
-from anabranch.testing.world.worker import SimContext, SimulatedWorker, UserHandler
+from anabranch.testing.world.worker import APP, SimContext, SimulatedWorker, UserHandler
 
 _AGGREGATE_MAX = 5
 _STEPS_MAX = 2_000_000
@@ -154,7 +154,7 @@ class Fleet:
             process,
             self._context,
             kinesis=SimulatedKinesis(self.stream, self.network, process, options, random),
-            store=SimulatedLeaseStore(self.rows, self.network, process, call_deadline_ms=timing.call_deadline_ms),
+            store=SimulatedLeaseStore(APP, self.rows, self.network, process, call_deadline_ms=timing.call_deadline_ms),
             timing=timing,
         )
 

@@ -1,27 +1,17 @@
 """The lease store of a simulated fleet: one set of rows, reached by each process over the network.
 
-The rows are the memory store's, and so are its conditions. On bad days it goes back in time, and says that it is
-another storage; requests that were on their way to the one before are lost.
+Each process has a handle of its own. The rows are those of the memory store. On bad days the store goes back in time,
+and says that it is another storage; requests that were under way to the one before are lost.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from anabranch._model.leases import (
-    AppRow,
-    Conflict,
-    ControlRow,
-    HandOffRequest,
-    HeartbeatWrite,
-    LeaseKey,
-    LeaseRow,
-    MemberRow,
-    StreamRow,
-)
-from anabranch._ports import LeaseStore
+from anabranch._model.leases import AppRow, Conflict, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow, StreamRow
 from anabranch.errors import LeaseStoreError
-from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.memory import MemoryRows
+from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
 from anabranch.testing.journal import (
     Journal,
     LeaseCommitted,
@@ -37,8 +27,10 @@ from anabranch.testing.world.processes import Network, SimulatedProcess
 
 __all__ = ["ForgetfulRows", "SimulatedLeaseStore"]
 
+_Places = dict[tuple[str, str, str], dict[RowKey, Row]]
 
-class ForgetfulRows(MemoryLeaseStore):
+
+class ForgetfulRows(MemoryRows):
     """The rows themselves, and their past."""
 
     def __init__(
@@ -59,42 +51,35 @@ class ForgetfulRows(MemoryLeaseStore):
         self._incarnation_of = incarnation_of
         """Of the stream that a lease is of."""
         self._keeps_history = keeps_history
-        self._past: list[tuple[int, tuple[Any, ...]]] = []
+        self._past: list[tuple[int, _Places]] = []
         self.processes: dict[str, str] = {}
         """By member: which process has registered it."""
 
-    async def incarnation(self) -> str:
+    @property
+    def identity(self) -> str:
         return f"storage-{self.storage}"
 
-    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
-        answer = await super().create_lease(row, app_id=app_id)
-        if answer is not None:
-            self._journal.tell(LeaseCreated(self._noted(answer)))
-        return answer
+    def change(self, keys: Sequence[RowKey], update: Update) -> tuple[Sequence[Row | None], Sequence[Row | None]]:
+        changes = super().change(keys, update)
+        for before, after in zip(*changes, strict=True):
+            if after is not before and after is not None:
+                self._note_change(before, after)
+        return changes
 
-    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
-        answer = await super().write_lease(row, member_id=member_id, expected_version=expected_version)
-        if not isinstance(answer, Conflict):
-            self._journal.tell(LeaseCommitted(self._noted(answer)))
-            if answer.owner != member_id:
-                self._journal.tell(OwnerChanged(self._noted(answer), self._owner(answer)))
-        return answer
-
-    async def take_lease(
-        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
-    ) -> LeaseRow | Conflict:
-        answer = await super().take_lease(
-            key, member_id, expected_owner=expected_owner, expected_version=expected_version, epoch_floor=epoch_floor
-        )
-        if not isinstance(answer, Conflict):
-            self._journal.tell(OwnerChanged(self._noted(answer), self._owner(answer)))
-        return answer
-
-    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        row = await super().seal_member(member_id, observed_counter)
-        if row is not None and row.state != "live":
-            self._journal.tell(MemberLeft(self._now_ms(), member_id))
-        return row
+    def _note_change(self, before: Row | None, after: Row) -> None:
+        match before, after:
+            case None, LeaseRow():
+                self._journal.tell(LeaseCreated(self._noted(after)))
+            case LeaseRow(), LeaseRow():
+                is_take = after.takes_without_progress > before.takes_without_progress and before.owner != after.owner
+                if not is_take:
+                    self._journal.tell(LeaseCommitted(self._noted(after)))
+                if before.owner != after.owner:
+                    self._journal.tell(OwnerChanged(self._noted(after), self._owner(after)))
+            case _, MemberRow() if after.state != "live":
+                self.note_leaving(after.member_id)
+            case _:
+                pass
 
     def note_leaving(self, member_id: str) -> None:
         """From the moment that it asks: the request may take effect at any time, with or without an answer."""
@@ -109,189 +94,155 @@ class ForgetfulRows(MemoryLeaseStore):
     def note(self) -> None:
         """Keeps the rows as they are until now."""
         if self._keeps_history:
-            rows = (self._app, dict(self._members), dict(self._streams), dict(self._leases), dict(self._controls))
-            self._past.append((self._now_ms(), rows))
+            self._past.append((self._now_ms(), {place: dict(kept) for place, kept in self.places.items()}))
 
     def go_back(self, by_ms: int) -> bool:
         """Forgets what was written in the last `by_ms`. False: there is nothing to forget."""
         wanted_ms = self._now_ms() - by_ms
-        kept = next((rows for ended_ms, rows in self._past if ended_ms > wanted_ms), None)
-        if kept is None or kept[0] is None:
+        kept = next((places for ended_ms, places in self._past if ended_ms > wanted_ms), None)
+        if kept is None or not any(isinstance(row, AppRow) for rows in kept.values() for row in rows.values()):
             return False
-        begun = dict(self._streams)
-        self._app, self._members, self._streams, self._leases, self._controls = kept
-        if any(self._streams.get(key) != row for key, row in begun.items()):
+        begun = self._all(StreamRow)
+        self.places = kept
+        there = self._all(StreamRow)
+        if any(there.get(key) != row for key, row in begun.items()):
             self.has_lost_streams = True
         self._past.clear()
         self.storage += 1
         self._journal.tell(StoreWentBack())
         return True
 
+    def _all(self, kind: type[Row]) -> dict[RowKey, Row]:
+        return {key: row for rows in self.places.values() for key, row in rows.items() if isinstance(row, kind)}
+
     @property
     def has_streams(self) -> bool:
-        return bool(self._streams)
+        return bool(self._all(StreamRow))
+
+    @property
+    def leases(self) -> list[LeaseRow]:
+        return [row for rows in self.places.values() for row in rows.values() if isinstance(row, LeaseRow)]
 
     @property
     def have_begun(self) -> bool:
         """Of every shard it is known how far it was read; before that, nothing is promised of what falls off."""
-        return bool(self._leases) and all(
+        return bool(self.leases) and all(
             row.is_finished or row.checkpoint.watermark is not None or row.checkpoint.seen_through_seconds is not None
-            for row in self._leases.values()
+            for row in self.leases
         )
 
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
         """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
-        self._app, self._members, self._streams, self._leases, self._controls = None, {}, {}, {}, {}
+        self.places = {}
         self._past.clear()
         self.emptied_count += 1
         self.storage += moves
         self.has_lost_streams = True
         self._journal.tell(StoreEmptied(tuple(processes)))
 
-    def made(self, process: str, what: str) -> None:
-        self._journal.tell(RowMade(self._now_ms(), process, what))
+    def made(self, process: str, key: RowKey, row: Row | None) -> None:
+        """A process has written a row after the store was emptied. Nobody sees a row under an old `app_id`."""
+        is_seen = any(isinstance(app, AppRow) and app.app_id == key.app_id for app in self._all(AppRow).values())
+        if row is not None and key.kind in _MADE and (is_seen or isinstance(row, AppRow)):
+            self._journal.tell(RowMade(self._now_ms(), process, _MADE[key.kind]))
 
 
-class SimulatedLeaseStore(LeaseStore):
-    """One process's connection to the rows."""
+_MADE = {"app": "the application", "lease": "a lease", "stream": "a stream"}
 
+
+class _Connection(RowLeaseStore):
     def __init__(
-        self, rows: ForgetfulRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
+        self,
+        app: str,
+        rows: ForgetfulRows,
+        network: Network,
+        process: SimulatedProcess,
+        *,
+        hindered_seconds: float | None = None,
     ) -> None:
+        super().__init__(app)
         self._rows = rows
-        self._call_seconds = call_deadline_ms / 1000
-        """How long this process waits for an answer."""
         self._network = network
         self._process = process
-        self._connections = {"heart": rows.storage, "main": rows.storage}
-        """The storage that each connection was made to: heartbeats have one of their own."""
+        self._storage = rows.storage
+        """The storage that this connection was made to."""
+        self._hindered_seconds = hindered_seconds
+        """How long the sender waits for an answer, if a call that has none holds up its commits."""
 
-    async def _ask(
-        self,
-        call: Callable[[], Coroutine[Any, Any, Any]],
-        connection: str = "main",
-        makes: str | None = None,
-        on_trouble: Callable[[], None] = lambda: None,
-    ) -> Any:
-        storage, emptied_count = self._connections[connection], self._rows.emptied_count
+    async def _ask(self, call: Callable[[], Any]) -> Any:
+        storage = self._storage
 
         def request() -> Any:
             if self._rows.storage != storage:
-                self._connections[connection] = self._rows.storage
+                self._storage = self._rows.storage
                 raise LeaseStoreError("the connection was lost: the store has failed over")
             self._rows.note()
-            answer = _at_once(call())
-            was_under_way = emptied_count != self._rows.emptied_count  # that is nobody's fault
-            if makes is not None and answer is not None and emptied_count and not was_under_way:
-                self._rows.made(self._process.name, makes)
-            return answer
+            return call()
 
         return await self._network.call(
-            self._process, "store", request, lambda: LeaseStoreError("the lease store gave no answer"), on_trouble
+            self._process,
+            "store",
+            request,
+            lambda: LeaseStoreError("the lease store gave no answer"),
+            self._on_trouble(),
         )
 
-    async def open(self, app: AppRow) -> AppRow:
-        return await self._ask(partial(self._rows.open, app), makes="the application")  # type: ignore[no-any-return]
+    def _on_trouble(self) -> Callable[[], None]:
+        if self._hindered_seconds is None:
+            return lambda: None
+        return partial(self._process.block_commits, self._hindered_seconds, since=self._process.world_ms() / 1000)
 
-    async def read_app(self) -> AppRow | None:
-        return await self._ask(self._rows.read_app)  # type: ignore[no-any-return]
+    async def identity(self) -> str:
+        return await self._ask(lambda: self._rows.identity)  # type: ignore[no-any-return]
 
-    async def incarnation(self) -> str:
-        return await self._ask(self._rows.incarnation)  # type: ignore[no-any-return]
+    async def get(self, keys: Sequence[RowKey]) -> Found:
+        return await self._ask(lambda: Found(self._rows.get(keys), self._rows.identity))  # type: ignore[no-any-return]
 
-    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
-        return await self._ask(partial(self._rows.record_incarnation, expected, incarnation))  # type: ignore[no-any-return]
+    async def scan(self, scopes: Sequence[Scope]) -> Found:
+        return await self._ask(lambda: Found(self._rows.scan(scopes), self._rows.identity))  # type: ignore[no-any-return]
 
-    async def delete_app(self, app_id: str) -> bool:
-        return await self._ask(partial(self._rows.delete_app, app_id))  # type: ignore[no-any-return]
+    async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
+        emptied_count = self._rows.emptied_count
+
+        def call() -> Changed:
+            before, after = self._rows.change(keys, update)
+            was_under_way = emptied_count != self._rows.emptied_count  # that is nobody's fault
+            for key, old, new in zip(keys, before, after, strict=True):
+                if emptied_count and not was_under_way and new is not old:
+                    self._rows.made(self._process.name, key, new)
+            return Changed(before, after, self._rows.identity)
+
+        return await self._ask(call)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """The rows stay."""
 
+
+class SimulatedLeaseStore(_Connection):
+    """One process's handle. Heartbeats have a connection of their own."""
+
+    def __init__(
+        self, app: str, rows: ForgetfulRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
+    ) -> None:
+        super().__init__(app, rows, network, process)
+        self._heart = _Connection(app, rows, network, process)
+        self._commits = _Connection(app, rows, network, process, hindered_seconds=call_deadline_ms / 1000)
+
+    async def open(self, app: AppRow) -> AppRow:
+        row = await super().open(app)
+        self._heart._app_id = self._commits._app_id = row.app_id  # noqa: SLF001 -- one handle, three connections
+        return row
+
     async def register_member(self, row: MemberRow) -> MemberRow:
         self._rows.processes[row.member_id] = self._process.name
-        return await self._ask(partial(self._rows.register_member, row))  # type: ignore[no-any-return]
+        return await super().register_member(row)
 
     async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        return await self._ask(partial(self._rows.heartbeat, write), "heart")  # type: ignore[no-any-return]
+        return await self._heart.heartbeat(write)
 
-    async def read_members(self) -> Sequence[MemberRow]:
-        return await self._ask(self._rows.read_members)  # type: ignore[no-any-return]
-
-    async def dead_members(self) -> Sequence[str]:
-        """Nobody vouches for a process on another machine."""
-        return ()
-
-    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        return await self._ask(partial(self._rows.seal_member, member_id, observed_counter))  # type: ignore[no-any-return]
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        return await self._commits.write_lease(row, member_id=member_id, expected_version=expected_version)
 
     async def leave(self, member_id: str) -> MemberRow | None:
         self._rows.note_leaving(member_id)
-        return await self._ask(partial(self._rows.leave, member_id))  # type: ignore[no-any-return]
-
-    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
-        return await self._ask(partial(self._rows.request_hand_off, donor, request))  # type: ignore[no-any-return]
-
-    async def delete_member(self, member_id: str) -> bool:
-        return await self._ask(partial(self._rows.delete_member, member_id))  # type: ignore[no-any-return]
-
-    async def put_stream(self, row: StreamRow, *, app_id: str) -> StreamRow | None:
-        call = partial(self._rows.put_stream, row, app_id=app_id)
-        return await self._ask(call, makes="a stream")  # type: ignore[no-any-return]
-
-    async def write_stream(self, row: StreamRow, expected_version: int, *, app_id: str) -> StreamRow | None:
-        call = partial(self._rows.write_stream, row, expected_version, app_id=app_id)
-        return await self._ask(call, makes="the mark of a stream")  # type: ignore[no-any-return]
-
-    async def read_streams(self) -> Sequence[StreamRow]:
-        return await self._ask(self._rows.read_streams)  # type: ignore[no-any-return]
-
-    async def create_lease(self, row: LeaseRow, *, app_id: str) -> LeaseRow | None:
-        call = partial(self._rows.create_lease, row, app_id=app_id)
-        return await self._ask(call, makes="a lease")  # type: ignore[no-any-return]
-
-    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
-        return await self._ask(partial(self._rows.read_leases, with_finished=with_finished))  # type: ignore[no-any-return]
-
-    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
-        return await self._ask(partial(self._rows.read_lease, key))  # type: ignore[no-any-return]
-
-    async def take_lease(
-        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
-    ) -> LeaseRow | Conflict:
-        call = partial(
-            self._rows.take_lease,
-            key,
-            member_id,
-            expected_owner=expected_owner,
-            expected_version=expected_version,
-            epoch_floor=epoch_floor,
-        )
-        return await self._ask(call)  # type: ignore[no-any-return]
-
-    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
-        call = partial(self._rows.write_lease, row, member_id=member_id, expected_version=expected_version)
-        # Its sender waits for no answer longer than its deadline.
-        on_trouble = partial(self._process.block_commits, self._call_seconds, since=self._process.world_ms() / 1000)
-        return await self._ask(call, on_trouble=on_trouble)  # type: ignore[no-any-return]
-
-    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
-        return await self._ask(partial(self._rows.delete_lease, key, expected_version))  # type: ignore[no-any-return]
-
-    async def put_control(self, row: ControlRow) -> None:
-        await self._ask(partial(self._rows.put_control, row))
-
-    async def write_control(self, row: ControlRow) -> bool:
-        return await self._ask(partial(self._rows.write_control, row))  # type: ignore[no-any-return]
-
-    async def read_controls(self) -> Sequence[ControlRow]:
-        return await self._ask(self._rows.read_controls)  # type: ignore[no-any-return]
-
-
-def _at_once(call: Coroutine[Any, Any, Any]) -> Any:
-    """The memory store's methods wait for nothing: their first step is their last."""
-    try:
-        call.send(None)
-    except StopIteration as done:
-        return done.value
-    raise AssertionError("the memory store waited for something")
+        return await super().leave(member_id)

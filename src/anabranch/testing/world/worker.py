@@ -57,6 +57,8 @@ from anabranch.testing.world.lease_store import ForgetfulRows
 from anabranch.testing.world.options import OVERRUN_SECONDS_MAX, ConsumeMode, FleetOptions
 from anabranch.testing.world.processes import Network, SimulatedProcess
 
+APP = "billing"
+
 Handler = Callable[[Record[Any], Context], Awaitable[Any]]
 
 
@@ -352,7 +354,7 @@ class SimulatedWorker:
         options, random = self._options, self._context.random
         name = "billing" if options.same_worker_id else self.process.name
         return WorkerPlan(
-            app=AppRow(app="billing", app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
+            app=AppRow(app=APP, app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
             profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),

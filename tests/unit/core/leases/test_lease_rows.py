@@ -123,31 +123,31 @@ def test_a_stream_is_replaced_at_its_version_only():
     assert rows.write_stream(None, ready, 4) is None
 
 
-def test_things_begin_in_the_application_that_was_opened_and_in_no_other():
-    app = AppRow(app="billing", app_id="1", created_wall_ms=0)
-    assert rows.may_begin(app, "1")
-    assert not rows.may_begin(app, "2")
-    assert not rows.may_begin(None, "1")
-
-
 def test_a_command_ends_once():
     pending = ControlRow(command_id="1", action="pause")
     applied = replace(pending, state="applied")
-    assert rows.write_control(pending, applied) is applied
+    assert rows.write_control(pending, applied) == applied
     assert rows.write_control(applied, replace(pending, state="refused")) is None
     assert rows.write_control(None, applied) is None
 
 
 def test_the_trusted_storage_is_changed_only_from_the_one_that_was_seen():
     app = AppRow(app="billing", app_id="1", created_wall_ms=0, incarnation="x")
-    assert rows.record_incarnation(app, "x", "y").incarnation == "y"
-    assert rows.record_incarnation(app, "w", "y") is app
-    assert rows.record_incarnation(None, "x", "y") is None
+    assert rows.record_incarnation(app, "1", "x", "y").incarnation == "y"
+    assert rows.record_incarnation(app, "2", "x", "y") is app
+    assert rows.record_incarnation(app, "1", "w", "y") is app
+    assert rows.record_incarnation(None, "1", "x", "y") is None
 
 
-def test_an_application_goes_only_under_its_own_id_and_without_a_live_member():
+def test_an_application_goes_only_under_its_own_id():
     app = AppRow(app="billing", app_id="1", created_wall_ms=0)
-    assert rows.may_delete_app(app, (SEALED, LEFT), "1")
-    assert not rows.may_delete_app(app, (SEALED, MEMBER), "1")
-    assert not rows.may_delete_app(app, (), "2")
-    assert not rows.may_delete_app(None, (), "1")
+    assert rows.may_delete_app(app, "1")
+    assert not rows.may_delete_app(app, "2")
+    assert not rows.may_delete_app(None, "1")
+
+
+def test_somebody_who_looks_raises_the_watch_of_that_application():
+    app = AppRow(app="billing", app_id="1", created_wall_ms=0, watch=4)
+    assert rows.renew_watch(app, "1").watch == 5
+    assert rows.renew_watch(app, "2") is app
+    assert rows.renew_watch(None, "1") is None

@@ -42,9 +42,9 @@ def test_a_forked_child_is_no_member_and_writes_nothing():
         store, changes = MemoryLeaseStore(), []
         async with asyncio.TaskGroup() as group:
             fleet = make_fleet(store, group, changes)
-            app = await fleet.open(APP, "memory", may_create=True)
-            await store.put_stream(STREAM, app_id=app.app_id)
-            await store.create_lease(LeaseRow(key=KEY), app_id=app.app_id)
+            await fleet.open(APP, "memory", may_create=True)
+            await store.put_stream(STREAM)
+            await store.create_lease(LeaseRow(key=KEY))
             await fleet.join((STREAM.stream_key,))
             rounds = group.create_task(fleet.run())
             await until(lambda: bool(changes), "the lease, while no time passes", 5)

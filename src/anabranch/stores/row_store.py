@@ -1,0 +1,337 @@
+"""A lease store over five primitives: for every storage that can change a row in a transaction or a script.
+
+A subclass says how rows are read and written (`identity`, `get`, `scan`, `change`, `close`). Which row an operation
+concerns, and on which condition it is written, is decided here and in `_core.leases.rows`, once for all stores.
+
+The application's row is stored under the application's name. Every other row is stored under that name and the `app_id`
+that this handle opened. So a write that was delayed lands under the old `app_id`, where nobody looks (rule R0).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from msgspec.structs import replace
+
+from anabranch._core.leases import rows
+from anabranch._model.leases import (
+    AppRow,
+    Conflict,
+    ControlRow,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    Poll,
+    StreamRow,
+)
+from anabranch._ports import LeaseStore
+from anabranch.errors import UsageError
+
+__all__ = ["Changed", "Found", "Kind", "Row", "RowKey", "RowLeaseStore", "Scope", "Update"]
+
+Kind = Literal["app", "command", "lease", "member", "stream"]
+Row = AppRow | ControlRow | LeaseRow | MemberRow | StreamRow
+R = TypeVar("R", bound=Row)
+
+
+class RowKey(NamedTuple):
+    """Where a row is stored. Keys of one kind sort in the order in which rows are returned."""
+
+    kind: Kind
+    app: str
+    app_id: str
+    """Empty for the application's own row."""
+    name: tuple[str | int, ...] = ()
+    """A member or command id, a stream key; of a lease: stream key, generation, shard id."""
+
+
+class Scope(NamedTuple):
+    """All rows of one kind of one application."""
+
+    kind: Kind
+    app: str
+    app_id: str
+    with_finished: bool = True
+    """False: without finished leases, and without commands that are no longer pending."""
+
+    def includes(self, row: Row) -> bool:
+        if self.with_finished:
+            return True
+        if isinstance(row, LeaseRow):
+            return not row.is_finished
+        return not isinstance(row, ControlRow) or row.state == "pending"
+
+
+class Found(NamedTuple):
+    rows: Sequence[Row | None]
+    evidence: str | None
+    """The identity of the storage that gave this answer; None if the server does not offer it with each answer."""
+
+
+class Changed(NamedTuple):
+    before: Sequence[Row | None]
+    after: Sequence[Row | None]
+    evidence: str | None
+
+
+Update = Callable[[Sequence[Row | None]], Sequence[Row | None]]
+
+
+class RowLeaseStore(LeaseStore, ABC):
+    """Implement the five primitives. Each makes at most one attempt and raises `LeaseStoreError` if it fails."""
+
+    def __init__(self, app: str) -> None:
+        self.app = app
+        self._app_id: str | None = None
+
+    # the primitives
+
+    @abstractmethod
+    async def identity(self) -> str:
+        """The identity of the storage. A different one means that acknowledged writes may be gone (rule L13)."""
+
+    @abstractmethod
+    async def get(self, keys: Sequence[RowKey]) -> Found:
+        """The row of each key, None where there is none."""
+
+    @abstractmethod
+    async def scan(self, scopes: Sequence[Scope]) -> Found:
+        """The rows of all scopes, scope by scope, each in the order of its keys."""
+
+    @abstractmethod
+    async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
+        """Reads the rows, calls `update` with them, and writes what it returns, in one atomic step. None deletes a row.
+        The same row is left as it is. `update` is a pure function and may be called again.
+        """
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    # the application
+
+    async def open(self, app: AppRow) -> AppRow:
+        self._check_name(app)
+        row = await self.read_app()
+        if row is None:
+            made = replace(app, incarnation=await self.identity())
+            row = await self._change(self._app_key, lambda stored: made if stored is None else stored)
+            assert row is not None
+        self._app_id = row.app_id
+        return row
+
+    def _check_name(self, app: AppRow) -> None:
+        if app.app != self.app:
+            raise UsageError(f"this lease store was made for application {self.app!r}, not for {app.app!r}")
+
+    async def read_app(self) -> AppRow | None:
+        return cast("AppRow | None", (await self.get([self._app_key])).rows[0])
+
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        app_id = self._opened
+        return await self._change(
+            self._app_key, lambda row: rows.record_incarnation(row, app_id, expected, incarnation)
+        )
+
+    async def renew_watch(self) -> None:
+        app_id = self._opened
+        await self._change(self._app_key, lambda row: rows.renew_watch(row, app_id))
+
+    async def delete_app(self, app_id: str) -> bool:
+        changed = await self.change(
+            [self._app_key], lambda stored: [None if rows.may_delete_app(_app(stored), app_id) else stored[0]]
+        )
+        is_deleted = changed.before[0] is not None and changed.after[0] is None
+        for kind in _DELETED:
+            found = (await self.scan([Scope(kind, self.app, app_id)])).rows
+            keys = [self._key_of(row, app_id) for row in found if row is not None]
+            for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
+                is_deleted = True
+                together = keys[first : first + _DELETED_TOGETHER_MAX]
+                await self.change(together, lambda stored: [None] * len(stored))
+        return is_deleted
+
+    async def poll(self) -> Poll:
+        app_id = self._opened
+        # The application comes last: of another one nothing is believed.
+        scopes = [
+            Scope("member", self.app, app_id),
+            Scope("command", self.app, app_id, with_finished=False),
+            Scope("app", self.app, ""),
+        ]
+        found = await self.scan(scopes)
+        app = next((row for row in found.rows if isinstance(row, AppRow)), None)
+        commands = [row for row in found.rows if isinstance(row, ControlRow)]
+        return Poll(
+            app=app,
+            members=tuple(row for row in found.rows if isinstance(row, MemberRow)),
+            commands=tuple(sorted(commands, key=_requested)),
+            evidence=found.evidence,
+        )
+
+    # members
+
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        return await self._put(row)
+
+    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+        return await self._change(self._member_key(write.member_id), lambda row: rows.heartbeat(row, write))
+
+    async def read_members(self) -> Sequence[MemberRow]:
+        return await self._scan("member", MemberRow)
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        return await self._change(self._member_key(member_id), lambda row: rows.seal_member(row, observed_counter))
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        return await self._change(self._member_key(member_id), rows.leave)
+
+    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+        return await self._change(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
+
+    async def delete_member(self, member_id: str) -> bool:
+        return await self._delete(self._member_key(member_id), rows.may_delete_member)
+
+    # streams
+
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        return await self._put(row)
+
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        def update(stored: StreamRow | None) -> StreamRow | None:
+            return rows.write_stream(stored, row, expected_version) or stored
+
+        before, after = await self._changed(self._key_of(row, self._opened), update)
+        return None if rows.write_stream(before, row, expected_version) is None else after
+
+    async def read_streams(self) -> Sequence[StreamRow]:
+        return await self._scan("stream", StreamRow)
+
+    # leases
+
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        return await self._put(row)
+
+    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+        return await self._scan("lease", LeaseRow, with_finished=with_finished)
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
+        return cast("LeaseRow | None", (await self.get([self._lease_key(key)])).rows[0])
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        def update(stored: LeaseRow | None) -> LeaseRow | Conflict:
+            return rows.take_lease(
+                stored,
+                member_id,
+                expected_owner=expected_owner,
+                expected_version=expected_version,
+                epoch_floor=epoch_floor,
+            )
+
+        return await self._change_lease(key, update)
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        def update(stored: LeaseRow | None) -> LeaseRow | Conflict:
+            return rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
+
+        return await self._change_lease(row.key, update)
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        return await self._delete(self._lease_key(key), lambda row: rows.may_delete_lease(row, expected_version))
+
+    # commands
+
+    async def put_control(self, row: ControlRow) -> None:
+        await self._put(row)
+
+    async def write_control(self, row: ControlRow) -> bool:
+        def update(stored: ControlRow | None) -> ControlRow | None:
+            return rows.write_control(stored, row) or stored
+
+        before, _ = await self._changed(self._key_of(row, self._opened), update)
+        return rows.write_control(before, row) is not None
+
+    async def read_controls(self) -> Sequence[ControlRow]:
+        return sorted(await self._scan("command", ControlRow), key=_requested)
+
+    # keys
+
+    @property
+    def _opened(self) -> str:
+        if self._app_id is None:
+            raise UsageError(f"the lease store {self} is not open: call open() first")
+        return self._app_id
+
+    @property
+    def _app_key(self) -> RowKey:
+        return RowKey("app", self.app, "")
+
+    def _member_key(self, member_id: str) -> RowKey:
+        return RowKey("member", self.app, self._opened, (member_id,))
+
+    def _lease_key(self, key: LeaseKey) -> RowKey:
+        return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
+
+    def _key_of(self, row: Row, app_id: str) -> RowKey:
+        match row:
+            case MemberRow():
+                return RowKey("member", self.app, app_id, (row.member_id,))
+            case LeaseRow():
+                key = row.key
+                return RowKey("lease", self.app, app_id, (key.stream_key, key.generation, key.shard_id))
+            case StreamRow():
+                return RowKey("stream", self.app, app_id, (row.stream_key,))
+            case ControlRow():
+                return RowKey("command", self.app, app_id, (row.command_id,))
+            case AppRow():
+                return self._app_key
+
+    # operations on one row
+
+    async def _changed(self, key: RowKey, update: Callable[[Any], Row | None]) -> tuple[Any, Any]:
+        changed = await self.change([key], lambda stored: [update(stored[0])])
+        return changed.before[0], changed.after[0]
+
+    async def _change(self, key: RowKey, update: Callable[[Any], R | None]) -> R | None:
+        _, after = await self._changed(key, update)
+        return cast("R | None", after)
+
+    async def _put(self, row: R) -> R:
+        """Put if absent; the stored row."""
+        _, after = await self._changed(
+            self._key_of(row, self._opened), lambda stored: row if stored is None else stored
+        )
+        return cast("R", after)
+
+    async def _delete(self, key: RowKey, may_delete: Callable[[Any], bool]) -> bool:
+        before, _ = await self._changed(key, lambda stored: None if may_delete(stored) else stored)
+        return may_delete(before)
+
+    async def _change_lease(
+        self, key: LeaseKey, update: Callable[[LeaseRow | None], LeaseRow | Conflict]
+    ) -> LeaseRow | Conflict:
+        def write(stored: LeaseRow | None) -> LeaseRow | None:
+            outcome = update(stored)
+            return stored if isinstance(outcome, Conflict) else outcome
+
+        before, after = await self._changed(self._lease_key(key), write)
+        return Conflict(before) if isinstance(update(before), Conflict) else cast("LeaseRow", after)
+
+    async def _scan(self, kind: Kind, row_type: type[R], *, with_finished: bool = True) -> list[R]:
+        found = await self.scan([Scope(kind, self.app, self._opened, with_finished)])
+        return [row for row in found.rows if isinstance(row, row_type)]
+
+
+_DELETED: tuple[Kind, ...] = ("member", "stream", "lease", "command")
+_DELETED_TOGETHER_MAX = 100
+
+
+def _app(stored: Sequence[Row | None]) -> AppRow | None:
+    return cast("AppRow | None", stored[0])
+
+
+def _requested(row: ControlRow) -> tuple[int, str]:
+    return row.requested_wall_ms, row.command_id

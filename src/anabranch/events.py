@@ -496,22 +496,22 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
 
 class KeyBlocked(Event, frozen=True, kw_only=True):
-    """Records failed without being sent, as an earlier one of their key had failed and nobody has seen that yet.
+    """Records failed without being sent, because an earlier record of their key failed and nobody has seen that yet.
 
-    The first time it is told at once, then at most every ten seconds.
+    Emitted at most every ten seconds.
     """
 
     level = logging.WARNING
     partition_key: str
-    """Of the last one."""
+    """Of the last such record."""
     record_count: int
-    """Since this was last told, over all keys of the stream."""
+    """All such records of the stream since the last event."""
 
     def sentence(self) -> str:
         return (
             f"{self.record_count} records failed without being sent (last partition key: {self.partition_key!r}): an "
-            "earlier record of that key was not delivered, and nobody has seen that failure. Await its delivery, call "
-            "flush(), or use on_undelivered="
+            "earlier record of that key failed, and nobody has seen that failure. Await its delivery, call flush(), or "
+            "pass on_undelivered="
         )
 
 
@@ -526,11 +526,11 @@ class OrderUnconfirmed(Event, frozen=True, kw_only=True):
 
 
 class RecordsAbandoned(Event, frozen=True, kw_only=True):
-    """A producer was not closed before its event loop or the interpreter ended: records are lost, or may be."""
+    """A producer was not closed before its event loop or the interpreter ended: records are lost or may be lost."""
 
     level = logging.ERROR
     record_count: int
-    """Records that were not delivered, and failures that nobody had seen."""
+    """Undelivered records, and failures that nobody has seen."""
 
     def sentence(self) -> str:
         return (
@@ -550,14 +550,15 @@ class ShardMapFailed(Event, frozen=True, kw_only=True):
 
 
 class WriteFailed(Event, frozen=True, kw_only=True):
-    """A whole call to write records failed."""
+    """A whole PutRecords request failed."""
 
     level = logging.WARNING
     error: str
     entry_count: int
 
     def sentence(self) -> str:
-        return f"a call with {self.entry_count} records failed: {self.error}"
+        records = "1 record" if self.entry_count == 1 else f"{self.entry_count} records"
+        return f"a request with {records} failed: {self.error}"
 
 
 class WriteThrottled(Event, frozen=True, kw_only=True):
@@ -566,16 +567,16 @@ class WriteThrottled(Event, frozen=True, kw_only=True):
     share_percent: int
 
     def sentence(self) -> str:
-        return f"over its limits; written to at {self.share_percent} % of the full rate"
+        return f"over its limits, writing at {self.share_percent} % of the full rate"
 
 
 class WriterFailed(Event, frozen=True, kw_only=True):
-    """The producer ended in an unexpected error; every record that was on its way has failed."""
+    """The producer ended with an unexpected error; all undelivered records have failed."""
 
     level = logging.CRITICAL
     error: str
     record_count: int
-    """Records that were not delivered, or whose failure nobody has seen yet."""
+    """Undelivered records, and failures that nobody has seen."""
 
     def sentence(self) -> str:
         return f"the producer failed unexpectedly, with {self.record_count} records not delivered: {self.error}"

@@ -1,7 +1,7 @@
-"""A small world for the producer's pure core: a stream that reshards under load, a network that loses and delays, and
-checkers that know nothing of how the producer works.
+"""A simulation of the producer's pure core: a stream that reshards under load, a network that loses and delays
+requests, and checkers that do not know how the producer works.
 
-No event loop and no sockets: the world moves from one happening to the next, so thousands of seeds run in a minute.
+It has no event loop and no sockets, so thousands of seeds run in a minute.
 """
 
 import heapq
@@ -37,7 +37,7 @@ class StoredShard:
 
 
 class Stream:
-    """What the service holds. Sequence numbers only grow, so their order is the order in which consumers read."""
+    """The service's state. Sequence numbers only grow, so consumers read records in their order."""
 
     def __init__(self, shard_count: int) -> None:
         self.sequence_number = 0
@@ -90,14 +90,14 @@ class Stream:
         ]
 
     def copies(self):
-        """(identity of the record, sequence number, sub-sequence number) of all that a consumer is given, in order."""
+        """(record id, sequence number, sub-sequence number) of all records that a consumer gets, in order."""
         for shards in (*self.past_lives, self.shards):
             found = [(stored, shard) for shard in shards.values() for stored in shard.log]
             for stored, shard in sorted(found, key=lambda pair: pair[0].sequence_number):
                 aggregate = open_aggregate(stored.entry.data)
                 if aggregate is None:
                     yield stored.entry.data, stored.sequence_number, -1, shard.shard_id
-                elif not aggregate.misrouted(shard.range):  # as our consumer and KCL do: skipped whole otherwise
+                elif not aggregate.misrouted(shard.range):  # our consumer and KCL skip all other aggregates
                     for index, (_, _, data) in enumerate(aggregate.sub_records()):
                         yield data, stored.sequence_number, index, shard.shard_id
 
@@ -166,7 +166,7 @@ class World:
         self.at(500, self.create)
 
     def create(self) -> None:
-        """Not before the producer has met an error, or has not heard of the stream for a long time."""
+        """Only after the producer has seen an error, or no response for a long time."""
         if not self.noticed and not self.waited_long:
             self.waited_long = True
             self.at(61_000, self.create)
@@ -336,8 +336,8 @@ class World:
     def check(self) -> None:
         assert self.pipeline.is_idle, "something was never settled"
         if self.rules.delivery_timeout_ms == 60_000 and not self.recreates:
-            # Trouble ends long before: then everything gets through.
-            assert all(record.put_result.delivered for record in self.records), "a record was given up without need"
+            # Faults end long before, so everything must be delivered.
+            assert all(record.put_result.delivered for record in self.records), "a record failed without need"
         for data, sequence_number, index, shard_id in self.stream.copies():
             self.outcomes.read(data, shard_id, Position(sequence_number, index))
         self.outcomes.ended(self.now_ms)
@@ -345,7 +345,7 @@ class World:
 
 
 def _keys(bundle) -> list[str]:
-    """Those whose order is promised: an explicit hash key may send a record to another shard than its key's."""
+    """Keys whose order is promised: an explicit hash key may select another shard."""
     return sorted({record.partition_key for record in bundle.records if record.explicit_hash_key is None})
 
 
@@ -353,7 +353,7 @@ def run_world(seed: int, **overrides) -> World:
     world = World(seed, **overrides)
     world.run()
     world.check()
-    world.see_failures()  # the collector does not track records: what nobody has seen would outlive its world
+    world.see_failures()  # records are not tracked by the garbage collector: unseen failures would never be freed
     return world
 
 

@@ -1,7 +1,7 @@
-"""An unexpected error at any step of the writer: every record still gets its outcome, a true one, and nobody hangs.
+"""After an unexpected error at any step of the writer, every record still gets a true outcome, and no caller hangs.
 
-Every function of the producer's core and engine fails in turn, before it did its work and after it, in a run that
-throttles, fails, fills the buffer and reshards. The simulated loop raises `Deadlock` where a caller waits for ever.
+Every function of the producer's core and engine fails in turn, before and after its work, in a run with throttling,
+failures, a full buffer and resharding. The simulated loop raises `Deadlock` if a caller waits forever.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class Faults:
 
 
 class Story:
-    """One run of a producer through everything that can happen to it."""
+    """One run of a producer in which everything goes wrong that can."""
 
     def __init__(self, aggregate):
         self.kinesis = MemoryKinesis({"orders": 2, "other": 1, "secret": 1}, latency=0.02)
@@ -206,20 +206,20 @@ class Story:
         for result in self.results:
             copies = stored[result.partition_key, result.data]
             if result.delivered:
-                assert copies, f"told as delivered, and not in the stream: {result}"
+                assert copies, f"reported as delivered, but not in the stream: {result}"
             elif not result.maybe_written:
-                assert not copies, f"told as not written, and in the stream: {result}"
+                assert not copies, f"reported as not written, but in the stream: {result}"
         has_failed = any(isinstance(event, WriterFailed) for event in self.events)
         if has_failed:
             assert faults.is_raised
             assert self.close_error is not None, "close() reports success after the producer failed"
         elif not isinstance(self.close_error, Fault):
             failed = [result.data for result in self.results if not result.delivered]
-            assert set(failed) <= {b"denied", b"later", b"poison"}, "the writer goes on"
+            assert set(failed) <= {b"denied", b"later", b"poison"}, "the writer continues"
 
 
 def tell(patch, aggregate, **fault):
-    """The story, with that fault; what was called in it, and whether it ended the writer."""
+    """Runs the story with one fault. Returns the calls, and whether the fault ended the writer."""
     with patch.context() as inner:
         faults = Faults(inner, **fault)
         story = Story(aggregate)

@@ -1,6 +1,6 @@
-"""What a producer of this kind was found to do wrong, eighteen times; each as a test that ours passes.
+"""Eighteen defects found in aiokpl 0.2.0, each as a test of our producer.
 
-The list was made by running aiokpl 0.2.0 against a fake Kinesis. Virtual time, the local server's state, no sockets.
+The tests run in virtual time on the local server's state, without sockets.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""No failure passes in silence: hooks that cannot work, keys that are blocked, and how long leaving waits."""
+"""No silent failures: unusable hooks, blocked keys, and how long `async with` waits at its end."""
 
 import asyncio
 import functools

@@ -1,6 +1,5 @@
-"""The whole producer, engine and facade, in seeded storms: callbacks shuffled, answers lost and late, shards split
-and merged, puts that wait for room and are given up. What a consumer reads afterwards is held against what each put
-was told.
+"""The whole producer, engine and facade, in seeded storms: shuffled callbacks, lost and late responses, splits, merges,
+and cancelled puts. What a consumer reads afterwards is compared with the reported outcomes.
 """
 
 import asyncio
@@ -149,7 +148,7 @@ def test_three_hundred_more_storms():
 
 
 def room_is_given_to_anybody(patch):
-    """Waiters are woken to try again, instead of being given room in their turn."""
+    """Waiters are woken to try again instead of getting space in their order."""
     plain = WriteBuffer.admit
 
     def admit(self):
@@ -176,7 +175,7 @@ def flush_does_not_wait(patch):
 
 
 VARIANTS = {
-    "room is given to anybody": room_is_given_to_anybody,
+    "space is given to anybody": room_is_given_to_anybody,
     "the buffer has no limit": the_buffer_has_no_limit,
     "flush does not wait": flush_does_not_wait,
 }

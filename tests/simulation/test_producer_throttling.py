@@ -1,6 +1,6 @@
-"""Records that are throttled one by one: each may cost its key a round trip or two, never the stream its pace.
+"""Single throttled records cost their key a round trip or two, but do not slow the stream down.
 
-Virtual time: a round trip is 20 ms, and nothing else takes any. So durations are counts of round trips and pauses.
+In virtual time only round trips (20 ms) and pauses take time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ROUND_TRIP_SECONDS = 0.02
 
 
 class Run:
-    """A producer that writes all records at once, and what came of it."""
+    """A producer that writes all records at once, and its results."""
 
     def __init__(self, *, throttled=0.0, seed=1, shards=4, records=RECORDS, keys=KEYS, reshard_seconds=None,
                  lists=True, **options):  # fmt: skip
@@ -56,13 +56,13 @@ class Run:
             self.kinesis.merge()
 
     def check(self):
-        """Everything is in the stream once, each key in order, and each refusal cost one attempt."""
+        """Every record is in the stream once, each key is in order, and each refusal cost one attempt."""
         assert all(result.delivered for result in self.results)
         assert sum(len(result.attempts) for result in self.results) == len(self.puts) + self.kinesis.slots_refused
         stored = [record for record in self.kinesis.records() if record[1] != b"warm"]
         assert len(stored) == len(self.puts)
         if self.options.get("order") != "none":
-            by_key = itemgetter(0)  # sorting is stable: it leaves the order within each key
+            by_key = itemgetter(0)  # sorting is stable and keeps the order within each key
             assert sorted(stored, key=by_key) == sorted(self.puts, key=by_key)
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a wrong type are refused where they are given, by a TypeError that names the argument and the fix."""
+"""Arguments of a wrong type raise a TypeError that names the argument and the fix."""
 
 import functools
 import json

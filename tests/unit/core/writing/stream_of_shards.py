@@ -1,4 +1,4 @@
-"""Hand-made listings and answers for the tests of the producer's core."""
+"""Listings, results and a hand-driven pipeline for the tests of the producer's core."""
 
 import random
 
@@ -46,7 +46,7 @@ def refused(code="ProvisionedThroughputExceededException", message="Rate exceede
 
 
 class Desk:
-    """A pipeline, a clock to turn by hand, and the calls that came out and were not answered yet."""
+    """A pipeline, a manual clock, and the calls without a response."""
 
     def __init__(self, shards=None, *, now_ms=1_000, **rules):
         self.now_ms = now_ms

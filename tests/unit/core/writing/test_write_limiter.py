@@ -7,7 +7,7 @@ from anabranch.limits import MIB
 
 
 def drain(pace, size_bytes, until_ms):
-    """How many records of that size go within the time."""
+    """How many records of that size are sent within the time."""
     now_ms = count = 0
     while now_ms <= until_ms:
         open_at_ms = pace.open_at_ms(size_bytes, now_ms)
@@ -65,7 +65,7 @@ def test_refusals_of_one_call_count_once():
 
 
 def answer(pace, slots, now_ms=0):
-    """What a call's answer says of the shard: "a" for each accepted record, "r" for each refused one."""
+    """One response: "a" for each accepted record, "r" for each refused one."""
     for slot in slots:
         if slot == "a":
             pace.on_accepted()

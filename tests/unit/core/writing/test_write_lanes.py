@@ -75,7 +75,7 @@ def test_without_order_a_backlog_makes_larger_aggregates():
         desk.put(b"x" * 20_000, "k")
     desk.answer(written(5))
     desk.tick()
-    assert [len(bundle.records) for bundle in desk.calls[0].bundles] == [2]  # a call has 256 KiB of a shard
+    assert [len(bundle.records) for bundle in desk.calls[0].bundles] == [2]  # a call takes at most 256 KiB per shard
     desk.answer(written(6))
     desk.tick()
     assert [len(bundle.records) for bundle in desk.calls[0].bundles] == [13]
@@ -395,7 +395,7 @@ def test_a_service_that_places_records_itself_gets_each_one_alone(order):
 
 
 def test_a_key_is_not_aggregated_before_it_is_known_who_places_records():
-    """Consumers skip an aggregate that lies in a foreign shard: on an AUTO stream it would be lost as delivered."""
+    """Consumers skip an aggregate in a wrong shard: on an AUTO stream it would be lost, but reported as delivered."""
     desk = Desk(aggregate="key")
     for number in range(3):
         desk.put(b"%d" % number, "k")

@@ -122,7 +122,7 @@ def test_a_record_larger_than_any_aggregate_goes_alone_in_its_place():
 def test_a_legal_record_of_the_largest_size_is_taken_and_one_byte_more_is_not():
     desk = Desk(listing(1))
     assert desk.put(b"x" * (10 * MIB - 1), "k")
-    with pytest.raises(ValueError, match="has 10485761 bytes .* at most 10485760"):
+    with pytest.raises(ValueError, match=r"has 10485761 bytes .* at most 10485760"):
         desk.put(b"x" * (10 * MIB), "k")
     desk.pipeline._shard_map.request_refresh()
     desk.tick()

@@ -358,10 +358,12 @@ class FaultSchedule:
 def _no_garbage_collection() -> Iterator[None]:
     """Garbage collection depends on what was allocated before the run, so two runs of one seed would differ."""
     was_enabled = gc.isenabled()
+    gc.freeze()  # the collection at the end looks only at what this fleet made
     gc.disable()
     try:
         yield
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

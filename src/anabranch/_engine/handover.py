@@ -59,13 +59,13 @@ class ShardHandover:
             if finished_count != committed_count and await self._checkpointer.write(session) == "written":
                 if committed_count is None and session.is_live:
                     session.reason = reason
-                    self._tell_stopped(session, session.stop_row, error)
+                    self._emit_stopped(session, session.stop_row, error)
                 committed_count = finished_count
                 continue
             # The store is unreachable, or a call outlasts the deadline: what it finishes must be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
 
-    def _tell_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
+    def _emit_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
         self._ports.emit(
             ShardStopped(
                 stream=session.stream.name,

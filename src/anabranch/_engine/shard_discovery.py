@@ -284,7 +284,7 @@ class StreamBootstrap:
         """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
         listing = await self._whole_listing(stream, row)
         while True:
-            missing, marked = await self._retry(partial(self._look_and_mark, row, listing), calls=3)
+            missing, marked = await self._retry(partial(self._check_and_mark, row, listing), calls=3)
             if not missing:
                 return marked
             for lease in missing:
@@ -300,7 +300,7 @@ class StreamBootstrap:
         await self._check_app()
         return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
 
-    async def _look_and_mark(
+    async def _check_and_mark(
         self, row: StreamRow, listing: list[Shard]
     ) -> tuple[tuple[LeaseRow, ...], StreamRow | None]:
         """Returns the missing leases, or sets the mark and returns the row."""
@@ -490,7 +490,7 @@ class ShardDiscovery:
         await self._same_stream(session.key.stream_key, error)
         if not await self._is_gone(session.stream, session.shard_id):
             return
-        await self._look_before(session)
+        await self._narrow_loss(session)
         if session.phase == "reading":
             session.trimmed = True
             session.move("end")
@@ -505,10 +505,10 @@ class ShardDiscovery:
     async def on_trimmed(self, session: Session) -> None:
         """Records may have been trimmed before they were read."""
         await self._same_stream(session.key.stream_key, None)
-        await self._look_before(session)
+        await self._narrow_loss(session)
         self._trim_reporter.report_loss(session)
 
-    async def _look_before(self, session: Session) -> None:
+    async def _narrow_loss(self, session: Session) -> None:
         """Narrows down what a never-read child shard may have lost (rule T4). The rows of its ancestors may say more
         than when its own row was created; only a listing says who its parents are. A listing also says whether the
         shard opened after the trim horizon, so that it lost nothing.
@@ -574,13 +574,13 @@ class ShardDiscovery:
             is_due = clock.now_ms() >= next_ms
             for row in [self._rows[key] for key in self.stream_keys]:
                 try:
-                    await self._look_for_missing(row, cleans_up=is_due)
+                    await self._list_missing(row, cleans_up=is_due)
                 except TRANSIENT as error:
                     self._ports.emit(ListingFailed(stream=row.name, error=str(error)))
             if is_due:
                 next_ms = clock.now_ms() + interval_ms
 
-    async def _look_for_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
+    async def _list_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
         """Uses a listing only if the stream is still the same after it."""
         unknown: StreamNotFoundError | None = None
         listing: list[Shard] = []
@@ -591,9 +591,9 @@ class ShardDiscovery:
         await self._same_stream(row.stream_key, unknown)
         if unknown is not None:
             raise unknown
-        await self._find_missing(row, listing, cleans_up=cleans_up)
+        await self._create_missing(row, listing, cleans_up=cleans_up)
 
-    async def _find_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
+    async def _create_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         planner = self._fleet.member_id
         leases = await self._bootstrap.lease_rows(row)
         if not leases:

@@ -241,7 +241,7 @@ async def _nameless():
 
 def _gate_by_listing():
     """A parent that is not in the last listing, whoever made that, counts as gone."""
-    listed, find_missing, open_parents = {}, ShardDiscovery._find_missing, gate.open_parents
+    listed, find_missing, open_parents = {}, ShardDiscovery._create_missing, gate.open_parents
 
     async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
@@ -252,7 +252,7 @@ def _gate_by_listing():
         return open_parents(row, leases) if any(parent in there for parent in row.waits_for) else ()
 
     return [
-        (ShardDiscovery, "_find_missing", note_listing),
+        (ShardDiscovery, "_create_missing", note_listing),
         (gate, "open_parents", open_if_listed),
     ]
 

@@ -1,4 +1,4 @@
-"""Commits: how a store that is away is met, and what a stopped shard writes."""
+"""Commits: an unreachable store, and what a stopped shard writes."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ from stream_world import run, until
 
 
 class Leases:
-    """The lease loop as far as commits go: every write has the same outcome."""
+    """Only the writes of a fleet: each has the same outcome."""
 
     def __init__(self, outcome):
         self.outcome = outcome
@@ -74,7 +74,7 @@ def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
         assert len(first) == WRITES_AT_ONCE
         leases.outcome = "written"
         assert await checkpointer.commit_all()
-        assert leases.written[WRITES_AT_ONCE].key not in first  # who was not tried is first in line
+        assert leases.written[WRITES_AT_ONCE].key not in first  # those not tried go first
         assert len({row.key for row in leases.written[WRITES_AT_ONCE:]}) == 3 * WRITES_AT_ONCE
 
     run(main, 5)
@@ -125,7 +125,7 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     session.holding.row = replace(session.row, checkpoint=session.lane.checkpoint())  # as if nothing had been finished
     session.behind_ms = 1000
     assert checkpointer.next_row(session)[0].takes_without_progress == 3
-    # By a gift the next owner takes its place; by a take it would count itself.
+    # A hand-over counts the next owner instead of this one; a take counts itself.
     assert checkpointer.next_row(session, transferring=True)[0].takes_without_progress == 3
     leases.is_draining = True
     assert checkpointer.next_row(session)[0].takes_without_progress == 2
@@ -144,7 +144,7 @@ def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_
         session = make_session()
         session.holding.pending_transfer = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
         assert await checkpointer.commit(session)
-        assert not leases.written  # the lease loop repeats it
+        assert not leases.written  # the fleet repeats it
         leases.is_draining, leases.outcome = True, "unknown"
         assert not await checkpointer.commit(session)
         assert leases.written == [session.holding.pending_transfer]
@@ -189,7 +189,7 @@ def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_a
     session.read_through_seconds = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS - 1
     assert checkpointer.next_row(session)[0] is row
     finished, _ = checkpointer.next_row(session, finish=Finish("end"))
-    assert finished.checkpoint.seen_through_seconds == session.read_through_seconds  # its children are judged by it
+    assert finished.checkpoint.seen_through_seconds == session.read_through_seconds  # its children need it
     session.read_through_seconds = later = 1_000.0 + SEEN_THROUGH_EVERY_SECONDS
     assert checkpointer.next_row(session)[0].checkpoint.seen_through_seconds == later
     session.budget.try_reserve(READ_RESERVE_BYTES)
@@ -204,7 +204,7 @@ def test_a_commit_whose_answer_was_lost_counts_once_its_row_is_known():
     async def main():
         checkpointer, leases = make_checkpointer("unknown")
         session = make_session()
-        leases.holdings[session.key] = session.holding  # it took effect, and the row was read again
+        leases.holdings[session.key] = session.holding  # it succeeded, and the row was read again
         assert not await checkpointer.commit(session)
         assert session.committed_count == 0
         assert await checkpointer.commit(session)

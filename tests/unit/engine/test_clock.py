@@ -1,4 +1,4 @@
-"""The timetable: an error in it is heard, and delays nobody else."""
+"""The scheduler: an error in a callback is reported and delays no other callback."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def test_an_error_of_one_callback_is_told_and_keeps_no_other_from_its_time():
 
 
 class HandClock:
-    """Its timers fire when the test says what time it is."""
+    """Timers fire when the test sets the time."""
 
     def __init__(self):
         self.time_ms = 0

@@ -1,4 +1,4 @@
-"""Threads of a plain handler: they hand over one call at a time, whatever it ends in, and are no executor's."""
+"""Threads of a plain handler: each call ends in its own result or error, and no thread outlives its use."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Handler processes: a call that is given up ends with its process, and concerns no other call."""
+"""Handler processes: a cancelled call ends with its process and does not affect other calls."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ from anabranch.errors import ConfigurationError
 from stream_world import run, until
 
 asking = functools.partial(operator.methodcaller, "__call__")
-"""A call of a handler that calls what it is given."""
+"""Calls what it is given."""
 
 
 def write_and_sleep(path):

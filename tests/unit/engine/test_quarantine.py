@@ -1,4 +1,4 @@
-"""Suspects are handled alone, and the others go on afterwards."""
+"""Suspects are handled alone; then the other shards go on."""
 
 import asyncio
 import random

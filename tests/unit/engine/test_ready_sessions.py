@@ -1,4 +1,4 @@
-"""Which session is served next, who waits for it, and who is woken."""
+"""Which session is served next, and which waiter is woken."""
 
 import asyncio
 
@@ -14,14 +14,14 @@ def nothing(_):
 
 
 async def waiting(ready, count):
-    """Tasks that wait at the shelf."""
+    """Tasks that wait for a ready session."""
     tasks = [asyncio.create_task(ready.wait()) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
 
 
 async def count_woken(tasks):
-    for _ in range(3):  # a turn that is passed on takes another step of the loop
+    for _ in range(3):  # passing a wake-up on takes another step of the loop
         await asyncio.sleep(0)
     woken = sum(task.done() for task in tasks)
     for task in tasks:

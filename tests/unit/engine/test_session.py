@@ -1,4 +1,4 @@
-"""One holding of one shard: what it counts as handled, and the bytes that it gives back."""
+"""Sessions: what counts as handled, what may have been lost, and the bytes they release."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_shard_whose_end_lies_after_the_end_time_is_at_its_tip_and_not_exhaust
     session.move("end")
     handle_all(session)
     assert session.lane.finished_count == 1
-    assert not session.is_exhausted  # else it would be written as finished, and records 2 and 3 were lost
+    assert not session.is_exhausted  # otherwise it would be finished without records 2 and 3
     assert session.is_at_tip
 
 
@@ -98,7 +98,7 @@ def answer(*records, behind_ms=0, following="next"):
 
 
 def hear(session, response, server_seconds):
-    """One read, as the poller makes it; whether records may have been lost before it."""
+    """One read, as the poller makes it. Returns whether records may have been lost before it."""
     lost = session.may_have_lost(response, server_seconds)
     session.record_read(response, server_seconds)
     read(session, *response.records)
@@ -149,7 +149,7 @@ def test_an_answer_that_comes_after_a_look_at_the_stream_was_read_through_until_
     session = make_session()
     hear(session, answer(plain(1)), NOW)
     session.horizon.look(24, NOW + DAY)
-    hear(session, answer(), NOW + 1)  # what came in the five seconds after it may be gone by the next one
+    hear(session, answer(), NOW + 1)  # records of the next five seconds may be trimmed by then
     assert session.read_through_seconds == NOW + 1
     assert hear(session, answer(plain(3)), NOW + DAY + 2)
 
@@ -158,7 +158,7 @@ def test_a_child_is_judged_by_the_time_until_which_its_parent_was_read():
     born = Checkpoint(seen_through_seconds=NOW)
     assert not hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY - 1)
     assert hear(make_session(checkpoint=born), answer(plain(1)), NOW + DAY)
-    assert not hear(make_session(), answer(plain(1)), NOW + DAY)  # a root: nobody knows what was there before
+    assert not hear(make_session(), answer(plain(1)), NOW + DAY)  # a root: what was there before is unknown
 
 
 def test_a_child_of_which_nobody_knows_since_when_it_is_unread_may_have_lost_records_once():
@@ -176,7 +176,7 @@ def test_an_empty_root_that_has_ended_was_read_until_the_horizon_and_its_childre
 @pytest.mark.parametrize("seen_through", [None, NOW])
 def test_a_shard_whose_checkpoint_is_still_there_has_lost_nothing(seen_through):
     session = make_session(checkpoint=Checkpoint(watermark=Position(3), seen_through_seconds=seen_through))
-    assert not hear(session, answer(behind_ms=5), NOW + 2 * DAY)  # empty, and on its way
+    assert not hear(session, answer(behind_ms=5), NOW + 2 * DAY)  # empty, but not at the tip yet
     assert session.read_through_seconds == seen_through
     assert not hear(session, answer(plain(3)), NOW + 2 * DAY)
     assert session.read_through_seconds == NOW + 2 * DAY

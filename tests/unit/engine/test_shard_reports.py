@@ -1,4 +1,4 @@
-"""What every heartbeat says of a member's shards."""
+"""What a heartbeat reports about a member's shards."""
 
 from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.leases.lease_table import Holding
@@ -75,7 +75,7 @@ def test_the_report_is_bounded_and_begins_with_what_needs_a_look():
 def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
     reports, session = ShardReports(lambda event: None), make_session()
     reports.report([session], 0)
-    assert reports.report([session], 60_000)[0].reason is None  # nothing to do is no standstill
+    assert reports.report([session], 60_000)[0].reason is None  # idle is not stalled
     read(session, plain(1), plain(2))
     entry = session.lane.next(60_000)
     assert reports.report([session], 61_000)[0].reason is None
@@ -181,7 +181,7 @@ def test_turns_of_a_full_budget_are_not_reported():
     told, sessions = [], [make_session(number) for number in range(50)]
     reports = ShardReports(told.append)
     for second in range(1_000):
-        sessions[second % 50].budget_full_since_ms = second * 1000  # it was read, and waits again
+        sessions[second % 50].budget_full_since_ms = second * 1000  # it was read and waits again
         reports.report(sessions, second * 1000)
     assert told == []
 

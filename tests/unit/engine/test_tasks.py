@@ -1,4 +1,4 @@
-"""The task of a consumer, and what is begun in its group."""
+"""Tasks that start in a group."""
 
 import asyncio
 

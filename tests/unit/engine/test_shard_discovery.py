@@ -1,4 +1,4 @@
-"""Looks that are shared: how many are made, and that none is older than the question."""
+"""Coalesced calls: how many are made, and that each starts after it was asked for."""
 
 import asyncio
 

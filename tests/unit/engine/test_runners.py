@@ -1,4 +1,4 @@
-"""Calls that are begun by hand and awaited later: they end, fail and are cancelled as if they had been awaited."""
+"""Calls that are stepped by hand and awaited later end, fail and are cancelled like awaited ones."""
 
 import asyncio
 import contextlib

@@ -4,13 +4,14 @@ import sqlite3
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, strategies as st
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
-from anabranch.stores import sqlite_tables as tables
+from anabranch.stores import decode_row, encode_row, row_codec, sqlite_tables as tables
 from anabranch.stores.sqlite_tables import Table
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -25,13 +26,17 @@ SPECIAL = {
     bool: st.booleans(),
     bytes: st.binary(max_size=8),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=2),
-    dict[str, Any]: st.dictionaries(TEXT, st.one_of(TEXT, NUMBERS, st.none()), max_size=2),
+    dict[str, Any]: st.dictionaries(
+        st.sampled_from(["colour", "size"]), st.one_of(TEXT, NUMBERS, st.none()), max_size=2
+    ),
     Position: st.builds(Position, SEQUENCE_NUMBERS, st.integers(-1, 2**31)),
     HashKeyRange: st.builds(HashKeyRange, HASH_KEYS, HASH_KEYS),
     StartingPosition: st.one_of(
         st.just(TRIM_HORIZON), st.builds(at_timestamp, SECONDS), st.builds(after_sequence_number, SEQUENCE_NUMBERS)
     ),
 }
+
+KINDS = {"app": AppRow, "stream": StreamRow, "lease": LeaseRow, "member": MemberRow, "command": ControlRow}
 
 
 def values(kind):
@@ -62,29 +67,44 @@ def through_sqlite(statements, table, row_columns):
 
 @given(values(LeaseRow), TEXT)
 def test_a_lease_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_leases", tables.LEASE_COLUMNS, 5, tables.lease_row)
-    assert through_sqlite(tables.LEASES, table, tables.lease_columns(app, "id", row)) == row
+    table = Table("anabranch_leases", row_codec.LEASE_COLUMNS, 5, row_codec.lease_row)
+    assert through_sqlite(tables.LEASES, table, row_codec.lease_columns(app, "id", row)) == row
 
 
 @given(values(MemberRow), TEXT)
 def test_a_member_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_members", tables.MEMBER_COLUMNS, 3, tables.member_row)
-    assert through_sqlite(tables.MEMBERS, table, tables.member_columns(app, "id", row)) == row
+    table = Table("anabranch_members", row_codec.MEMBER_COLUMNS, 3, row_codec.member_row)
+    assert through_sqlite(tables.MEMBERS, table, row_codec.member_columns(app, "id", row)) == row
 
 
 @given(values(StreamRow), TEXT)
 def test_a_stream_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_streams", tables.STREAM_COLUMNS, 3, tables.stream_row)
-    assert through_sqlite(tables.LEASES, table, tables.stream_columns(app, "id", row)) == row
+    table = Table("anabranch_streams", row_codec.STREAM_COLUMNS, 3, row_codec.stream_row)
+    assert through_sqlite(tables.LEASES, table, row_codec.stream_columns(app, "id", row)) == row
 
 
 @given(values(ControlRow), TEXT)
 def test_a_command_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_commands", tables.CONTROL_COLUMNS, 3, tables.control_row)
-    assert through_sqlite(tables.LEASES, table, tables.control_columns(app, "id", row)) == row
+    table = Table("anabranch_commands", row_codec.CONTROL_COLUMNS, 3, row_codec.control_row)
+    assert through_sqlite(tables.LEASES, table, row_codec.control_columns(app, "id", row)) == row
 
 
 @given(values(AppRow))
 def test_an_application_is_read_as_it_was_written(row):
-    table = Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row)
-    assert through_sqlite(tables.LEASES, table, tables.app_columns(row)) == row
+    table = Table("anabranch_applications", row_codec.APP_COLUMNS, 1, row_codec.app_row)
+    assert through_sqlite(tables.LEASES, table, row_codec.app_columns(row)) == row
+
+
+@given(st.one_of(*(values(kind).map(lambda row, name=name: (name, row)) for name, kind in KINDS.items())))
+def test_a_row_is_the_same_after_json(found):
+    kind, row = found
+    assert decode_row(kind, encode_row(row)) == row
+
+
+def test_bytes_that_are_no_row_are_refused():
+    with pytest.raises(ValueError, match="must have the fields owner, count"):
+        decode_row("lease", b'{"stream": "a", "generation": 0, "shard": "b"}')
+    with pytest.raises(ValueError, match=r"no kind of row 'leas'; the kinds are app,"):
+        decode_row("leas", b"{}")
+    with pytest.raises(ValueError, match="JSON is malformed"):
+        decode_row("lease", b"nothing")

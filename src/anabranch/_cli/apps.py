@@ -89,7 +89,10 @@ def _ls(arguments: argparse.Namespace) -> int:
         headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STILL", "BEHIND", "LEASES")
         print_table(headings, rows, right=("WORKERS", "SHARDS", "STILL", "BEHIND"))
     else:
-        say(f"no applications in {arguments.leases or 'the stores of this machine'}: Consumer(..., app=NAME) makes one")
+        from anabranch.stores.urls import shown_url
+
+        place = shown_url(arguments.leases) if arguments.leases else "the stores of this machine"
+        say(f"no applications in {place}: Consumer(..., app=NAME) makes one")
     return 0
 
 

@@ -1,7 +1,57 @@
-"""Lease stores: where a fleet keeps its leases, checkpoints and members."""
+"""Lease stores: where a fleet keeps its leases, checkpoints and members; and what a store of your own is built from."""
 
+from anabranch._model.leases import (
+    AppRow,
+    Checkpoint,
+    Conflict,
+    ControlRow,
+    Finish,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    OpenKey,
+    Poll,
+    ShardStatus,
+    Stopped,
+    StreamRow,
+)
+from anabranch._ports import LeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.row_codec import decode_row, encode_row
+from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import default_store, open_store
 
-__all__ = ["MemoryLeaseStore", "SqliteLeaseStore", "default_store", "open_store"]
+__all__ = [
+    "AppRow",
+    "Changed",
+    "Checkpoint",
+    "Conflict",
+    "ControlRow",
+    "Finish",
+    "Found",
+    "HandOffRequest",
+    "HeartbeatWrite",
+    "LeaseKey",
+    "LeaseRow",
+    "LeaseStore",
+    "MemberRow",
+    "MemoryLeaseStore",
+    "OpenKey",
+    "Poll",
+    "Row",
+    "RowKey",
+    "RowLeaseStore",
+    "Scope",
+    "ShardStatus",
+    "SqliteLeaseStore",
+    "Stopped",
+    "StreamRow",
+    "Update",
+    "decode_row",
+    "default_store",
+    "encode_row",
+    "open_store",
+]

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from anabranch._ports import LeaseStore
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
-from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store
+from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store, shown_url
 
 __all__ = ["StoredApplication", "find_store", "stored_applications"]
 
@@ -62,9 +62,9 @@ async def _advice(app: str, store: LeaseStore, leases: str | LeaseStore | None, 
     if leases is None:
         where, hint = str(embedded_folder(environ)), "; if it names a lease store (leases=), name the same one here"
     elif isinstance(leases, str):
-        where = leases
+        where = shown_url(leases)
         if isinstance(store, SqliteLeaseStore) and not store.path.exists():
-            return f"there is no lease store {leases}: no file {store.path}"
+            return f"there is no lease store {shown_url(leases)}: no file {store.path}"
     if leases is None or isinstance(leases, str):
         others = [one.app for one in await stored_applications(leases, environ)]
     missing = f"there is no application {app!r} in {where}"

@@ -37,7 +37,7 @@ R = TypeVar("R", bound=Row)
 
 
 class RowKey(NamedTuple):
-    """Where a row is stored. Keys of one kind sort in the order in which rows are returned."""
+    """Where a row is stored."""
 
     kind: Kind
     app: str
@@ -98,7 +98,7 @@ class RowLeaseStore(LeaseStore, ABC):
 
     @abstractmethod
     async def scan(self, scopes: Sequence[Scope]) -> Found:
-        """The rows of all scopes, scope by scope, each in the order of its keys."""
+        """The rows of all scopes, in any order."""
 
     @abstractmethod
     async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
@@ -116,7 +116,7 @@ class RowLeaseStore(LeaseStore, ABC):
         row = await self.read_app()
         if row is None:
             made = replace(app, incarnation=await self.identity())
-            row = await self._change(self._app_key, lambda stored: made if stored is None else stored)
+            row = await self._change_row(self._app_key, lambda stored: made if stored is None else stored)
             assert row is not None
         self._app_id = row.app_id
         return row
@@ -130,13 +130,13 @@ class RowLeaseStore(LeaseStore, ABC):
 
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         app_id = self._opened
-        return await self._change(
+        return await self._change_row(
             self._app_key, lambda row: rows.record_incarnation(row, app_id, expected, incarnation)
         )
 
     async def renew_watch(self) -> None:
         app_id = self._opened
-        await self._change(self._app_key, lambda row: rows.renew_watch(row, app_id))
+        await self._change_row(self._app_key, lambda row: rows.renew_watch(row, app_id))
 
     async def delete_app(self, app_id: str) -> bool:
         changed = await self.change(
@@ -165,7 +165,7 @@ class RowLeaseStore(LeaseStore, ABC):
         commands = [row for row in found.rows if isinstance(row, ControlRow)]
         return Poll(
             app=app,
-            members=tuple(row for row in found.rows if isinstance(row, MemberRow)),
+            members=tuple(sorted((row for row in found.rows if isinstance(row, MemberRow)), key=_name)),
             commands=tuple(sorted(commands, key=_requested)),
             evidence=found.evidence,
         )
@@ -173,48 +173,48 @@ class RowLeaseStore(LeaseStore, ABC):
     # members
 
     async def register_member(self, row: MemberRow) -> MemberRow:
-        return await self._put(row)
+        return await self._put_row(row)
 
     async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        return await self._change(self._member_key(write.member_id), lambda row: rows.heartbeat(row, write))
+        return await self._change_row(self._member_key(write.member_id), lambda row: rows.heartbeat(row, write))
 
     async def read_members(self) -> Sequence[MemberRow]:
-        return await self._scan("member", MemberRow)
+        return await self._scan_rows("member", MemberRow)
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        return await self._change(self._member_key(member_id), lambda row: rows.seal_member(row, observed_counter))
+        return await self._change_row(self._member_key(member_id), lambda row: rows.seal_member(row, observed_counter))
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        return await self._change(self._member_key(member_id), rows.leave)
+        return await self._change_row(self._member_key(member_id), rows.leave)
 
     async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
-        return await self._change(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
+        return await self._change_row(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
-        return await self._delete(self._member_key(member_id), rows.may_delete_member)
+        return await self._delete_row(self._member_key(member_id), rows.may_delete_member)
 
     # streams
 
     async def put_stream(self, row: StreamRow) -> StreamRow:
-        return await self._put(row)
+        return await self._put_row(row)
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
         def update(stored: StreamRow | None) -> StreamRow | None:
             return rows.write_stream(stored, row, expected_version) or stored
 
-        before, after = await self._changed(self._key_of(row, self._opened), update)
+        before, after = await self._before_and_after(self._key_of(row, self._opened), update)
         return None if rows.write_stream(before, row, expected_version) is None else after
 
     async def read_streams(self) -> Sequence[StreamRow]:
-        return await self._scan("stream", StreamRow)
+        return await self._scan_rows("stream", StreamRow)
 
     # leases
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        return await self._put(row)
+        return await self._put_row(row)
 
     async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
-        return await self._scan("lease", LeaseRow, with_finished=with_finished)
+        return await self._scan_rows("lease", LeaseRow, with_finished=with_finished)
 
     async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
         return cast("LeaseRow | None", (await self.get([self._lease_key(key)])).rows[0])
@@ -240,22 +240,22 @@ class RowLeaseStore(LeaseStore, ABC):
         return await self._change_lease(row.key, update)
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
-        return await self._delete(self._lease_key(key), lambda row: rows.may_delete_lease(row, expected_version))
+        return await self._delete_row(self._lease_key(key), lambda row: rows.may_delete_lease(row, expected_version))
 
     # commands
 
     async def put_control(self, row: ControlRow) -> None:
-        await self._put(row)
+        await self._put_row(row)
 
     async def write_control(self, row: ControlRow) -> bool:
         def update(stored: ControlRow | None) -> ControlRow | None:
             return rows.write_control(stored, row) or stored
 
-        before, _ = await self._changed(self._key_of(row, self._opened), update)
+        before, _ = await self._before_and_after(self._key_of(row, self._opened), update)
         return rows.write_control(before, row) is not None
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted(await self._scan("command", ControlRow), key=_requested)
+        return sorted(await self._scan_rows("command", ControlRow), key=_requested)
 
     # keys
 
@@ -276,38 +276,27 @@ class RowLeaseStore(LeaseStore, ABC):
         return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
 
     def _key_of(self, row: Row, app_id: str) -> RowKey:
-        match row:
-            case MemberRow():
-                return RowKey("member", self.app, app_id, (row.member_id,))
-            case LeaseRow():
-                key = row.key
-                return RowKey("lease", self.app, app_id, (key.stream_key, key.generation, key.shard_id))
-            case StreamRow():
-                return RowKey("stream", self.app, app_id, (row.stream_key,))
-            case ControlRow():
-                return RowKey("command", self.app, app_id, (row.command_id,))
-            case AppRow():
-                return self._app_key
+        return RowKey(_KINDS[type(row)], self.app, app_id, _name(row))
 
     # operations on one row
 
-    async def _changed(self, key: RowKey, update: Callable[[Any], Row | None]) -> tuple[Any, Any]:
+    async def _before_and_after(self, key: RowKey, update: Callable[[Any], Row | None]) -> tuple[Any, Any]:
         changed = await self.change([key], lambda stored: [update(stored[0])])
         return changed.before[0], changed.after[0]
 
-    async def _change(self, key: RowKey, update: Callable[[Any], R | None]) -> R | None:
-        _, after = await self._changed(key, update)
+    async def _change_row(self, key: RowKey, update: Callable[[Any], R | None]) -> R | None:
+        _, after = await self._before_and_after(key, update)
         return cast("R | None", after)
 
-    async def _put(self, row: R) -> R:
+    async def _put_row(self, row: R) -> R:
         """Put if absent; the stored row."""
-        _, after = await self._changed(
+        _, after = await self._before_and_after(
             self._key_of(row, self._opened), lambda stored: row if stored is None else stored
         )
         return cast("R", after)
 
-    async def _delete(self, key: RowKey, may_delete: Callable[[Any], bool]) -> bool:
-        before, _ = await self._changed(key, lambda stored: None if may_delete(stored) else stored)
+    async def _delete_row(self, key: RowKey, may_delete: Callable[[Any], bool]) -> bool:
+        before, _ = await self._before_and_after(key, lambda stored: None if may_delete(stored) else stored)
         return may_delete(before)
 
     async def _change_lease(
@@ -317,12 +306,12 @@ class RowLeaseStore(LeaseStore, ABC):
             outcome = update(stored)
             return stored if isinstance(outcome, Conflict) else outcome
 
-        before, after = await self._changed(self._lease_key(key), write)
+        before, after = await self._before_and_after(self._lease_key(key), write)
         return Conflict(before) if isinstance(update(before), Conflict) else cast("LeaseRow", after)
 
-    async def _scan(self, kind: Kind, row_type: type[R], *, with_finished: bool = True) -> list[R]:
+    async def _scan_rows(self, kind: Kind, row_type: type[R], *, with_finished: bool = True) -> list[R]:
         found = await self.scan([Scope(kind, self.app, self._opened, with_finished)])
-        return [row for row in found.rows if isinstance(row, row_type)]
+        return sorted((row for row in found.rows if isinstance(row, row_type)), key=_name)
 
 
 _DELETED: tuple[Kind, ...] = ("member", "stream", "lease", "command")
@@ -331,6 +320,29 @@ _DELETED_TOGETHER_MAX = 100
 
 def _app(stored: Sequence[Row | None]) -> AppRow | None:
     return cast("AppRow | None", stored[0])
+
+
+def _name(row: Row) -> tuple[str | int, ...]:
+    match row:
+        case MemberRow():
+            return (row.member_id,)
+        case LeaseRow():
+            return (row.key.stream_key, row.key.generation, row.key.shard_id)
+        case StreamRow():
+            return (row.stream_key,)
+        case ControlRow():
+            return (row.command_id,)
+        case AppRow():
+            return ()
+
+
+_KINDS: dict[type[Row], Kind] = {
+    AppRow: "app",
+    ControlRow: "command",
+    LeaseRow: "lease",
+    MemberRow: "member",
+    StreamRow: "stream",
+}
 
 
 def _requested(row: ControlRow) -> tuple[int, str]:

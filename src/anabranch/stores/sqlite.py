@@ -22,10 +22,11 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import AppRow, MemberRow, Poll
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores import sqlite_tables as tables
+from anabranch.stores import row_codec, sqlite_tables as tables
+from anabranch.stores.row_codec import Columns
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update
 from anabranch.stores.sqlite_database import Database, check_place, file_system, has_true_locks
-from anabranch.stores.sqlite_tables import Columns, Table
+from anabranch.stores.sqlite_tables import Table
 
 __all__ = ["SqliteLeaseStore"]
 
@@ -123,24 +124,30 @@ _log = logging.getLogger(__name__)
 
 _TABLES: Final[dict[Kind, tuple[Table[Any], Callable[[RowKey, Any], Columns]]]] = {
     "app": (
-        Table("anabranch_applications", tables.APP_COLUMNS, 1, tables.app_row),
-        lambda _, row: tables.app_columns(row),
+        Table("anabranch_applications", row_codec.APP_COLUMNS, 1, row_codec.app_row),
+        lambda _, row: row_codec.app_columns(row),
     ),
     "stream": (
-        Table("anabranch_streams", tables.STREAM_COLUMNS, 3, tables.stream_row),
-        lambda key, row: tables.stream_columns(key.app, key.app_id, row),
+        Table("anabranch_streams", row_codec.STREAM_COLUMNS, 3, row_codec.stream_row),
+        lambda key, row: row_codec.stream_columns(key.app, key.app_id, row),
     ),
     "lease": (
-        Table("anabranch_leases", tables.LEASE_COLUMNS, 5, tables.lease_row, unfinished=" AND completed = 0"),
-        lambda key, row: tables.lease_columns(key.app, key.app_id, row),
+        Table("anabranch_leases", row_codec.LEASE_COLUMNS, 5, row_codec.lease_row, unfinished=" AND completed = 0"),
+        lambda key, row: row_codec.lease_columns(key.app, key.app_id, row),
     ),
     "command": (
-        Table("anabranch_commands", tables.CONTROL_COLUMNS, 3, tables.control_row, unfinished=" AND state = 'pending'"),
-        lambda key, row: tables.control_columns(key.app, key.app_id, row),
+        Table(
+            "anabranch_commands",
+            row_codec.CONTROL_COLUMNS,
+            3,
+            row_codec.control_row,
+            unfinished=" AND state = 'pending'",
+        ),
+        lambda key, row: row_codec.control_columns(key.app, key.app_id, row),
     ),
     "member": (
-        Table("anabranch_members", tables.MEMBER_COLUMNS, 3, tables.member_row),
-        lambda key, row: tables.member_columns(key.app, key.app_id, row),
+        Table("anabranch_members", row_codec.MEMBER_COLUMNS, 3, row_codec.member_row),
+        lambda key, row: row_codec.member_columns(key.app, key.app_id, row),
     ),
 }
 

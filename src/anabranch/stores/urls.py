@@ -16,7 +16,7 @@ from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.sqlite_database import file_system, forgets
 
-__all__ = ["EMBEDDED_SUFFIX", "default_store", "embedded_file", "embedded_folder", "open_store"]
+__all__ = ["EMBEDDED_SUFFIX", "default_store", "embedded_file", "embedded_folder", "open_store", "shown_url"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
     if scheme == "sqlite" and colon:
         return SqliteLeaseStore(_sqlite_path(leases), app)
     if scheme in _LATER and colon:
-        raise ConfigurationError(f"leases={_shown(leases)!r}: {scheme}:// is not supported yet; supported are {_KNOWN}")
-    raise ConfigurationError(f"leases={_shown(leases)!r} is not a lease store: supported are {_KNOWN}")
+        raise ConfigurationError(
+            f"leases={shown_url(leases)!r}: {scheme}:// is not supported yet; supported are {_KNOWN}"
+        )
+    raise ConfigurationError(f"leases={shown_url(leases)!r} is not a lease store: supported are {_KNOWN}")
 
 
 def _checked(leases: LeaseStore) -> LeaseStore:
@@ -62,7 +64,7 @@ def _sqlite_path(url: str) -> Path:
         parts = None
     if parts is None or parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
         raise ConfigurationError(
-            f"leases={_shown(url)!r}: write sqlite:///absolute/path/leases.db (three slashes), "
+            f"leases={shown_url(url)!r}: write sqlite:///absolute/path/leases.db (three slashes), "
             "or sqlite:relative/leases.db"
         )
     path = unquote(parts.path)
@@ -79,10 +81,12 @@ def _sqlite_path(url: str) -> Path:
     return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)
 
 
-def _shown(url: str) -> str:
-    """Hides the password that a URL may contain."""
-    before, at, after = url.rpartition("@")
-    return f"{before.partition('://')[0]}://…@{after}" if at else url
+def shown_url(url: str) -> str:
+    """A URL without what may be secret: user, password and query."""
+    address, mark, _ = url.partition("?")
+    before, at, after = address.rpartition("@")
+    hidden = f"{before.partition('://')[0]}://…@{after}" if at else address
+    return f"{hidden}?…" if mark else hidden
 
 
 def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:

@@ -8,9 +8,12 @@ cover what the safety of a fleet depends on: the condition of each write, races,
 """
 
 import asyncio
+import time
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -33,13 +36,23 @@ from anabranch._model.leases import (
 )
 from anabranch._model.streams import TRIM_HORIZON, Position, after_sequence_number, at_timestamp
 from anabranch._ports import LeaseStore
+from anabranch.errors import LeaseStoreError
 from anabranch.limits import HASH_KEY_MAX
 
 MakeStore = Callable[[str], LeaseStore]
+T = TypeVar("T")
 
 APP_ID = "first"
 """Of the application that `open` makes."""
 STREAM = "123456789012:orders:1700000000"
+
+
+class Conditions(NamedTuple):
+    """What the storage under test can do."""
+
+    durable: bool = True
+    slow: Callable[[], AbstractContextManager[Any]] | None = None
+    snapshot: Callable[[], Callable[[], None]] | None = None
 
 
 class Arena:
@@ -47,14 +60,16 @@ class Arena:
     would have; a store that keeps nothing gives the same handle again.
     """
 
-    def __init__(self, make_store: MakeStore, app: str, *, durable: bool) -> None:
+    def __init__(self, make_store: MakeStore, app: str, conditions: "Conditions") -> None:
         self._make_store = make_store
-        self._durable = durable
+        self.is_durable = conditions.durable
+        self.slow = conditions.slow
+        self.snapshot = conditions.snapshot
         self._stores: list[LeaseStore] = []
         self.app = app
 
     def make(self) -> LeaseStore:
-        if not self._stores or self._durable:
+        if not self._stores or self.is_durable:
             self._stores.append(self._make_store(self.app))
         return self._stores[-1]
 
@@ -697,31 +712,193 @@ _DURABILITY_CHECKS = (
 )
 
 
+# event loops, threads, deadlines
+
+
+_BEATS = 20
+_THREADS = 4
+_GIVE_UP_SECONDS = 0.2
+_ANSWERED_SECONDS = 10.0
+
+
+def _in_a_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> "asyncio.Future[T]":
+    """The work on an event loop of its own, as the heartbeats of a worker."""
+    return asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(work()))
+
+
+async def two_event_loops_use_one_handle(arena: Arena) -> None:
+    store = await arena.open()
+    await store.register_member(member("a"))
+    await store.create_lease(lease(owner="a"))
+
+    async def beat(first: int) -> list[MemberRow | None]:
+        return [await store.heartbeat(HeartbeatWrite(member_id="a", attempt=first + n)) for n in range(_BEATS)]
+
+    for life in range(2):  # a worker that was sealed starts another thread
+        beating = _in_a_thread(partial(beat, life * _BEATS + 1))
+        for number in range(_BEATS):
+            version = life * _BEATS + number
+            written = await store.write_lease(
+                lease(owner="a", checkpoint=at(version)), member_id="a", expected_version=version
+            )
+            expect(isinstance(written, LeaseRow), "one loop writes while heartbeats come from another", written)
+            await store.poll()
+        counters = [row.counter for row in await beating if row is not None]
+        expected = [life * _BEATS + 1 + number for number in range(_BEATS)]
+        expect(counters == expected, "heartbeats from a loop of their own are all written", counters)
+    poll = await store.poll()
+    expect([row.counter for row in poll.members] == [2 * _BEATS], "and the first loop sees them", poll.members)
+
+
+async def threads_with_handles_of_their_own_race_for_one_lease(arena: Arena) -> None:
+    store = await arena.open()
+    await store.create_lease(lease())
+    handles = [arena.make() for _ in range(_THREADS)]
+
+    async def race(handle: LeaseStore, number: int) -> LeaseRow | Conflict:
+        await handle.open(arena.app_row())
+        taken = await _take(handle, 0, f"m{number}", None, 0)
+        if arena.is_durable:
+            await handle.close()
+        return taken
+
+    outcomes = await asyncio.gather(
+        *(_in_a_thread(partial(race, handle, number)) for number, handle in enumerate(handles))
+    )
+    won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
+    expect(len(won) == 1, "exactly one of the threads takes the lease", outcomes)
+
+
+async def a_call_that_was_given_up_leaves_the_handle_usable(arena: Arena) -> None:
+    store = await arena.open()
+    row = lease(owner="a")
+    await store.create_lease(row)
+    for number in range(_ROUNDS):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await store.write_lease(
+                    replace(row, checkpoint=at(number)), member_id="a", expected_version=row.version
+                )
+        row = await _write_whatever_is_there(store, row, number)
+    expect(await store.read_lease(row.key) == row, "what was written last is what is read")
+
+
+async def _write_whatever_is_there(store: LeaseStore, row: LeaseRow, number: int) -> LeaseRow:
+    """A call without an answer may take effect at any time: until it has, a write of the owner can conflict once."""
+    for _ in range(2):
+        outcome = await store.write_lease(
+            replace(row, checkpoint=at(100 + number)), member_id="a", expected_version=row.version
+        )
+        if isinstance(outcome, LeaseRow):
+            return outcome
+        expect(outcome.row is not None and outcome.row.version == row.version + 1, "it took effect once", outcome)
+        assert outcome.row is not None
+        row = outcome.row
+    raise AssertionError("a call that was given up takes effect at most once")
+
+
+async def a_slow_store_keeps_no_deadline_and_answers_later(arena: Arena) -> None:
+    if arena.slow is None:
+        return
+    store = await arena.open()
+    row = lease(owner="a")
+    await store.create_lease(row)
+    with arena.slow():
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(_GIVE_UP_SECONDS):
+                await store.write_lease(replace(row, checkpoint=at(1)), member_id="a", expected_version=0)
+        except (TimeoutError, LeaseStoreError):
+            pass
+        else:
+            raise AssertionError("slow= must keep the storage from answering a write")
+        waited = time.monotonic() - started
+        expect(waited < _ANSWERED_SECONDS, "a call can be given up at its deadline", waited)
+    deadline = time.monotonic() + _ANSWERED_SECONDS
+    while True:
+        try:
+            found = await store.read_lease(row.key)
+            assert found is not None
+            await _write_whatever_is_there(store, found, 0)
+        except LeaseStoreError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def a_roll_back_shows(arena: Arena) -> None:
+    if arena.snapshot is None:
+        return
+    store = await arena.open()
+    await store.register_member(member("a"))
+    await store.create_lease(lease(owner="a"))
+    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+    roll_back = arena.snapshot()
+    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=5))
+    await store.write_lease(lease(owner="a", checkpoint=at(5)), member_id="a", expected_version=0)
+    before = await store.poll()
+    roll_back()
+    try:
+        after = await store.poll()
+        leases = await store.read_leases()
+    except LeaseStoreError:
+        return  # it refuses: nobody can be misled
+    if before.evidence is not None and after.evidence != before.evidence:
+        return
+    counters = [row.counter for row in after.members]
+    expect(counters == [1], "after a roll-back the identity differs, or rows are as old as they are", counters)
+    expect([row.version for row in leases] == [0], "that holds for leases too", leases)
+
+
+_LOOPS_CHECKS = (
+    two_event_loops_use_one_handle,
+    threads_with_handles_of_their_own_race_for_one_lease,
+    a_call_that_was_given_up_leaves_the_handle_usable,
+    a_slow_store_keeps_no_deadline_and_answers_later,
+    a_roll_back_shows,
+)
+
+
 _CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
     *_APPLICATION_CHECKS,
     *_MEMBERS_CHECKS,
     *_LEASES_CHECKS,
     *_RACES_CHECKS,
+    *_LOOPS_CHECKS,
 )
 
 
-def check_lease_store(make_store: MakeStore, *, durable: bool = True) -> None:
+def check_lease_store(
+    make_store: MakeStore,
+    *,
+    durable: bool = True,
+    slow: Callable[[], AbstractContextManager[Any]] | None = None,
+    snapshot: Callable[[], Callable[[], None]] | None = None,
+) -> None:
     """Raises an `ExceptionGroup` of `AssertionError`s, one for each rule that does not hold.
 
     `make_store(app)` returns a new, unopened handle; handles of the same application share its rows. A store that
     lives in one object only is checked with `durable=False`: then one handle serves for all.
+
+    With `slow`, a context manager in which the storage answers no write, a deadline is tested too. With `snapshot`,
+    which keeps the storage as it is and returns a function that brings that back, a roll-back is.
     """
+    conditions = Conditions(durable, slow, snapshot)
     checks = _CHECKS + (_DURABILITY_CHECKS if durable else ())
-    failures = [failure for check in checks if (failure := _failure(check, make_store, durable=durable)) is not None]
+    failures = [failure for check in checks if (failure := _failure(check, make_store, conditions)) is not None]
     if failures:
         raise ExceptionGroup(
             f"{len(failures)} of {len(checks)} rules of the lease store contract do not hold", failures
         )
 
 
-def _failure(check: Callable[[Arena], Awaitable[None]], make_store: MakeStore, *, durable: bool) -> Exception | None:
+def _failure(
+    check: Callable[[Arena], Awaitable[None]], make_store: MakeStore, conditions: Conditions
+) -> Exception | None:
     async def run() -> None:
-        arena = Arena(make_store, f"contract-{uuid.uuid4().hex}", durable=durable)
+        arena = Arena(make_store, f"contract-{uuid.uuid4().hex}", conditions)
         try:
             await check(arena)
         finally:

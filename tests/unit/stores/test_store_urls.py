@@ -41,7 +41,9 @@ def test_a_sqlite_url_without_a_path_says_how_it_is_written(url):
         open_store(url, "billing")
 
 
-@pytest.mark.parametrize("url", ["dynamodb://billing", "redis://u:secret@host/0", "postgresql://host/db"])
+@pytest.mark.parametrize(
+    "url", ["dynamodb://billing", "redis://u:secret@host/0", "redis://host/0?password=secret", "postgresql://host/db"]
+)
 def test_a_store_of_a_later_version_says_so(url):
     with pytest.raises(ConfigurationError, match="not supported yet; supported are memory://") as caught:
         open_store(url, "billing")

@@ -1,12 +1,12 @@
-"""Hand-offs in simulated fleets: kept or forced where handlers outlast the drain, and away from a worker that cannot
-read. No promise is broken by them.
+"""Hand-offs in simulated fleets break no promise: declined or forced when handlers outlast the drain, and away from a
+worker that cannot read.
 """
 
 import pytest
 from msgspec.structs import replace
 
 from anabranch.errors import AccessDeniedError
-from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken
+from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberSealed
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world import FleetOptions
 from anabranch.testing.world.fleet import Fleet
@@ -23,7 +23,7 @@ PATIENT = FleetOptions(worker_count=2, shard_count=4, record_count=300, faulty_s
 
 @pytest.fixture
 def said(monkeypatch):
-    """Everything that the workers of all fleets say, as (worker, second, event)."""
+    """All events of all workers, as (worker, second, event)."""
     said, on_event = [], SimulatedWorker._on_event
 
     def note(worker, event):
@@ -39,7 +39,7 @@ def count(said, kind):
 
 
 def live(seed, options, at=None, fault=None):
-    """A whole life of a fleet, with a fault of its own at a second; what broke."""
+    """Runs a fleet, with an extra fault at a given second. Returns the violations."""
     loop = SimulationLoop(seed)
     fleet = Fleet(seed, options, loop)
     if at is not None:
@@ -78,8 +78,13 @@ def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_non
     assert all(at < CUT_OFF_AT for at in taken_back)
 
 
+def test_a_worker_that_stalls_keeps_its_leases_because_its_heartbeats_continue(said):
+    assert live(1, PATIENT, CUT_OFF_AT, lambda fleet: fleet.workers[0].process.stall(60.0)) == []
+    assert not count(said, MemberSealed)
+
+
 class Denied:
-    """One shard that one process may not read any more, while it may read all others."""
+    """One process may not read one shard any more; it may read all others."""
 
     def __init__(self, monkeypatch):
         self.process = self.shard_id = None
@@ -122,4 +127,4 @@ def test_one_shard_that_a_worker_cannot_read_is_given_to_one_that_can_and_is_not
     (unwell, at, gift), *returned = given
     assert (unwell.process, gift.shard_id) == (denied.process, denied.shard_id)
     assert CUT_OFF_AT + 55 < at < CUT_OFF_AT + 80
-    assert denied.shard_id not in {event.shard_id for _, _, event in returned}, "fairness is served by another shard"
+    assert denied.shard_id not in {event.shard_id for _, _, event in returned}, "another shard goes back for fairness"

@@ -1,4 +1,4 @@
-"""Workers of different settings that start in the same moment, with the real engine: those that stay agree."""
+"""Workers with different settings start at the same moment, with the real engine: those that stay agree."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ SECONDS = 40.0
 
 
 class SlowStore(MemoryLeaseStore):
-    """Every call takes its time, before and after it takes effect, and some answers get lost."""
+    """Every call takes a while before and after its effect, and some answers are lost."""
 
     def __init__(self, dice):
         super().__init__()
@@ -31,7 +31,7 @@ class SlowStore(MemoryLeaseStore):
         answer = await call(*arguments)
         await asyncio.sleep(self._dice.choice([0.0, 0.01, 0.3]))
         if self._dice.random() < 0.05:
-            raise LeaseStoreError("the answer got lost")
+            raise LeaseStoreError("the answer was lost")
         return answer
 
     async def read_members(self):
@@ -90,7 +90,7 @@ class Race:
 
 
 def _race(seeds):
-    """What became of the workers, for each seed."""
+    """The outcomes of the workers, for each seed."""
     outcomes = []
     for seed in seeds:
         race = Race(seed)
@@ -103,7 +103,7 @@ def test_workers_that_differ_never_both_stay_however_they_start():
     outcomes = _race(range(150))
     for seed, some in enumerate(outcomes):
         assert len(some) == WORKERS
-        assert "admitted" in some, f"seed {seed}: nobody is left"
+        assert "admitted" in some, f"seed {seed}: no worker is left"
     assert sum(some.count("refused") for some in outcomes) > 100
 
 

@@ -1,4 +1,4 @@
-"""Fleets of real engines in the simulation: clean over many seeds, and planted mistakes are noticed."""
+"""Simulated fleets of real engines keep every promise over many seeds, and planted mistakes are noticed."""
 
 import subprocess
 import sys
@@ -52,8 +52,8 @@ def test_the_worlds_of_the_mistakes_are_clean_without_them(name):
 @pytest.mark.parametrize(
     "seed, why",
     [
-        (91, "a failed call hid a fail-over, and the round went on with takes in the new storage"),
-        (2056, "a start that outlasted a roll-back knew of no storage before, and took at once"),
+        (91, "a failed call hid a failover, and the round took leases in the new storage"),
+        (2056, "a worker that was starting during a roll-back did not know the old storage, and took leases at once"),
     ],
 )
 def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
@@ -65,8 +65,8 @@ def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
 
 
 def test_an_error_that_nobody_saw_is_in_the_verdict_of_every_run(monkeypatch):
-    """It shows when the task is collected, and that does not depend on what else the process has allocated."""
-    mistake = MISTAKES["an error of the loop's body hides that of the consumer"]
+    """The error appears when its task is collected. That must not depend on other allocations of the process."""
+    mistake = MISTAKES["an error in the loop's body hides the consumer's error"]
     mistake.plant(monkeypatch)
     seed = next(seed for seed in range(50) if run_fleet(seed, mistake.options).violations)
     verdicts = []
@@ -125,7 +125,7 @@ def test_the_command_replays_a_seed_and_says_what_it_is_like(capsys):
 
 
 def test_the_command_names_the_seed_and_the_way_to_replay_it(monkeypatch, capsys):
-    mistake = MISTAKES["the checkpoint follows what was handed out"]
+    mistake = MISTAKES["the checkpoint includes records that are not finished"]
     mistake.plant(monkeypatch)
     seed = next(seed for seed in range(50) if run_fleet(seed).violations)
     assert main(["--seed", str(seed)]) == 1
@@ -145,6 +145,6 @@ def test_many_fresh_worlds_of_the_protocol_keep_their_promises():
 
 
 def test_a_record_that_a_loop_works_on_when_its_run_fails_is_reported_before_others_start_it():
-    options = MISTAKES["an error of the loop's body hides that of the consumer"].options
+    options = MISTAKES["an error in the loop's body hides the consumer's error"].options
     for seed in (1, 5, 6, 7):
         assert run_fleet(seed, options).violations == ()

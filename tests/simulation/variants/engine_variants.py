@@ -1,4 +1,4 @@
-"""Mistakes planted in the real engine, each as a patch, and the promise whose checker must notice."""
+"""Mistakes planted in the real engine as patches, each with the promise whose checker must notice it."""
 
 import asyncio
 from typing import NamedTuple
@@ -86,7 +86,7 @@ def _end_trimmed_at_once(original):
 
 
 async def _mark_and_die(self, stream, row):
-    """The mark comes first, and the process ends half-way through the leases."""
+    """Marks the bootstrap as complete first, and fails half-way through the leases."""
     store = self._ports.store
     listing = await list_all_shards(self._ports, stream, listing_filter(row.origin))
     await store.write_stream(replace(row, bootstrapped=True), row.version)
@@ -108,7 +108,7 @@ def _older_after_newer(original):
 
 
 def _commit_whole_pages(original):
-    """A loop over records tells of what is finished when it has walked through a page, and when its worker stops."""
+    """A loop over records reports what is finished only at the end of a page, and when its worker stops."""
 
     async def commit_all(self):
         pull = self._before_commit
@@ -158,7 +158,7 @@ def _settle_half(self):
 
 
 def _do_not_wait(original):
-    """An attempt whose time is up is left to itself, and the next one begins."""
+    """After a timeout the attempt keeps running, and the next one starts."""
 
     async def call(self, *arguments):
         attempt = asyncio.ensure_future(original(self, *arguments))
@@ -194,8 +194,8 @@ def _take_without_seal():
     ]
 
 
-def _begin_anew(self):
-    """A running worker makes its application where it misses it."""
+def _create_app_again(self):
+    """A running worker creates its application if the store does not have it."""
     app = yield from self._ask(ReadApp())
     if app is None or (not isinstance(app, NoAnswer) and app.app_id != self.app.app_id):
         opened = yield from self._ask(OpenApp(self.app))
@@ -209,13 +209,13 @@ async def _do_not_drain(self, sessions, deadline_ms):
     return []
 
 
-async def _leave_without_a_look(self, error, deadline):
+async def _leave_without_errors(self, error, deadline):
     if self.is_running:
         await self.stop(deadline)
 
 
-def _believe_a_nameless_storage(original):
-    """An application whose row names no storage is taken for a new one."""
+def _take_from_any_storage(original):
+    """An application whose row names no storage counts as new."""
 
     def hold_takes(self):
         if self.app.incarnation:
@@ -240,7 +240,7 @@ async def _nameless():
 
 
 def _gate_by_listing():
-    """A parent that is not in the last listing, whoever made that, counts as gone."""
+    """A parent that is not in the last listing of any worker counts as finished."""
     listed, find_missing, open_parents = {}, ShardDiscovery._create_missing, gate.open_parents
 
     async def note_listing(self, row, listing, **options):
@@ -261,28 +261,28 @@ MISTAKES = {
     "a lease is taken from an owner that was not sealed": Mistake(
         _take_without_seal(), "one owner", replace(BUSY, cuts_each=10.0)
     ),
-    "the fence is not looked at": Mistake([(LeaseMachine, "may_start", lambda self, *_: True)], "one owner", ROUGH),
-    "children do not wait": Mistake(
+    "the fence is not checked": Mistake([(LeaseMachine, "may_start", lambda self, *_: True)], "one owner", ROUGH),
+    "child shards do not wait for their parents": Mistake(
         [(gate, "open_parents", lambda *_: ())],
         "parents first",
         replace(BUSY, reshards_each=5.0, worker_count=4),
     ),
-    "the checkpoint follows what was handed out": Mistake(
+    "the checkpoint includes records that are not finished": Mistake(
         [(Tracker, "checkpoint", _commit_what_was_read(Tracker.checkpoint))], "no loss", replace(BUSY, order="key")
     ),
-    "an expired iterator goes on at the tip": Mistake(
+    "after an expired iterator, reading continues at the tip": Mistake(
         [(Session, "starting_position", _from_the_tip)], "no standstill", replace(BUSY, expired=0.1)
     ),
-    "a child's token starts at one": Mistake(
+    "a child shard's fence token starts at one": Mistake(
         [(LeaseMachine, "_epoch_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
     ),
-    "a shard is finished before its children are there": Mistake(
+    "a shard is finished before its children have rows": Mistake(
         [(ShardDiscovery, "_write_end", _finish_first)], "children before the end", MERGING
     ),
     "an older position is committed after a newer one": Mistake(
         [(Checkpointer, "write", _older_after_newer(Checkpointer.write))], "checkpoints advance", BUSY
     ),
-    "a clean stop forgets its last commit": Mistake(
+    "a clean stop omits its last commit": Mistake(
         [(Worker, "_leave", _leave_uncommitted(Worker._leave))], "few duplicates", replace(BUSY, stops_each=15.0)
     ),
     "commits wait for the end of the page": Mistake(
@@ -290,33 +290,36 @@ MISTAKES = {
         "few duplicates",
         replace(LOADED, consume_mode="records"),
     ),
-    "commits come every third interval": Mistake(
+    "commits come only every third interval": Mistake(
         [(Checkpointer, "commit_all", _commit_late(Checkpointer.commit_all))], "few duplicates", LOADED
     ),
-    "the last checkpoint does not go with the gift": Mistake(
+    "a hand-off does not write the last checkpoint": Mistake(
         [(Checkpointer, "next_row", _give_uncommitted(Checkpointer.next_row))],
         "few duplicates",
         replace(BUSY, shard_count=6, stops_each=15.0, handler_seconds_max=0.05),
     ),
-    "bytes are not given back": Mistake(
+    "bytes are not returned to the budget": Mistake(
         [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
     ),
-    "the next attempt does not wait for the last": Mistake(
+    "the next attempt starts while the last one runs": Mistake(
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
         "order",
         replace(BUSY, overrunning=0.05, timeout_seconds=1.5),
     ),
-    "a batch is tried again beside itself": Mistake(
+    "a batch is retried while it still runs": Mistake(
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
         "order",
         replace(BUSY, consume_mode="run_batches", overrunning=0.1, timeout_seconds=1.5),
     ),
-    "a running worker begins anew in an emptied store": Mistake(
-        [(LeaseMachine, "check_birth", _begin_anew), (LeaseMachine, "_recognise", lambda self, app: app or self.app)],
+    "a running worker creates its application again in an emptied store": Mistake(
+        [
+            (LeaseMachine, "check_birth", _create_app_again),
+            (LeaseMachine, "_recognise", lambda self, app: app or self.app),
+        ],
         "one application",
         replace(BUSY, store_is_emptied=True),
     ),
-    "a stream that is gone ends its shards": Mistake(
+    "shards of a deleted stream are written as finished": Mistake(
         [
             (ShardDiscovery, "on_gone", _gone_is_ended),
             (ShardDiscovery, "_plan_end", _end_trimmed_at_once(ShardDiscovery._plan_end)),
@@ -324,33 +327,33 @@ MISTAKES = {
         "no loss",
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
-    "a bootstrap that stopped half-way is believed": Mistake(
+    "a half-finished bootstrap is marked as complete": Mistake(
         [(StreamBootstrap, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
     ),
-    "a fence does not end what runs": Mistake(
+    "running calls are not cancelled at the fence": Mistake(
         [(FenceWatch, "_on_fence", lambda self: None)], "no overlap", replace(BUSY, cuts_each=10.0, overrunning=0.1)
     ),
-    "a lease is given away while a call of it runs": Mistake(
+    "a lease is given away while a call runs": Mistake(
         [(Drainer, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stops_each=10.0)
     ),
-    "an error of the loop's body hides that of the consumer": Mistake(
-        [(ConsumerRun, "leave", _leave_without_a_look)],
+    "an error in the loop's body hides the consumer's error": Mistake(
+        [(ConsumerRun, "leave", _leave_without_errors)],
         "no silent failures",
         replace(BUSY, consume_mode="records", record_count=40, deleted=True, failing=1.0, handler_seconds_max=20.0),
     ),
-    "a run that ends at the tip says nothing of a stopped shard": Mistake(
+    "a run that ends at the tip does not report a stopped shard": Mistake(
         [(ConsumerRun, "_bad_outcome", ConsumerRun._failure)], "no false success", JOBS
     ),
-    "an application does not name its storage": Mistake(
+    "the application's row does not name its storage": Mistake(
         [
             (RowLeaseStore, "open", _open_without_storage(RowLeaseStore.open)),
-            (LeaseMachine, "_hold_takes", _believe_a_nameless_storage(LeaseMachine._hold_takes)),
+            (LeaseMachine, "_hold_takes", _take_from_any_storage(LeaseMachine._hold_takes)),
         ],
         "one owner",
         ROLLED_BACK,
     ),
-    "trimmed records are not told": Mistake([(TrimReporter, "report_loss", lambda *_: None)], "no loss", TRIMMING),
-    "a parent that is not listed opens the gate": Mistake(_gate_by_listing(), "parents first", TRIMMING),
+    "trimmed records are not reported": Mistake([(TrimReporter, "report_loss", lambda *_: None)], "no loss", TRIMMING),
+    "a parent that is not listed counts as finished": Mistake(_gate_by_listing(), "parents first", TRIMMING),
 }

@@ -165,7 +165,7 @@ def test_handling_again_what_was_committed_is_found():
     assert "although it was committed" in complaints(FewDuplicates(), *TWO, *handled(1), commit(1), repeat)[0]
 
 
-def test_handling_again_what_was_finished_before_an_end_in_order_is_found():
+def test_handling_again_what_was_finished_before_a_clean_stop_is_found():
     def repeated(*, loses):
         journal = Journal([FewDuplicates()])
         journal.tell(CallStarted(call(1)))
@@ -314,7 +314,7 @@ def test_after_a_store_went_back_tokens_may_repeat_but_owners_may_not_come_back(
     assert "stale dispatch" in journal.violations[0].what
 
 
-def test_what_goes_on_with_an_emptied_store_counts_for_nothing_and_must_not_begin_anew():
+def test_calls_after_the_store_was_emptied_are_not_checked_but_must_not_create_the_application_again():
     journal = Journal([OneOwner(), OneApplication()])
     journal.tell(CallStarted(call(1)))
     journal.tell(StoreEmptied(("a",)))
@@ -359,7 +359,7 @@ def test_records_that_nobody_finished_are_found():
     assert "1 records were never finished" in complaints(NoStandstill(), *TWO, *handled(1))[0]
 
 
-def test_errors_that_nobody_saw_are_violations_until_the_run_is_taken_down():
+def test_unseen_errors_are_violations_until_the_run_is_torn_down():
     journal = Journal(all_checkers())
     journal.tell(UnseenError(5, "task died"))
     journal.is_closed = True

@@ -130,6 +130,6 @@ def test_a_script_says_what_happens_when():
     assert shards == {f"shardId-00000000000{index}" for index in range(4)}
 
 
-def test_an_unknown_scene_names_the_known_ones():
+def test_an_unknown_action_of_a_script_names_the_known_ones():
     with pytest.raises(ValueError, match="split"):
         simulate(None, [], script=[(1.0, "earthquake")])

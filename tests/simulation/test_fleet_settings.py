@@ -10,6 +10,7 @@ from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
+from anabranch._model.leases import AppRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing.loop import SimulationLoop, run
@@ -84,6 +85,7 @@ class Race:
             fleet.close()
 
     async def main(self):
+        await self.store.open(AppRow(app="billing", app_id="1", created_wall_ms=0))
         async with asyncio.TaskGroup() as group:
             for number in range(WORKERS):
                 group.create_task(self.worker(number))
@@ -115,5 +117,6 @@ def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
             yield from be_admitted(self)
 
     monkeypatch.setattr(LeaseMachine, "_be_admitted", look_once)
-    with pytest.raises(ExceptionGroup):
+    with pytest.raises(ExceptionGroup) as caught:
         _race(range(50))
+    assert caught.group_contains(AssertionError, match="order key")

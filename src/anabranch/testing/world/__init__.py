@@ -1,5 +1,5 @@
-"""Whole fleets on one seed: the real engine on simulated ports, in virtual time, with faults and independent
-checkers.
+"""Simulated fleets: the real engine on simulated ports, in virtual time, with faults and independent checkers. A seed
+decides everything.
 """
 
 from anabranch.testing.world.fleet import FleetVerdict, run_fleet

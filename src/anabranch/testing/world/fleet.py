@@ -15,7 +15,7 @@ from anabranch.testing.checkers import NoStandstill, all_checkers
 from anabranch.testing.journal import Journal, ProcessDied, RunEnded, UnseenError, Violation
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
-from anabranch.testing.world.lease_store import ForgetfulRows, SimulatedLeaseStore
+from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows
 from anabranch.testing.world.options import FleetOptions, ScriptAction, fleet_options_for
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
 from anabranch.testing.world.worker import APP, SimContext, SimulatedWorker, UserHandler
@@ -68,7 +68,7 @@ class Fleet:
         self.journal = Journal(all_checkers(keeps_order=keeps_order, commit_ms=commit_ms))
         self.network = Network(loop, options, self.random)
         self.stream = SimulatedStream(loop, self.journal, self.random)
-        self.rows = ForgetfulRows(
+        self.rows = SimulatedRows(
             self.journal, self.now_ms, self.stream.incarnation_of, keeps_history=bool(options.roll_back_seconds)
         )
         self.processes = ProcessScheduler(
@@ -221,15 +221,15 @@ class FaultSchedule:
             self._loop().call_later(at_seconds, self._perform, action)
         self._restart_ended()
         if options.store_outage_seconds:
-            self._once(self._store_goes_away)
+            self._once(self._take_store_down)
         if options.store_is_emptied:
-            self._once(self._store_is_emptied)
+            self._once(self._empty_store)
         if options.deleted:
-            self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._stream_is_deleted)
+            self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._delete_stream)
         if options.roll_back_seconds and options.roll_backs_each:
-            self._each(options.roll_backs_each, lambda _: self._store_goes_back(), 0)
+            self._each(options.roll_backs_each, lambda _: self._roll_store_back(), 0)
         elif options.roll_back_seconds:
-            self._once(self._store_goes_back)
+            self._once(self._roll_store_back)
 
     def end(self) -> None:
         self._ended = True
@@ -319,39 +319,39 @@ class FaultSchedule:
 
         self._loop().call_later(self._fleet.random.uniform(0.2, 12), start)
 
-    def _store_goes_away(self) -> None:
+    def _take_store_down(self) -> None:
         seconds = self._fleet.options.store_outage_seconds
         self._fleet.network.down_until["store"] = self._loop().time() + seconds
         for worker in self._fleet.workers:
             worker.process.block_commits(seconds)
 
-    def _store_goes_back(self) -> None:
+    def _roll_store_back(self) -> None:
         if not self._ended:
-            self._fleet.rows.go_back(int(self._fleet.options.roll_back_seconds * 1000))
+            self._fleet.rows.roll_back(int(self._fleet.options.roll_back_seconds * 1000))
 
     def _trim(self) -> None:
         """Trims seldom: each trim makes all records a day older, so after a second one soon nothing would be left."""
-        if self._fleet.options.trims_unread and not self._fleet.rows.have_begun:
+        if self._fleet.options.trims_unread and not self._fleet.rows.all_shards_have_progress:
             self._loop().call_later(1.0, self._trim)
         elif not self._ended:
             shortest = 0 if self._fleet.options.trims_unread else 25
             self._fleet.stream.skip_ahead(self._fleet.random.uniform(shortest, shortest + 5))
             self._loop().call_later(self._fleet.random.uniform(35, 45), self._trim)
 
-    def _store_is_emptied(self) -> None:
+    def _empty_store(self) -> None:
         at_work = [worker.process.name for worker in self._fleet.workers if worker.is_at_work]
         self._fleet.rows.empty(at_work, moves=self._fleet.random.random() < 0.5)
 
-    def _stream_is_deleted(self) -> None:
+    def _delete_stream(self) -> None:
         self._fleet.stream.delete(is_known=self._fleet.rows.has_streams)
-        self._loop().call_later(self._fleet.random.uniform(15, 30), self._stream_comes_back)
+        self._loop().call_later(self._fleet.random.uniform(15, 30), self._create_stream_again)
 
-    def _stream_comes_back(self) -> None:
+    def _create_stream_again(self) -> None:
         """Waits, as with the service, until every running worker has asked for the missing stream."""
         if all(worker.process.was_healthy_since(self._loop().time() - 8) for worker in self._fleet.workers):
             self._fleet.stream.create(self._fleet.options.shard_count)
         else:
-            self._loop().call_later(1.0, self._stream_comes_back)
+            self._loop().call_later(1.0, self._create_stream_again)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The lease store of a simulated fleet: one set of rows, reached by each process over the network.
 
-Each process has a handle of its own. The rows are those of the memory store. On bad days the store goes back in time,
-and says that it is another storage; requests that were under way to the one before are lost.
+The rows are those of the memory store. Each process has its own handle. As a fault, the store can be rolled back; it
+then reports another storage identity, and requests on their way to the old storage are lost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,13 +25,13 @@ from anabranch.testing.journal import (
 )
 from anabranch.testing.world.processes import Network, SimulatedProcess
 
-__all__ = ["ForgetfulRows", "SimulatedLeaseStore"]
+__all__ = ["SimulatedLeaseStore", "SimulatedRows"]
 
 _Places = dict[tuple[str, str, str], dict[RowKey, Row]]
 
 
-class ForgetfulRows(MemoryRows):
-    """The rows themselves, and their past."""
+class SimulatedRows(MemoryRows):
+    """The rows and their history."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class ForgetfulRows(MemoryRows):
         self.storage = 0
         self.emptied_count = 0
         self.has_lost_streams = False
-        """It has once forgotten the application or one of its streams."""
+        """The store has lost the application or one of its streams at least once."""
         self._journal = journal
         self._now_ms = now_ms
         self._incarnation_of = incarnation_of
-        """Of the stream that a lease is of."""
+        """Returns the incarnation of the lease's stream."""
         self._keeps_history = keeps_history
         self._past: list[tuple[int, _Places]] = []
         self.processes: dict[str, str] = {}
-        """By member: which process has registered it."""
+        """The process of each member."""
 
     @property
     def identity(self) -> str:
@@ -69,35 +69,35 @@ class ForgetfulRows(MemoryRows):
     def _note_change(self, before: Row | None, after: Row) -> None:
         match before, after:
             case None, LeaseRow():
-                self._journal.tell(LeaseCreated(self._noted(after)))
+                self._journal.tell(LeaseCreated(self._lease_write(after)))
             case LeaseRow(), LeaseRow():
                 is_take = after.takes_without_progress > before.takes_without_progress and before.owner != after.owner
                 if not is_take:
-                    self._journal.tell(LeaseCommitted(self._noted(after)))
+                    self._journal.tell(LeaseCommitted(self._lease_write(after)))
                 if before.owner != after.owner:
-                    self._journal.tell(OwnerChanged(self._noted(after), self._owner(after)))
+                    self._journal.tell(OwnerChanged(self._lease_write(after), self._owner(after)))
             case _, MemberRow() if after.state != "live":
-                self.note_leaving(after.member_id)
+                self.tell_left(after.member_id)
             case _:
                 pass
 
-    def note_leaving(self, member_id: str) -> None:
-        """From the moment that it asks: the request may take effect at any time, with or without an answer."""
+    def tell_left(self, member_id: str) -> None:
+        """A member counts as left from its request on, which may take effect at any time, also without an answer."""
         self._journal.tell(MemberLeft(self._now_ms(), member_id))
 
     def _owner(self, row: LeaseRow) -> str | None:
         return None if row.owner is None else self.processes[row.owner]
 
-    def _noted(self, row: LeaseRow) -> LeaseWrite:
+    def _lease_write(self, row: LeaseRow) -> LeaseWrite:
         return LeaseWrite(self._now_ms(), row, self._incarnation_of(row.key))
 
-    def note(self) -> None:
-        """Keeps the rows as they are until now."""
+    def remember(self) -> None:
+        """Remembers the rows as they are now, before the next change."""
         if self._keeps_history:
             self._past.append((self._now_ms(), {place: dict(kept) for place, kept in self.places.items()}))
 
-    def go_back(self, by_ms: int) -> bool:
-        """Forgets what was written in the last `by_ms`. False: there is nothing to forget."""
+    def roll_back(self, by_ms: int) -> bool:
+        """Undoes the writes of the last `by_ms`. Returns False if there is no state to go back to."""
         wanted_ms = self._now_ms() - by_ms
         kept = next((places for ended_ms, places in self._past if ended_ms > wanted_ms), None)
         if kept is None or not any(isinstance(row, AppRow) for rows in kept.values() for row in rows.values()):
@@ -124,15 +124,15 @@ class ForgetfulRows(MemoryRows):
         return [row for rows in self.places.values() for row in rows.values() if isinstance(row, LeaseRow)]
 
     @property
-    def have_begun(self) -> bool:
-        """Of every shard it is known how far it was read; before that, nothing is promised of what falls off."""
+    def all_shards_have_progress(self) -> bool:
+        """The rows show for every shard how far it was read. Before that, losses by trimming need not be reported."""
         return bool(self.leases) and all(
             row.is_finished or row.checkpoint.watermark is not None or row.checkpoint.seen_through_seconds is not None
             for row in self.leases
         )
 
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
-        """Forgets everything while these processes are at work; `moves`: it says that it is another storage."""
+        """Deletes everything while these processes are running. `moves`: the store then reports another storage."""
         self.places = {}
         self._past.clear()
         self.emptied_count += 1
@@ -141,7 +141,7 @@ class ForgetfulRows(MemoryRows):
         self._journal.tell(StoreEmptied(tuple(processes)))
 
     def made(self, process: str, key: RowKey, row: Row | None) -> None:
-        """A process has written a row after the store was emptied. Nobody sees a row under an old `app_id`."""
+        """Reports a row that a process wrote after the store was emptied. Nobody sees a row under an old `app_id`."""
         is_seen = any(isinstance(app, AppRow) and app.app_id == key.app_id for app in self._all(AppRow).values())
         if row is not None and key.kind in _MADE and (is_seen or isinstance(row, AppRow)):
             self._journal.tell(RowMade(self._now_ms(), process, _MADE[key.kind]))
@@ -154,20 +154,20 @@ class _Connection(RowLeaseStore):
     def __init__(
         self,
         app: str,
-        rows: ForgetfulRows,
+        rows: SimulatedRows,
         network: Network,
         process: SimulatedProcess,
         *,
-        hindered_seconds: float | None = None,
+        blocked_seconds: float | None = None,
     ) -> None:
         super().__init__(app)
         self._rows = rows
         self._network = network
         self._process = process
         self._storage = rows.storage
-        """The storage that this connection was made to."""
-        self._hindered_seconds = hindered_seconds
-        """How long the sender waits for an answer, if a call that has none holds up its commits."""
+        """The storage that this connection leads to."""
+        self._hindered_seconds = blocked_seconds
+        """If set: a lost or late message blocks the process's commits for this long, the deadline of a call."""
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
         storage = self._storage
@@ -175,8 +175,8 @@ class _Connection(RowLeaseStore):
         def request() -> Any:
             if self._rows.storage != storage:
                 self._storage = self._rows.storage
-                raise LeaseStoreError("the connection was lost: the store has failed over")
-            self._rows.note()
+                raise LeaseStoreError("the connection was lost: the store failed over")
+            self._rows.remember()
             return call()
 
         return await self._network.call(
@@ -206,9 +206,9 @@ class _Connection(RowLeaseStore):
 
         def call() -> Changed:
             before, after = self._rows.change(keys, update)
-            was_under_way = emptied_count != self._rows.emptied_count  # that is nobody's fault
+            was_on_its_way = emptied_count != self._rows.emptied_count  # sent before, so no mistake
             for key, old, new in zip(keys, before, after, strict=True):
-                if emptied_count and not was_under_way and new is not old:
+                if emptied_count and not was_on_its_way and new is not old:
                     self._rows.made(self._process.name, key, new)
             return Changed(before, after, self._rows.identity)
 
@@ -219,18 +219,18 @@ class _Connection(RowLeaseStore):
 
 
 class SimulatedLeaseStore(_Connection):
-    """One process's handle. Heartbeats have a connection of their own."""
+    """One process's handle. Heartbeats have their own connection."""
 
     def __init__(
-        self, app: str, rows: ForgetfulRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
+        self, app: str, rows: SimulatedRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
     ) -> None:
         super().__init__(app, rows, network, process)
-        self._heart = _Connection(app, rows, network, process)
-        self._commits = _Connection(app, rows, network, process, hindered_seconds=call_deadline_ms / 1000)
+        self._heartbeats = _Connection(app, rows, network, process)
+        self._commits = _Connection(app, rows, network, process, blocked_seconds=call_deadline_ms / 1000)
 
     async def open(self, app: AppRow) -> AppRow:
         row = await super().open(app)
-        self._heart._app_id = self._commits._app_id = row.app_id  # noqa: SLF001 -- one handle, three connections
+        self._heartbeats._app_id = self._commits._app_id = row.app_id  # noqa: SLF001 -- one handle, three connections
         return row
 
     async def register_member(self, row: MemberRow) -> MemberRow:
@@ -238,11 +238,11 @@ class SimulatedLeaseStore(_Connection):
         return await super().register_member(row)
 
     async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        return await self._heart.heartbeat(write)
+        return await self._heartbeats.heartbeat(write)
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         return await self._commits.write_lease(row, member_id=member_id, expected_version=expected_version)
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        self._rows.note_leaving(member_id)
+        self._rows.tell_left(member_id)
         return await super().leave(member_id)

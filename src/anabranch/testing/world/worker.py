@@ -53,7 +53,7 @@ from anabranch.testing.journal import (
     incarnation_name,
 )
 from anabranch.testing.world.kinesis import STREAM, SimulatedStream
-from anabranch.testing.world.lease_store import ForgetfulRows
+from anabranch.testing.world.lease_store import SimulatedRows
 from anabranch.testing.world.options import OVERRUN_SECONDS_MAX, ConsumeMode, FleetOptions
 from anabranch.testing.world.processes import Network, SimulatedProcess
 
@@ -78,7 +78,7 @@ class SimContext(NamedTuple):
     network: Network
     journal: Journal
     stream: SimulatedStream
-    rows: ForgetfulRows
+    rows: SimulatedRows
     user_handler: UserHandler
     tries: dict[bytes, int]
     """How many times each record was tried by loops, in all processes. Loops have no attempt count of their own."""

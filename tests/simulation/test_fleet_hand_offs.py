@@ -9,7 +9,7 @@ from anabranch.errors import AccessDeniedError
 from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberSealed
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world import FleetOptions
-from anabranch.testing.world.fleet import Fleet
+from anabranch.testing.world.fleet import SimulatedFleet
 from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.worker import SimulatedWorker
 
@@ -41,7 +41,7 @@ def count(said, kind):
 def live(seed, options, at=None, fault=None):
     """Runs a fleet, with an extra fault at a given second. Returns the violations."""
     loop = SimulationLoop(seed)
-    fleet = Fleet(seed, options, loop)
+    fleet = SimulatedFleet(seed, options, loop)
     if at is not None:
         loop.call_at(at, fault, fleet)
     run(fleet.live, loop=loop)

@@ -47,7 +47,7 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     zombies: int
 
 
-class Fleet:
+class SimulatedFleet:
     def __init__(
         self,
         seed: int,
@@ -203,7 +203,7 @@ class Fleet:
 class FaultSchedule:
     """Draws from the seed what goes wrong and when, until `end`."""
 
-    def __init__(self, fleet: "Fleet") -> None:
+    def __init__(self, fleet: "SimulatedFleet") -> None:
         self._fleet = fleet
         self._ended = False
         options = fleet.options
@@ -377,7 +377,7 @@ def run_fleet(
 ) -> FleetVerdict:
     options = options or fleet_options_for(seed)
     loop = SimulationLoop(seed, order=options.loop_order, steps_max=_STEPS_MAX)
-    fleet = Fleet(seed, options, loop, user_handler=user_handler, records=records)
+    fleet = SimulatedFleet(seed, options, loop, user_handler=user_handler, records=records)
     with _no_garbage_collection():
         run(fleet.live, loop=loop)
     journal = fleet.journal

@@ -36,7 +36,7 @@ why a shard does not move.
 """
 
 
-class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
+class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
     """An application as `ls --json` prints it."""
 
     app: str
@@ -96,16 +96,16 @@ def _ls(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _list(leases: str | None) -> list[ListedDocument]:
+async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.application import Application
     from anabranch.stores.catalogue import stored_applications
 
-    found: list[ListedDocument] = []
+    found: list[ListedApplicationDocument] = []
     for one in await stored_applications(leases, os.environ):
         async with Application(one.app, leases=one.leases) as application:
             status = await application.status()
         found.append(
-            ListedDocument(
+            ListedApplicationDocument(
                 app=one.app,
                 leases=one.leases,
                 streams=status.streams,

@@ -57,7 +57,7 @@ class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
     consumers: tuple[str, ...]
 
 
-class ListedDocument(msgspec.Struct, frozen=True, kw_only=True):
+class ListedStreamDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A stream as `ls --json` prints it."""
 
     name: str
@@ -97,7 +97,7 @@ def _ls(arguments: argparse.Namespace) -> int:
     with connect(arguments) as connection:
         streams = connection.run(connection.control.list_streams())
     found = [
-        ListedDocument(
+        ListedStreamDocument(
             name=stream.name,
             arn=stream.arn,
             status=stream.status,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-__all__ = ["Audit", "Handling", "Recovery", "Verdict", "judge", "recovery_seconds"]
+__all__ = ["Audit", "Handling", "Recovery", "AuditVerdict", "judge", "recovery_seconds"]
 
 
 class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -22,7 +22,7 @@ class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
     worker: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AuditVerdict(msgspec.Struct, frozen=True):
     put: int
     handled: int
     lost: int
@@ -46,8 +46,8 @@ class Audit(msgspec.Struct, frozen=True):
     """Both sides of one run, as `--json` prints them."""
 
     seed: int
-    plain: Verdict
-    ours: Verdict
+    plain: AuditVerdict
+    ours: AuditVerdict
     recoveries: tuple[Recovery, ...]
 
     @property
@@ -56,7 +56,7 @@ class Audit(msgspec.Struct, frozen=True):
         return self.ours.is_clean and self.ours.put > 0
 
 
-def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:
+def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> AuditVerdict:
     """`put` maps the number of each accepted record to its partition key."""
     seen: dict[int, None] = {}
     latest: dict[str, int] = {}
@@ -71,7 +71,7 @@ def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> Verdict:
         if latest.get(handling.partition_key, -1) > handling.number:
             out_of_order += 1
         latest[handling.partition_key] = max(handling.number, latest.get(handling.partition_key, -1))
-    return Verdict(
+    return AuditVerdict(
         put=len(put),
         handled=len(seen),
         lost=len(put) - len(seen),

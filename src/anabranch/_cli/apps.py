@@ -22,8 +22,6 @@ from anabranch._cli.output import confirm, counted, make_console, print_json, pr
 if TYPE_CHECKING:
     from anabranch.reports import FleetStatus
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch apps ls

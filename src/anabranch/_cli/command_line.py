@@ -19,8 +19,6 @@ from anabranch._cli.output import FAILED, INTERRUPTED, UNUSABLE
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
 
-__all__ = ["COMMANDS", "Command", "main"]
-
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "first steps": {
         "demo": "see it work on this machine, without an AWS account",

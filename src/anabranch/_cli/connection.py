@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from anabranch._aws.kinesis_client import KinesisClient
     from anabranch._wire.messages import ConsumerDescription, StreamSummary
 
-__all__ = ["Connection", "connect"]
-
 T = TypeVar("T")
 
 _ATTEMPTS_MAX: Final = 3

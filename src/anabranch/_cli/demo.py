@@ -11,8 +11,6 @@ from typing import Any, Final
 from anabranch._cli.options import add_json_option, bounded_integer, bounded_number
 from anabranch._cli.output import DONE, FAILED, print_json
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch demo

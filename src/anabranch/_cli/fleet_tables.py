@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
-__all__ = ["fleet_lines", "headline"]
-
 _PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
 _MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "sealed": "dim", "left": "dim"}
 _SHARD_STYLES: Final = {

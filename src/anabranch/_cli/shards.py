@@ -24,8 +24,6 @@ from anabranch._model.streams import Shard
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["ShardDocument", "add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch shards orders

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from anabranch._wire.messages import ConsumerDescription, StreamSummary
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch streams ls

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from anabranch.application import Application
     from anabranch.reports import FleetStatus
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch top billing

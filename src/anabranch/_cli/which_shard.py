@@ -20,8 +20,6 @@ from anabranch._model.hash_keys import check_partition_key, md5_hash_key
 from anabranch._model.streams import AT_LATEST
 from anabranch.errors import ConfigurationError
 
-__all__ = ["add_arguments", "run"]
-
 _EXAMPLES: Final = """\
 examples:
   anabranch which-shard orders user-1

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-__all__ = ["Audit", "Handling", "Recovery", "AuditVerdict", "judge", "recovery_seconds"]
-
 
 class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
     """One record was handled: when (nanoseconds of the machine's monotonic clock), what, where, by whom."""

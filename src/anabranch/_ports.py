@@ -11,9 +11,11 @@ from anabranch._model.leases import (
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
+    LeaseRows,
     MemberRow,
     Poll,
     StreamRow,
@@ -146,18 +148,8 @@ class LeaseStore(Protocol):
     async def register_member(self, row: MemberRow) -> MemberRow:
         """Put if absent; returns the stored row."""
 
-    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        """Updates the row if it exists and is live; returns the stored row, or None. Never creates one."""
-
-    async def read_members(self) -> Sequence[MemberRow]:
-        """All members, sorted by id."""
-
-    async def dead_members(self) -> Sequence[str]:
-        """Live members whose process is known to be dead; they can be sealed without waiting (rule L17).
-
-        Only for stores that can prove it. A long silence is no proof.
-        """
-        return ()
+    async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
+        """Updates the row if it exists and is live. Never creates one."""
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
         """Live -> sealed if the counter is still the observed one; returns the stored row (rule L3)."""
@@ -184,7 +176,7 @@ class LeaseStore(Protocol):
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
         """Put if absent; returns the stored row."""
 
-    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
+    async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
         """Sorted by key. Without finished rows by default, which stay for the stream's retention (rule S6)."""
 
     async def read_lease(self, key: LeaseKey) -> LeaseRow | None: ...

@@ -69,10 +69,10 @@ class Application:
 
     async def _look(self) -> tuple[FleetStatus, FleetRows]:
         store = await self._open()
-        app = await store.read_app()
+        poll = await store.poll()
+        app, members = poll.app, poll.members
         if app is None:
             raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")
-        members = await store.read_members()
         now_ms = self._clock.now_ms()
         counters = self._observer.observe(members, now_ms)
         rows = FleetRows(
@@ -80,7 +80,7 @@ class Application:
             streams=await store.read_streams(),
             members=members,
             leases=await store.read_leases(with_finished=True),
-            dead_members=await store.dead_members(),
+            dead_members=poll.known_dead,
         )
         return view_fleet(rows, counters, now_ms), rows
 

@@ -62,7 +62,7 @@ async def main():
                 assert isinstance(row, LeaseRow), row
     for attempt in range(1, 11):
         row = await insist(store.heartbeat, HeartbeatWrite(member_id=me, attempt=attempt))
-        assert row.counter == attempt, row
+        assert row.row.counter == attempt, row
     say(app_id=app.app_id, won=won, incarnation=await store.identity())
     await store.close()
 asyncio.run(main())
@@ -149,7 +149,7 @@ def test_a_commit_that_was_acknowledged_outlives_kill_9_and_the_next_owner_need_
         pass
 
     async def while_it_is_stopped(store, _app):
-        return list(await store.dead_members())
+        return list((await store.poll()).known_dead)
 
     process.send_signal(signal.SIGSTOP)
     assert with_store(path, while_it_is_stopped) == []
@@ -160,14 +160,14 @@ def test_a_commit_that_was_acknowledged_outlives_kill_9_and_the_next_owner_need_
     process.wait(30)
 
     async def afterwards(store, _app):
-        assert list(await store.dead_members()) == ["victim"]
+        assert list((await store.poll()).known_dead) == ["victim"]
         (row,) = await store.read_leases()
         last = max(acknowledged, default=20)
         assert last <= row.version <= last + 1
         assert row.checkpoint.watermark.sequence_number == row.records_handled == row.version
         sealed = await store.seal_member("victim", 0)
         assert sealed.state == "sealed"
-        assert list(await store.dead_members()) == []
+        assert list((await store.poll()).known_dead) == []
         key = LeaseKey("1:orders:2", 0, "shardId-000000000000")
         taken = await store.take_lease(key, "next", expected_owner="victim", expected_version=row.version)
         assert isinstance(taken, LeaseRow)

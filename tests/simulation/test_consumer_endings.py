@@ -236,10 +236,10 @@ def test_a_consumer_that_is_starting_can_be_asked_and_paused():
             super().__init__()
             self.asked, self.answers = asyncio.Event(), asyncio.Event()
 
-        async def read_members(self):
+        async def poll(self):
             self.asked.set()
             await self.answers.wait()
-            return await super().read_members()
+            return await super().poll()
 
     async def main():
         async with stream_world(1) as world:
@@ -383,7 +383,7 @@ def test_a_shard_that_ended_five_owners_stops_and_is_tried_again_by_a_process_th
                 await until(lambda count=lives: len(begun) == count, "its record")
                 await consumer._consumer_run.cancel()
                 await running
-                for member in await store.read_members():
+                for member in (await store.poll()).members:
                     await store.leave(member.member_id)
             with pytest.raises(ShardStoppedError):
                 await world.consumer(**options).run(seen.append)
@@ -614,9 +614,10 @@ def test_a_batch_that_waits_to_be_tried_again_keeps_nobody_from_stopping():
 
 def test_a_worker_joins_no_fleet_of_a_newer_protocol():
     class Store(MemoryLeaseStore):
-        async def read_members(self):
+        async def poll(self):
             beats.append(None)
-            return [MemberRow(member_id="b#1", worker_id="b", expiry_ms=3000, protocol="2.0", counter=len(beats))]
+            newer = MemberRow(member_id="b#1", worker_id="b", expiry_ms=3000, protocol="2.0", counter=len(beats))
+            return replace(await super().poll(), members=(newer,))
 
     beats = []
 
@@ -677,9 +678,9 @@ def test_a_loop_that_still_works_on_a_record_when_its_lease_is_lost_is_named_onc
             )
             async with consumer:
                 async for _ in consumer:
-                    (member,) = await store.read_members()
+                    (member,) = (await store.poll()).members
                     while (await store.seal_member(member.member_id, member.counter)).state == "live":
-                        (member,) = await store.read_members()
+                        (member,) = (await store.poll()).members
                     await until(lambda: any(isinstance(event, events.LeaseLost) for event in happened), "the loss")
                     break
 

@@ -341,7 +341,7 @@ def test_acknowledging_by_hand_goes_with_the_callers_own_loop_only():
 async def _seal(store, member_id):
     """What another member does to one that showed no life."""
     while True:
-        (row,) = [row for row in await store.read_members() if row.member_id == member_id]
+        (row,) = [row for row in (await store.poll()).members if row.member_id == member_id]
         if (await store.seal_member(member_id, row.counter)).state == "sealed":
             return
 

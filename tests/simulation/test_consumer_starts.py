@@ -215,7 +215,7 @@ def test_an_exclusive_name_ends_no_worker_of_another_name():
             newcomer = world.consumer(app="billing", leases=store, settings=named(exclusive=True))
             other = asyncio.create_task(newcomer.run(lambda _: None))
             await until(lambda: len(newcomer.status().shards) == 1, "a shard of its own")
-            assert {row.state for row in await store.read_members()} == {"live"}
+            assert {row.state for row in (await store.poll()).members} == {"live"}
             await asyncio.gather(neighbour.stop(), newcomer.stop())
             await asyncio.gather(running, other)
 

@@ -92,7 +92,7 @@ def test_what_is_wrong_with_the_store_is_said_where_a_commit_fails():
 def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
     async def main():
         async with stream_world(1) as world:
-            store, seen, happened = Store("heartbeat", "incarnation"), [], []
+            store, seen, happened = Store("heartbeat", "poll"), [], []
             consumer = world.consumer(app="billing", leases=store, on_event=happened.append)
             running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
             await until(lambda: any(isinstance(event, events.ShardStarted) for event in happened), "the start")

@@ -131,7 +131,7 @@ def test_a_worker_makes_no_lease_in_a_store_that_another_has_begun_anew(occasion
 
 
 WINDOWS = {
-    "after the application's row": ("read_members", 1),
+    "after the application's row": ("poll", 1),
     "after the fleet was looked at": ("read_streams", 1),
     "before the stream's row": ("put_stream", 1),
     "after the stream's row": ("read_leases", 1),
@@ -140,7 +140,7 @@ WINDOWS = {
     "after the last lease": ("read_leases", 2),
     "before the mark": ("write_stream", 1),
     "after the mark": ("register_member", 1),
-    "after the member's row": ("read_members", 2),
+    "after the member's row": ("poll", 2),
 }
 
 

@@ -35,8 +35,8 @@ class SlowStore(MemoryLeaseStore):
             raise LeaseStoreError("the answer was lost")
         return answer
 
-    async def read_members(self):
-        return await self._slowly(super().read_members)
+    async def poll(self):
+        return await self._slowly(super().poll)
 
     async def register_member(self, row):
         return await self._slowly(super().register_member, row)

@@ -128,7 +128,7 @@ class Checkup:
                 row = await store.read_app()
                 if row is not None:
                     await store.open(row)
-                members = [] if row is None else await store.read_members()
+                members = () if row is None else (await store.poll()).members
             finally:
                 await store.close()
         except AnabranchError as error:

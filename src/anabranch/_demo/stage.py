@@ -308,7 +308,7 @@ class Stage:
     async def look(self) -> None:
         """Reads the owner of each shard from the lease store."""
         leases = await self._store.read_leases(with_finished=True)
-        members = {row.member_id: row for row in await self._store.read_members()}
+        members = {row.member_id: row for row in (await self._store.poll()).members}
         owners = {row.key.shard_id: _owner(row, members) for row in leases if not row.is_finished}
         finished = {row.key.shard_id for row in leases if row.is_finished}
         self.shards = [

@@ -9,6 +9,7 @@ of a worker process, and `ControlRow`s for commands. Rows are immutable; every w
 - A newer minor version may add fields to a row, at its top level. An older one keeps them in `extra`.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -242,3 +243,20 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     """
     known_dead: tuple[str, ...] = ()
     """Live members whose process is known to be dead, so that they may be sealed without waiting (rule L17)."""
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True):
+    row: MemberRow | None
+    """As it is stored now; None if there is none."""
+    counter_before: int | None = None
+    """The stored counter before this write. Lower than an acknowledged one: the store was rolled back (rule L13)."""
+    evidence: str | None = None
+    """As in `Poll`."""
+
+
+class LeaseRows(list[LeaseRow]):
+    """Leases in the order of their keys, and which storage they came from (`evidence`, as in `Poll`)."""
+
+    def __init__(self, rows: Iterable[LeaseRow] = (), evidence: str | None = None) -> None:
+        super().__init__(rows)
+        self.evidence = evidence

@@ -62,13 +62,13 @@ class MemoryLeaseStore(RowLeaseStore):
         return "memory"  # never changes: the rows end with the process
 
     async def get(self, keys: Sequence[RowKey]) -> Found:
-        return Found(self.rows.get(keys), "memory")
+        return Found(self.rows.get(keys), await self.identity())
 
     async def scan(self, scopes: Sequence[Scope]) -> Found:
-        return Found(self.rows.scan(scopes), "memory")
+        return Found(self.rows.scan(scopes), await self.identity())
 
     async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
-        return Changed(*self.rows.change(keys, update), "memory")
+        return Changed(*self.rows.change(keys, update), await self.identity())
 
     async def close(self) -> None:
         """Keeps the rows, because other consumers may share this object."""

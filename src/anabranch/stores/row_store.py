@@ -19,9 +19,11 @@ from anabranch._model.leases import (
     Conflict,
     ControlRow,
     HandOffRequest,
+    HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
+    LeaseRows,
     MemberRow,
     Poll,
     StreamRow,
@@ -175,11 +177,11 @@ class RowLeaseStore(LeaseStore, ABC):
     async def register_member(self, row: MemberRow) -> MemberRow:
         return await self._put_row(row)
 
-    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
-        return await self._change_row(self._member_key(write.member_id), lambda row: rows.heartbeat(row, write))
-
-    async def read_members(self) -> Sequence[MemberRow]:
-        return await self._scan_rows("member", MemberRow)
+    async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
+        key = self._member_key(write.member_id)
+        changed = await self.change([key], lambda stored: [rows.heartbeat(_member(stored), write)])
+        before = _member(changed.before)
+        return HeartbeatAnswer(_member(changed.after), None if before is None else before.counter, changed.evidence)
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
         return await self._change_row(self._member_key(member_id), lambda row: rows.seal_member(row, observed_counter))
@@ -213,8 +215,9 @@ class RowLeaseStore(LeaseStore, ABC):
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
         return await self._put_row(row)
 
-    async def read_leases(self, *, with_finished: bool = False) -> Sequence[LeaseRow]:
-        return await self._scan_rows("lease", LeaseRow, with_finished=with_finished)
+    async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
+        found = await self.scan([Scope("lease", self.app, self._opened, with_finished)])
+        return LeaseRows(sorted((row for row in found.rows if isinstance(row, LeaseRow)), key=_name), found.evidence)
 
     async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
         return cast("LeaseRow | None", (await self.get([self._lease_key(key)])).rows[0])
@@ -309,8 +312,8 @@ class RowLeaseStore(LeaseStore, ABC):
         before, after = await self._before_and_after(self._lease_key(key), write)
         return Conflict(before) if isinstance(update(before), Conflict) else cast("LeaseRow", after)
 
-    async def _scan_rows(self, kind: Kind, row_type: type[R], *, with_finished: bool = True) -> list[R]:
-        found = await self.scan([Scope(kind, self.app, self._opened, with_finished)])
+    async def _scan_rows(self, kind: Kind, row_type: type[R]) -> list[R]:
+        found = await self.scan([Scope(kind, self.app, self._opened)])
         return sorted((row for row in found.rows if isinstance(row, row_type)), key=_name)
 
 
@@ -343,6 +346,10 @@ _KINDS: dict[type[Row], Kind] = {
     MemberRow: "member",
     StreamRow: "stream",
 }
+
+
+def _member(stored: Sequence[Row | None]) -> MemberRow | None:
+    return cast("MemberRow | None", stored[0])
 
 
 def _requested(row: ControlRow) -> tuple[int, str]:

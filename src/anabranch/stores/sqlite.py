@@ -274,9 +274,6 @@ class SqliteLeaseStore(RowLeaseStore):
         poll = await super().poll()
         return replace(poll, known_dead=await self._known_dead(poll.members))
 
-    async def dead_members(self) -> Sequence[str]:
-        return await self._known_dead(await self.read_members())
-
     async def _known_dead(self, members: Sequence[MemberRow]) -> tuple[str, ...]:
         if not self._locks_are_true:
             return ()

@@ -119,6 +119,10 @@ def _stream(number: int = 0) -> StreamRow:
     )
 
 
+async def _beat(store: LeaseStore, write: HeartbeatWrite) -> MemberRow | None:
+    return (await store.heartbeat(write)).row
+
+
 async def an_application_is_made_once(arena: Arena) -> None:
     store = arena.make()
     expect(await store.read_app() is None, "read_app before the first open finds nothing")
@@ -183,15 +187,15 @@ async def an_application_is_deleted_whole(arena: Arena) -> None:
     await store.put_control(ControlRow(command_id="a", action="pause"))
     await store.register_member(member("a"))
     expect(not await store.delete_app("second"), "delete_app refuses under another id")
-    expect(len(await store.read_members()) == 1, "a refused delete_app removes nothing")
+    expect(len((await store.poll()).members) == 1, "a refused delete_app removes nothing")
     expect(await store.delete_app("first"), "delete_app removes the application")
     expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
     expect(await store.read_app() is None, "the application's row is gone")
-    rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
+    rest = [(await store.poll()).members, await store.read_streams(), await store.read_controls()]
     rest.append(await store.read_leases(with_finished=True))
     expect(not any(rest), "nothing is left under its id", rest)
     await store.open(arena.app_row("second"))
-    rest = [await store.read_members(), await store.read_streams(), await store.read_controls()]
+    rest = [(await store.poll()).members, await store.read_streams(), await store.read_controls()]
     expect(not any(rest), "nothing of it shows in a new application of the name", rest)
 
 
@@ -233,7 +237,7 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     store = await arena.open()
     extra = {"colour": "red", "sizes": [1, 2], "more": {"a": None}}
     await store.register_member(member("a", extra=extra))
-    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+    await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
     await store.request_hand_off("a", HandOffRequest(lease_key(), "b"))
     row = await store.leave("a")
     expect(row is not None and row.extra == extra, "unknown fields of a member survive every write", row)
@@ -289,40 +293,41 @@ async def a_member_is_registered_once(arena: Arena) -> None:
     again = await other.register_member(replace(row, expiry_ms=1))
     expect(again == row, "register_member never replaces a row", again)
     await other.register_member(member("A"))
-    found = [one.member_id for one in await store.read_members()]
-    expect(found == ["A", "a"], "read_members returns all, in the order of their ids", found)
+    found = [one.member_id for one in (await store.poll()).members]
+    expect(found == ["A", "a"], "a poll shows all members, in the order of their ids", found)
 
 
 async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Arena) -> None:
     store = await arena.open()
-    expect(
-        await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None"
-    )
-    expect(not await store.read_members(), "a heartbeat is never an upsert")
+    expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None")
+    expect(not (await store.poll()).members, "a heartbeat is never an upsert")
     await store.register_member(member("a"))
     status = (ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001"))
     beat = HeartbeatWrite(
         member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status
     )
-    row = await store.heartbeat(beat)
+    row = await _beat(store, beat)
     expected = member("a", counter=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
     expect(row == expected, "a heartbeat writes its attempt as the counter, and all that it carries", row)
-    late = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=2))
+    late = await _beat(store, HeartbeatWrite(member_id="a", attempt=2))
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
-    same = await store.heartbeat(replace(beat, load=9))
+    same = await _beat(store, replace(beat, load=9))
     expect(same == expected, "a heartbeat that arrives twice is one", same)
+    answer = await store.heartbeat(replace(beat, attempt=8))
+    expect(answer.counter_before == 3, "a heartbeat tells the counter that was stored before", answer)
+    expect(answer.evidence in {None, await store.identity()}, "and which storage answered", answer)
 
 
 async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) -> None:
     store = await arena.open()
     expect(await store.seal_member("a", 0) is None, "sealing nobody finds None")
     await store.register_member(member("a"))
-    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=4))
+    await _beat(store, HeartbeatWrite(member_id="a", attempt=4))
     row = await store.seal_member("a", 3)
     expect(row is not None and row.state == "live", "a counter that moved saves its member", row)
     row = await store.seal_member("a", 4)
     expect(row is not None and row.state == "sealed", "the observed counter seals", row)
-    beaten = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=5))
+    beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
     expect(beaten == row, "a heartbeat after the seal changes nothing, and tells", beaten)
     left = await store.leave("a")
     expect(left == row, "a sealed member does not leave: sealed is final", left)
@@ -334,9 +339,7 @@ async def leaving_is_one_write_and_final(arena: Arena) -> None:
     await store.register_member(member("a"))
     row = await store.leave("a")
     expect(row is not None and row.state == "left", "leave makes a live row left", row)
-    expect(
-        await store.heartbeat(HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back"
-    )
+    expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back")
     expect(await store.seal_member("a", 0) == row, "left is not sealed afterwards")
 
 
@@ -349,7 +352,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     await store.request_hand_off("a", second)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
-    row = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
+    row = await _beat(store, HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
     expect(row is not None and row.wanted == (second,), "what was answered goes, what was not stays", row)
     await store.leave("a")
     row = await store.request_hand_off("a", first)
@@ -367,7 +370,7 @@ async def a_member_is_deleted_only_when_it_is_over(arena: Arena) -> None:
     await store.register_member(member("d"))
     await store.leave("d")
     expect(await store.delete_member("d"), "a member that left is deleted")
-    found = [row.member_id for row in await store.read_members()]
+    found = [row.member_id for row in (await store.poll()).members]
     expect(found == ["a"], "only the deleted rows are gone", found)
 
 
@@ -376,8 +379,8 @@ async def no_member_of_this_process_is_called_dead(arena: Arena) -> None:
     await store.register_member(member("a"))
     await other.register_member(member("b"))
     for handle in (store, other):
-        dead = list(await handle.dead_members())
-        expect(dead == [], "dead_members names only members whose process is gone", dead)
+        dead = list((await handle.poll()).known_dead)
+        expect(dead == [], "known_dead names only members whose process is gone", dead)
 
 
 _MEMBERS_CHECKS = (
@@ -445,7 +448,9 @@ async def rows_are_read_in_order_and_finished_ones_only_when_asked_for(arena: Ar
         await store.create_lease(LeaseRow(key=key))
     done = LeaseRow(key=LeaseKey("a:s:1", 9, "w"), finish=Finish("end", ("x", "y")))
     await store.create_lease(done)
-    found = [row.key for row in await store.read_leases()]
+    leases = await store.read_leases()
+    expect(leases.evidence in {None, await store.identity()}, "the answer says which storage it came from", leases)
+    found = [row.key for row in leases]
     expect(found == sorted(keys), "unfinished rows, ordered by stream, generation number and shard", found)
     found = [row.key for row in await store.read_leases(with_finished=True)]
     expect(found == sorted([*keys, done.key]), "with_finished adds the finished ones, in the same order", found)
@@ -610,9 +615,9 @@ async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
         name = f"m{number}"
         await stores[0].register_member(member(name))
         sealed, beaten = await asyncio.gather(
-            stores[1].seal_member(name, 0), stores[2].heartbeat(HeartbeatWrite(member_id=name, attempt=1))
+            stores[1].seal_member(name, 0), _beat(stores[2], HeartbeatWrite(member_id=name, attempt=1))
         )
-        final = next(row for row in await stores[0].read_members() if row.member_id == name)
+        final = next(row for row in (await stores[0].poll()).members if row.member_id == name)
         allowed = {("sealed", 0), ("live", 1)}
         expect((final.state, final.counter) in allowed, "either the seal holds or the heartbeat does", final)
         expect(sealed is not None and sealed.state == final.state, "the sealer is told which", sealed)
@@ -626,11 +631,11 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
     await asyncio.gather(
         *(stores[number % _HANDLES].request_hand_off("a", request) for number, request in enumerate(requests)),
         *(
-            stores[attempt % _HANDLES].heartbeat(HeartbeatWrite(member_id="a", attempt=attempt + 1))
+            _beat(stores[attempt % _HANDLES], HeartbeatWrite(member_id="a", attempt=attempt + 1))
             for attempt in range(_ROUNDS)
         ),
     )
-    (row,) = await stores[0].read_members()
+    (row,) = (await stores[0].poll()).members
     expect(sorted(row.wanted, key=lambda one: one.key) == requests, "every request is in the row", row.wanted)
     expect(row.counter == _ROUNDS, "and the counter is the highest attempt", row.counter)
 
@@ -647,7 +652,7 @@ _RACES_CHECKS = (
 async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
-    beaten = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+    beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
     await store.put_stream(
         StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON)
     )
@@ -659,7 +664,7 @@ async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
 
     store = await arena.open()
     expect(await store.read_lease(lease().key) == committed, "the last commit is there")
-    expect(list(await store.read_members()) == [beaten], "the members are there")
+    expect(list((await store.poll()).members) == [beaten], "the members are there")
     expect(len(await store.read_streams()) == 1, "the streams are there")
     expect(len(await store.read_controls()) == 1, "the commands are there")
     expect(await store.identity() == incarnation, "it is the same incarnation")
@@ -684,7 +689,7 @@ async def what_comes_late_does_not_show_in_the_next_application_of_the_name(aren
         await old.record_incarnation(await old.identity(), "another")
         app = await new.read_app()
         expect(app == replace(arena.app_row(successor), incarnation=await new.identity()), "its row is its own", app)
-        rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *await new.read_members()]
+        rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *(await new.poll()).members]
         expect(not rest, "rows are stored under the app_id that their handle opened", rest)
         expect(not await new.read_controls(), "so are commands")
         poll = await old.poll()
@@ -701,7 +706,7 @@ async def applications_do_not_see_each_other(arena: Arena) -> None:
     await other.create_lease(lease(1))
     await other.register_member(member("b"))
     expect([row.key for row in await other.read_leases()] == [lease(1).key], "leases are the application's own")
-    expect([row.member_id for row in await other.read_members()] == ["b"], "so are members")
+    expect([row.member_id for row in (await other.poll()).members] == ["b"], "so are members")
     expect(await other.read_lease(lease().key) is None, "and single rows")
 
 
@@ -732,7 +737,7 @@ async def two_event_loops_use_one_handle(arena: Arena) -> None:
     await store.create_lease(lease(owner="a"))
 
     async def beat(first: int) -> list[MemberRow | None]:
-        return [await store.heartbeat(HeartbeatWrite(member_id="a", attempt=first + n)) for n in range(_BEATS)]
+        return [await _beat(store, HeartbeatWrite(member_id="a", attempt=first + n)) for n in range(_BEATS)]
 
     for life in range(2):  # a worker that was sealed starts another thread
         beating = _in_a_thread(partial(beat, life * _BEATS + 1))
@@ -834,9 +839,9 @@ async def a_roll_back_shows(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
     await store.create_lease(lease(owner="a"))
-    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+    await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
     roll_back = arena.snapshot()
-    await store.heartbeat(HeartbeatWrite(member_id="a", attempt=5))
+    await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
     await store.write_lease(lease(owner="a", checkpoint=at(5)), member_id="a", expected_version=0)
     before = await store.poll()
     roll_back()
@@ -850,6 +855,8 @@ async def a_roll_back_shows(arena: Arena) -> None:
     counters = [row.counter for row in after.members]
     expect(counters == [1], "after a roll-back the identity differs, or rows are as old as they are", counters)
     expect([row.version for row in leases] == [0], "that holds for leases too", leases)
+    answer = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=6))
+    expect(answer.counter_before == 1, "and a heartbeat tells the counter that was stored before it", answer)
 
 
 _LOOPS_CHECKS = (

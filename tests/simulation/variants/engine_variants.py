@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from anabranch._core.leases import machine
+from anabranch._core.leases import machine, rows
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.plan import Write, plan_round
@@ -349,6 +349,7 @@ MISTAKES = {
     "the application's row does not name its storage": Mistake(
         [
             (RowLeaseStore, "open", _open_without_storage(RowLeaseStore.open)),
+            (rows, "record_incarnation", lambda row, *_: row),
             (LeaseMachine, "_hold_takes", _take_from_any_storage(LeaseMachine._hold_takes)),
         ],
         "one owner",

@@ -116,7 +116,7 @@ def test_a_heartbeat_is_written_to_a_migrated_row(path):
         with closing(sqlite3.connect(f"{path}-workers", isolation_level=None)) as connection:
             connection.execute("UPDATE anabranch_members SET state = 'live'")
         await store.open(await store.read_app())
-        row = await store.heartbeat(HeartbeatWrite(member_id=MEMBER, attempt=8))
+        row = (await store.heartbeat(HeartbeatWrite(member_id=MEMBER, attempt=8))).row
         await store.close()
         return row.counter
 

@@ -145,7 +145,7 @@ def test_on_fuse_a_lock_proves_nothing(path, monkeypatch, caplog):
     async def check(store):
         await store.register_member(member("a"))
         store._presence.close()
-        return await store.dead_members()
+        return (await store.poll()).known_dead
 
     assert with_store(path, check) == ()
     assert "is on fuse.sshfs" in caplog.text
@@ -186,7 +186,7 @@ def test_a_replaced_file_is_used_no_more(path, suffix, tmp_path):
         await store.create_lease(LEASE)
         other.replace(path.with_name(path.name + suffix))
         with pytest.raises(LeaseStoreInvalidError, match="was replaced by another file while it was in use"):
-            await store.read_members() if suffix else await store.read_leases()
+            (await store.poll()).members if suffix else await store.read_leases()
         with pytest.raises(LeaseStoreInvalidError, match="stop all workers"):
             await store.identity()
 
@@ -263,7 +263,7 @@ def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(pat
             assert caught.value.retryable
             assert await store.read_leases() == []
             await store.register_member(member("a"))
-            row = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
+            row = (await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))).row
             assert row.counter == 1
             other.execute("ROLLBACK")
         assert await store.create_lease(LEASE) == LEASE
@@ -299,7 +299,7 @@ def test_nothing_blocks_the_loop(path):
         await store.heartbeat(HeartbeatWrite(member_id="a", attempt=1))
         await store.create_lease(LEASE)
         await store.take_lease(LEASE.key, "a", expected_owner=None, expected_version=0)
-        await store.dead_members()
+        await store.poll()
         await store.leave("a")
         return await store.identity()
 
@@ -322,8 +322,8 @@ def test_a_heartbeat_may_come_from_a_thread_with_a_loop_of_its_own(path):
         await asyncio.to_thread(beating.join)
         return found
 
-    (row,) = with_store(path, check)
-    assert row.counter == 1
+    (answer,) = with_store(path, check)
+    assert answer.row.counter == 1
 
 
 def test_a_fork_must_make_its_own_store(path):
@@ -366,7 +366,7 @@ def test_a_member_whose_process_is_gone_is_dead_at_once_and_one_that_left_is_not
         await other.open(APP)
         sqlite._release(store._presence._held.pop("gone"))
         try:
-            return await store.dead_members(), await other.dead_members()
+            return (await store.poll()).known_dead, (await other.poll()).known_dead
         finally:
             await other.close()
 
@@ -409,4 +409,4 @@ os.kill(os.getpid(), 9)
 """
     with subprocess.Popen([sys.executable, "-W", "ignore", "-c", program, str(path)], stdin=subprocess.PIPE) as process:
         assert process.wait(30) == -9
-        assert with_store(path, lambda store: store.dead_members()) == ("parent",)
+        assert with_store(path, lambda store: store.poll()).known_dead == ("parent",)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadIncarnation, SendHeartbeat, Steps, Wait
 from anabranch._core.leases.timing import Ending, Fence, LeaseTiming
-from anabranch._model.leases import HeartbeatWrite, MemberRow
+from anabranch._model.leases import HeartbeatAnswer, HeartbeatWrite, MemberRow
 
 
 class HeartbeatStatus(msgspec.Struct, frozen=True):
@@ -70,12 +70,23 @@ class HeartbeatState:
                     self.end("rolled_back")
                     return
                 self._is_sure = True
-            row, moment = yield SendHeartbeat(write)
-            if isinstance(row, NoAnswer):
+            answer, moment = yield SendHeartbeat(write)
+            if isinstance(answer, NoAnswer):
                 self._is_sure = False
                 self.failed(moment.now_ms)
+            elif self._shows_roll_back(answer):
+                self.end("rolled_back")
             else:
-                self.answered(row)
+                self.answered(answer.row)
+
+    def _shows_roll_back(self, answer: HeartbeatAnswer) -> bool:
+        """Another storage answered, or one that has forgotten a heartbeat that it had acknowledged (rule L13)."""
+        if answer.evidence is not None and answer.evidence != self._storage:
+            return True
+        acknowledged = self.status.row
+        if answer.counter_before is None or acknowledged is None:
+            return False
+        return answer.counter_before < acknowledged.counter
 
     def begin(self, now_ms: int, wall_ms: int, report: HeartbeatWrite) -> HeartbeatWrite:
         """Call before building the request. `report` is what the member reports about itself."""

@@ -52,12 +52,11 @@ from anabranch._core.leases.store_calls import (
     Moment,
     NoAnswer,
     OpenApp,
+    PollStore,
     ReadApp,
-    ReadDeadMembers,
     ReadIncarnation,
     ReadLease,
     ReadLeases,
-    ReadMembers,
     ReadStreams,
     RecordIncarnation,
     RegisterMember,
@@ -190,6 +189,8 @@ class LeaseMachine:
         self._incarnation: str | None = None
         self._confirmed_at: int | None = None
         """The count of failed store calls when the storage was last confirmed."""
+        self._known_dead: Collection[str] = ()
+        """Members whose process is known to be dead, by the last poll."""
         self._told_unplaced: dict[LeaseKey, None] = {}
         self._told_incompatible: dict[str, None] = {}
 
@@ -250,7 +251,7 @@ class LeaseMachine:
 
     def _seal_earlier(self) -> Steps[None]:
         for _ in range(SEAL_ROUNDS):
-            earlier = members_with_worker_id(self.profile.worker_id, (yield from self._insist(ReadMembers)))
+            earlier = members_with_worker_id(self.profile.worker_id, (yield from self._insist(PollStore)).members)
             if not earlier:
                 return
             for row in earlier:
@@ -262,9 +263,8 @@ class LeaseMachine:
         """Returns when no incompatible member is live; raises if one stays (rule U2)."""
         admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
         while True:
-            rows = yield from self._insist(ReadMembers)
-            dead = yield from self._insist(ReadDeadMembers)
-            review = admission.review(rows, dead, self._moment.now_ms)
+            poll = yield from self._insist(PollStore)
+            review = admission.review(poll.members, poll.known_dead, self._moment.now_ms)
             if review.refused_by is not None:
                 raise mismatch(self._me, review.refused_by)
             if review.is_admitted:
@@ -369,17 +369,26 @@ class LeaseMachine:
 
     def _observe(self) -> Steps[bool]:
         table = self.table
-        if not (yield from self._check_storage()):
+        asked, failures, acknowledged = self._moment, self._failures.count, self.heartbeat.status.row
+        poll = yield from self._ask(PollStore())
+        if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
-        asked = self._moment
-        members = yield from self._ask(ReadMembers())
-        if isinstance(members, NoAnswer):
-            return False
-        self._observe_members(members, asked)
+        self._recognise(poll.app)
+        if poll.evidence is None and acknowledged is not None:
+            self._compare_counter(poll.members, acknowledged)
+        self._observe_members(poll.members, asked)
+        self._known_dead = poll.known_dead
         if table.wants_leases(self._moment.now_ms):
-            is_known = yield from self.check_birth()
+            failures, held = self._failures.count, {key: holding.row.version for key, holding in table.held.items()}
             leases = yield from self._ask(ReadLeases())
-            if not is_known or isinstance(leases, NoAnswer) or not (yield from self._is_same_storage()):
+            # The application comes last: while it is deleted, its other rows vanish one by one.
+            if isinstance(leases, NoAnswer) or not (yield from self.check_birth()):
+                return False
+            if leases.evidence is not None and not self._believe(leases.evidence, failures):
+                return False
+            if leases.evidence is None and any(row.version < held.get(row.key, 0) for row in leases):
+                table.rolled_back = True
+            if not (yield from self._is_same_storage()):
                 return False
             apply_leases(table, self.detector, leases, self._moment.now_ms)
         self._follow()
@@ -389,12 +398,16 @@ class LeaseMachine:
         """Timers start when the answer arrives, not when it was asked for (rule L5)."""
         apply_members(self.table, self.detector, tuple(members), self._moment.now_ms)
 
+    def _compare_counter(self, members: Collection[MemberRow], acknowledged: MemberRow) -> None:
+        """Without an identity in each answer, a row older than an acknowledged write shows a roll-back (rule L13)."""
+        mine = next((row for row in members if row.member_id == acknowledged.member_id), None)
+        if mine is not None and mine.counter < acknowledged.counter:
+            self.table.rolled_back = True
+
     def _plan_and_perform(self) -> Steps[None]:
-        dead = yield from self._ask(ReadDeadMembers())
-        known_dead = () if isinstance(dead, NoAnswer) else dead
         self.is_performing = True
         try:
-            for step in self._plan(known_dead):
+            for step in self._plan(self._known_dead):
                 if self.ending is not None:
                     return
                 yield from self._perform(step)
@@ -480,10 +493,17 @@ class LeaseMachine:
 
     # the storage and the application in it
 
-    def _check_storage(self) -> Steps[bool]:
-        """The storage must be the one that this application trusts (rule L13). False: it is not, or gave no answer."""
+    def _check_storage(self, evidence: str | None, failures: int) -> Steps[bool]:
+        """The storage must be the one that this application trusts (rule L13). `evidence` came with an answer; it is
+        None if the store has none, and then the store is asked where that is needed. False: it is another storage, or
+        gave no answer.
+        """
         trusted, is_first = self.app.incarnation, self._incarnation is None
-        if not (yield from self._confirm_storage()):
+        if evidence is not None:
+            is_same = self._believe(evidence, failures)
+        else:
+            is_same = yield from self._is_same_storage()
+        if not is_same:
             return False
         incarnation = self._incarnation
         assert incarnation is not None, "it was just confirmed"
@@ -500,8 +520,10 @@ class LeaseMachine:
         """Asks the store which storage it is. False: another one than before, or no answer."""
         failures = self._failures.count  # a call that fails during this one may hide a fail-over
         incarnation = yield from self._ask(ReadIncarnation())
-        if isinstance(incarnation, NoAnswer):
-            return False
+        return not isinstance(incarnation, NoAnswer) and self._believe(incarnation, failures)
+
+    def _believe(self, incarnation: str, failures: int) -> bool:
+        """An answer came from this storage. `failures` were counted before its call. False: another one than before."""
         if self._incarnation is not None and incarnation != self._incarnation:
             self.table.rolled_back = True
             return False

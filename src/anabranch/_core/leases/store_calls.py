@@ -15,10 +15,13 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     HandOffRequest,
+    HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
+    LeaseRows,
     MemberRow,
+    Poll,
     ShardStatus,
     StreamRow,
 )
@@ -74,14 +77,11 @@ class RegisterMember(StoreCall[MemberRow], frozen=True):
     row: MemberRow
 
 
-class SendHeartbeat(StoreCall[MemberRow | None], frozen=True):
+class SendHeartbeat(StoreCall[HeartbeatAnswer], frozen=True):
     write: HeartbeatWrite
 
 
-class ReadMembers(StoreCall[Sequence[MemberRow]], frozen=True): ...
-
-
-class ReadDeadMembers(StoreCall[Sequence[str]], frozen=True): ...
+class PollStore(StoreCall[Poll], frozen=True): ...
 
 
 class Seal(StoreCall[MemberRow | None], frozen=True):
@@ -115,7 +115,7 @@ class CreateLease(StoreCall[LeaseRow], frozen=True):
     row: LeaseRow
 
 
-class ReadLeases(StoreCall[Sequence[LeaseRow]], frozen=True):
+class ReadLeases(StoreCall[LeaseRows], frozen=True):
     with_finished: bool = False
 
 

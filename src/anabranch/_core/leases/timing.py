@@ -25,8 +25,7 @@ LEASE_EXPIRY_MS_DEFAULT: Final = 10_000
 LEASE_EXPIRY_MS_MIN: Final = 3_000
 
 _TYPICAL_CALL_MS: Final = 100
-_POLLED_MEMBERS_MAX: Final = 25
-_POLL_MS_PER_MEMBER: Final = 40
+_POLL_MS_PER_MEMBER: Final = 25
 
 
 class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,10 +76,10 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def poll_interval_for(self, member_count: int) -> int:
-        """Reads grow with the square of the fleet (every member reads all rows), so large fleets poll less often."""
-        if member_count <= _POLLED_MEMBERS_MAX:
-            return self.poll_interval_ms
-        return max(self.poll_interval_ms, member_count * _POLL_MS_PER_MEMBER)
+        """Reads grow with the square of the fleet (every member reads all rows), so large fleets poll less often. At
+        most a quarter of the expiry passes between two polls.
+        """
+        return max(self.poll_interval_ms, min(member_count * _POLL_MS_PER_MEMBER, self.expiry_ms // 4))
 
 
 def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:

@@ -18,12 +18,11 @@ from anabranch._core.leases.store_calls import (
     Moment,
     NoAnswer,
     OpenApp,
+    PollStore,
     ReadApp,
-    ReadDeadMembers,
     ReadIncarnation,
     ReadLease,
     ReadLeases,
-    ReadMembers,
     ReadStreams,
     RecordIncarnation,
     RegisterMember,
@@ -95,10 +94,8 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
             return store.register_member(call.row)
         case SendHeartbeat():
             return store.heartbeat(call.write)
-        case ReadMembers():
-            return store.read_members()
-        case ReadDeadMembers():
-            return store.dead_members()
+        case PollStore():
+            return store.poll()
         case Seal():
             return store.seal_member(call.member_id, call.observed_counter)
         case Leave():

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from anabranch._model.leases import AppRow, Conflict, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow, StreamRow
+from anabranch._model.leases import (
+    AppRow,
+    Conflict,
+    HeartbeatAnswer,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    StreamRow,
+)
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryRows
 from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
@@ -237,7 +246,7 @@ class SimulatedLeaseStore(_Connection):
         self._rows.processes[row.member_id] = self._process.name
         return await super().register_member(row)
 
-    async def heartbeat(self, write: HeartbeatWrite) -> MemberRow | None:
+    async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
         return await self._heartbeats.heartbeat(write)
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:

@@ -57,7 +57,7 @@ def test_a_silence_restarts_only_the_timers_for_which_it_was_long():
 
 def test_a_fleet_that_polls_rarely_can_still_seal():
     members = [replace(A, member_id=f"m#{number}") for number in range(250)]
-    detector = watching((0, members), (10_000, members))
+    detector = watching((0, members), (5_500, members), (10_000, members))
     assert len(detector.sealable(10_000)) == 250
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.machine import Ended, Joined, ReportChanged
 from anabranch._core.leases.plan import Write
-from anabranch._core.leases.store_calls import ReadLease, ReadMembers, RegisterMember, TakeLease
+from anabranch._core.leases.store_calls import PollStore, ReadLease, RegisterMember, TakeLease
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import AppRow, Finish, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
@@ -18,7 +18,7 @@ from anabranch.events import (
     StoreRolledBack,
     StoreUnanswered,
 )
-from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores import Changed, Found, MemoryLeaseStore
 from lease_machine_driver import APP, STREAM, Driver, now
 from memory_rows import forget, replace_rows, set_app, stored
 
@@ -55,8 +55,8 @@ def ended(driver):
 class StoreThatKnowsTheDead(MemoryLeaseStore):
     """As one whose processes run on one machine, where the kernel tells."""
 
-    async def dead_members(self):
-        return (DEAD.member_id,)
+    async def poll(self):
+        return replace(await super().poll(), known_dead=(DEAD.member_id,))
 
 
 def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
@@ -247,7 +247,7 @@ def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
     driver = Driver(store).join()
     driver.round()
     assert driver.machine.may_take()
-    steps = driver.machine.call(ReadMembers(), driver.moment)
+    steps = driver.machine.call(PollStore(), driver.moment)
     next(steps)
     steps.close()
     assert not driver.machine.may_take(), "until the storage is confirmed"
@@ -466,7 +466,7 @@ class StoreThatFailsOverIn(MemoryLeaseStore):
         return self.storage
 
 
-@pytest.mark.parametrize("call", ["read_members", "read_streams", "read_app", "read_leases", "dead_members"])
+@pytest.mark.parametrize("call", ["poll", "read_streams", "read_app", "read_leases"])
 def test_nothing_is_taken_in_the_round_in_which_a_failed_call_may_have_been_a_fail_over(call):
     """The owner may be unaware of it, and its lease be forgotten by the storage that the next calls reach."""
     store = StoreThatFailsOverIn(call)
@@ -538,3 +538,105 @@ def test_no_lease_is_made_in_a_store_that_was_emptied_or_begun_again_by_another(
         make_lease(driver)
     assert not now(store.read_leases())
     assert driver.events(StoreReset)
+
+
+# evidence of the storage in each answer
+
+
+class CountedIdentity(MemoryLeaseStore):
+    """Its answers say which storage they came from, so nobody has to ask."""
+
+    asked = 0
+    storage = "first"
+
+    async def identity(self):
+        self.asked += 1
+        return self.storage
+
+    async def get(self, keys):
+        return Found(self.rows.get(keys), self.storage)
+
+    async def scan(self, scopes):
+        return Found(self.rows.scan(scopes), self.storage)
+
+    async def change(self, keys, update):
+        return Changed(*self.rows.change(keys, update), self.storage)
+
+
+def test_a_round_and_a_heartbeat_ask_for_no_identity_where_answers_carry_it():
+    driver = holder(CountedIdentity())
+    asked = driver.store.asked
+    for _ in range(5):
+        driver.now_ms += 1_000
+        driver.round()
+        driver.beat()
+    assert driver.store.asked == asked
+
+
+@pytest.mark.parametrize("operation", ["round", "beat"])
+def test_an_answer_of_another_storage_fences_everything_in_the_same_step(operation):
+    driver = holder(CountedIdentity())
+    driver.store.storage = "second"
+    if operation == "round":
+        steps = driver.machine.round(driver.moment)
+        steps.send(driver.perform(next(steps)))
+    else:
+        driver.beat()
+    assert driver.machine.ending == "rolled_back"
+    assert not driver.machine.may_start(*driver.moment)
+
+
+class StoreWithoutEvidence(MemoryLeaseStore):
+    """As a server that says who it is only when it is asked."""
+
+    async def scan(self, scopes):
+        return (await super().scan(scopes))._replace(evidence=None)
+
+    async def change(self, keys, update):
+        return (await super().change(keys, update))._replace(evidence=None)
+
+
+def after_heartbeats():
+    driver = holder(StoreWithoutEvidence())
+    for _ in range(3):
+        driver.now_ms += 2_500
+        driver.beat()
+    driver.round()
+    assert driver.machine.ending is None
+    return driver
+
+
+def test_a_counter_lower_than_the_acknowledged_one_shows_a_roll_back_to_the_next_heartbeat():
+    driver = after_heartbeats()
+    replace_rows(driver.store, MemberRow, lambda row: replace(row, counter=1))
+    driver.now_ms += 2_500
+    driver.beat()
+    assert driver.machine.ending == "rolled_back"
+
+
+def test_a_counter_lower_than_the_acknowledged_one_shows_a_roll_back_to_a_poll():
+    driver = after_heartbeats()
+    before = driver.machine.member_id
+    replace_rows(driver.store, MemberRow, lambda row: replace(row, counter=1))
+    driver.round()
+    assert driver.machine.ending == "rolled_back"
+    driver.round()
+    assert driver.machine.member_id != before
+    assert driver.events(StoreRolledBack)
+
+
+def test_a_held_lease_older_than_the_acknowledged_one_shows_a_roll_back():
+    driver = after_heartbeats()
+    replace_rows(driver.store, LeaseRow, lambda row: replace(row, version=0))
+    driver.machine.table.read_again()
+    driver.round()
+    assert driver.machine.ending == "rolled_back"
+
+
+@pytest.mark.parametrize("app", [None, AppRow(app="billing", app_id="2", created_wall_ms=1)])
+def test_the_next_poll_shows_that_the_application_is_gone(app):
+    driver = holder()
+    set_app(driver.store, app)
+    driver.now_ms += 1_000
+    with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
+        driver.round()

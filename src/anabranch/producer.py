@@ -127,7 +127,8 @@ class Producer(Generic[T]):
         timeout: float | None = None,  # noqa: ASYNC109 -- limits the wait for buffer space only
     ) -> Delivery:
         """Buffers a record, and waits if the buffer is full: for `timeout` seconds, then it raises `BufferFull`."""
-        check_seconds("timeout", timeout)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         return await self._running().buffer.put(
             self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )

@@ -24,7 +24,7 @@ from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause
 from anabranch._engine.writing.process_exit import cancel_report_at_exit, report_at_exit
 from anabranch._model.entropy import Entropy
-from anabranch._model.hash_keys import check_partition_key, wrong_partition_key
+from anabranch._model.hash_keys import wrong_partition_key
 from anabranch._model.streams import AT_LATEST, Shard, StreamName, parse_stream
 from anabranch._ports import Clock, KinesisWriting
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
@@ -205,7 +205,8 @@ class WriteBuffer:
         self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
     ) -> Delivery:
         """Waits for buffer space only, behind those that wait already."""
-        check_partition_key(partition_key)
+        if not isinstance(partition_key, str):
+            raise wrong_partition_key(partition_key)
         cost_bytes = cost_of(data, partition_key)
         if self.used_bytes + cost_bytes <= self._limit_bytes:
             return self.put_nowait(stream, data, partition_key, explicit_hash_key)

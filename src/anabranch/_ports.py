@@ -114,6 +114,9 @@ class LeaseStore(Protocol):
     It has no clock, decides no expiry, and never changes a row by itself.
     """
 
+    checkpoint_interval: float = 1.0
+    """Seconds between two commits of a shard, if `CheckpointSettings.interval` is None."""
+
     async def open(self, app: AppRow) -> AppRow:
         """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
         its storage (`incarnation`), so that a worker that starts after a rollback notices it.

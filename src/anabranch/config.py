@@ -164,8 +164,10 @@ class PollingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    interval: float = 1.0
-    """How often finished records are committed. After a crash, records finished since the last commit are repeated."""
+    interval: float | None = None
+    """How often finished records are committed. After a crash, records finished since the last commit are repeated.
+    None: the lease store's own value (memory and SQLite: 1 s).
+    """
     records: int = 10_000
     """Commit earlier when this many records of a shard are finished."""
     replay_bytes_max: int = 256 << 20
@@ -176,7 +178,7 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         _refuse(field_type_violations(self))
         violations = []
-        if not 0.01 <= self.interval <= 300:
+        if self.interval is not None and not 0.01 <= self.interval <= 300:
             violations.append(f"interval is {self.interval} s; it must be from 0.01 to 300 s")
         if self.records < 1:
             violations.append(f"records is {self.records}; it must be at least 1")

@@ -124,3 +124,26 @@ def test_what_is_finished_is_committed_though_the_work_never_waits(way):
             assert committed_at, "nothing was committed before the last record"
 
     run(main)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
+def test_without_a_setting_the_store_says_how_often_is_committed(seconds):
+    class Store(WatchedStore):
+        checkpoint_interval = seconds
+
+    async def main():
+        async with stream_world(1) as world:
+            store, started = Store(), asyncio.get_running_loop().time()
+            consumer = world.consumer(app="billing", leases=store)
+            world.put(["a"])
+
+            async def handle(record):
+                store.numbers[record.position] = int(record.data)
+
+            running = asyncio.create_task(consumer.run(handle))
+            await until(lambda: store.committed >= 0, "the commit")
+            assert (asyncio.get_running_loop().time() - started > 10) == (seconds > 10)
+            await consumer.stop()
+            await running
+
+    run(main)

@@ -42,7 +42,8 @@ class Checkpointer:
         self._fleet = fleet
         self._before_commit = before_commit
         """Makes the sink report finished records (rule M6): iteration does not report each one."""
-        self._interval_ms = round(settings.interval * 1000)
+        interval = ports.store.checkpoint_interval if settings.interval is None else settings.interval
+        self._interval_ms = round(interval * 1000)
         self._records_max = settings.records
         self._dirty: dict[Session, None] = {}
         self._alarm = Alarm(ports.clock)

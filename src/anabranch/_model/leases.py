@@ -156,6 +156,10 @@ class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     stream_key: str = ""
 
 
+REQUESTS_MAX: Final = 8
+"""Open hand-off requests in one member's row, so that the row stays small for any number of shards."""
+
+
 class HandOffRequest(msgspec.Struct, frozen=True):
     """A member asks the owner to give it a lease (rule L12)."""
 

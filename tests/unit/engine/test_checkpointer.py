@@ -43,7 +43,7 @@ class Leases:
 def make_checkpointer(outcome):
     leases, happened = Leases(outcome), []
     ports = Ports(kinesis=None, store=None, clock=ManualClock(), entropy=None, emit=happened.append)
-    return Checkpointer(ports, leases, CheckpointSettings(), before_commit=lambda: None), leases
+    return Checkpointer(ports, leases, CheckpointSettings(interval=1.0), before_commit=lambda: None), leases
 
 
 def make_session(number=0, **row):

@@ -323,6 +323,7 @@ class LeaseMachine:
             expiry_ms=self.timing.expiry_ms,
             fingerprint=profile.fingerprint,
             shards_max=profile.shards_max,
+            streams=tuple(sorted(self.table.streams or ())),
             joined_wall_ms=self._moment.wall_ms,
         )
 

@@ -21,7 +21,7 @@ from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
 from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal
 from anabranch._core.shards import gate
-from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import REQUESTS_MAX, Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -179,6 +179,7 @@ def _take_and_ask(
     table: LeaseTable, detector: FailureDetector, desired: dict[LeaseKey, str], now_ms: int
 ) -> list[Step]:
     steps: list[Step] = []
+    requests: dict[str, int] = {}
     mine = [table.leases[key] for key, member_id in desired.items() if member_id == table.member_id]
     # Suspect shards first: their rows must say that they are held in quarantine before records of other shards start.
     # Otherwise a crash caused by another shard would be counted against them (rule D5).
@@ -189,6 +190,10 @@ def _take_and_ask(
         if row.owner is None or detector.is_over(row.owner, now_ms):
             steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0)))
         elif (donor := detector.row(row.owner)) is not None and _may_ask(table, key, donor, now_ms):
+            count = requests.get(donor.member_id, len(donor.wanted))
+            if count >= REQUESTS_MAX:
+                continue  # the others are requested when the donor has answered these
+            requests[donor.member_id] = count + 1
             table.asked[key] = now_ms
             steps.append(RequestHandOff(donor.member_id, HandOffRequest(key, table.member_id)))
     for key in [key for key, asked_ms in table.asked.items() if now_ms - asked_ms > 3 * ASK_AGAIN_MS]:

@@ -12,6 +12,7 @@ the owner sealed or left. Both states are final.
 from msgspec.structs import replace
 
 from anabranch._model.leases import (
+    REQUESTS_MAX,
     AppRow,
     Conflict,
     ControlRow,
@@ -54,8 +55,8 @@ def leave(row: MemberRow | None) -> MemberRow | None:
 
 
 def request_hand_off(row: MemberRow | None, request: HandOffRequest) -> MemberRow | None:
-    """Adds a request to a live donor's row, once (rule L12)."""
-    if row is None or row.state != "live" or request in row.wanted:
+    """Adds a request to a live donor's row, once and if there is room (rule L12)."""
+    if row is None or row.state != "live" or request in row.wanted or len(row.wanted) >= REQUESTS_MAX:
         return row
     return replace(row, wanted=(*row.wanted, request))
 

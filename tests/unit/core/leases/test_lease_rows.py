@@ -151,3 +151,13 @@ def test_somebody_who_looks_raises_the_watch_of_that_application():
     assert rows.renew_watch(app, "1").watch == 5
     assert rows.renew_watch(app, "2") is app
     assert rows.renew_watch(None, "1") is None
+
+
+def test_a_donor_has_at_most_eight_open_requests():
+    row = MEMBER
+    for number in range(9):
+        row = rows.request_hand_off(row, HandOffRequest(replace(KEY, shard_id=f"shard-{number}"), "b#1"))
+    assert [request.key.shard_id for request in row.wanted] == [f"shard-{number}" for number in range(8)]
+    answered = HeartbeatWrite(member_id="a#1", attempt=9, answered=row.wanted[:1])
+    row = rows.request_hand_off(rows.heartbeat(row, answered), REQUEST)
+    assert row.wanted[-1] == REQUEST

@@ -281,3 +281,15 @@ def test_what_could_not_be_read_here_is_not_asked_for_again_for_a_while_but_take
     free.table.not_wanted_until = {KEYS[0]: 300_000}
     other = Member([ME, DONOR], [lease(0)], "donor#1")
     assert [step.key for step in free.plan() + other.plan()] == [KEYS[0]]
+
+
+def test_a_donor_is_asked_for_at_most_eight_leases_at_a_time():
+    keys = [replace(KEYS[0], shard_id=f"shardId-{number:012}") for number in range(40)]
+    leases = [LeaseRow(key=key, owner="donor#1", version=5) for key in keys]
+    member = Member([ME, DONOR], leases)
+    first = [step.request.key for step in member.plan() if isinstance(step, RequestHandOff)]
+    assert len(first) == 8
+    assert list(member.table.asked) == first
+    busy = replace(DONOR, wanted=tuple(HandOffRequest(key, "other#1") for key in keys[:7]))
+    member = Member([ME, busy], leases)
+    assert sum(isinstance(step, RequestHandOff) for step in member.plan()) == 1

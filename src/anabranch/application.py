@@ -17,12 +17,12 @@ from anabranch.stores.catalogue import find_store
 
 __all__ = ["Application"]
 
-_LOOK_EVERY_SECONDS: Final = 0.25
+_POLL_SECONDS: Final = 0.25
 
 
 class Application:
     """An existing application. Pass the same `leases=` as its workers; without it, the embedded stores of this machine
-    are searched. Nothing is created: an unknown application is an error that names the known ones.
+    are searched. It creates nothing: for an unknown application it raises an error that names the known ones.
     """
 
     def __init__(self, app: str, *, leases: str | LeaseStore | None = None) -> None:
@@ -53,21 +53,21 @@ class Application:
         return self._store
 
     async def status(self, *, watch: bool = False) -> FleetStatus:
-        """All members and shards. Heartbeats are observed between calls, so the first call has seen none.
+        """Reads all members and shards. A heartbeat is seen as a change between two calls, so the first call sees none.
 
-        With `watch`, it waits until every live member sent a heartbeat, for up to half of a lease's expiry.
+        With `watch`, it polls until every live member has sent a heartbeat, for at most half of a lease's expiry.
         """
-        status, _ = await self._look()
+        status, _ = await self._read()
         if watch:
-            deadline_ms = self._clock.now_ms() + max((_watch_ms(one) for one in status.live_members), default=0)
+            deadline_ms = self._clock.now_ms() + max((_watch_ms(member) for member in status.live_members), default=0)
             while self._clock.now_ms() < deadline_ms and not all(
                 member.heartbeat_seen for member in status.live_members
             ):
-                await asyncio.sleep(_LOOK_EVERY_SECONDS)
-                status, _ = await self._look()
+                await asyncio.sleep(_POLL_SECONDS)
+                status, _ = await self._read()
         return status
 
-    async def _look(self) -> tuple[FleetStatus, FleetRows]:
+    async def _read(self) -> tuple[FleetStatus, FleetRows]:
         store = await self._open()
         poll = await store.poll()
         app, members = poll.app, poll.members
@@ -91,12 +91,12 @@ class Application:
         """
         store = await self._open()
         while True:
-            status, rows = await self._look()
-            if beating := [member.worker_id for member in status.live_members if member.heartbeat_seen]:
-                raise UsageError(f"application {self._app!r} has live workers ({', '.join(beating)}): stop them first")
+            status, rows = await self._read()
+            if live := [member.worker_id for member in status.live_members if member.heartbeat_seen]:
+                raise UsageError(f"application {self._app!r} has live workers ({', '.join(live)}): stop them first")
             if not status.live_members:
                 break
-            await asyncio.sleep(_LOOK_EVERY_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         for row in rows.members:
             if row.state == "live":
                 await store.seal_member(row.member_id, row.counter)

@@ -142,8 +142,8 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     shard_id: str
-    state: Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
-    """still: stalled, its owner reports the reason; stopped: at a record that could not be handled; waiting: for its
+    state: Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+    """stalled: its owner reports the reason; stopped: at a record that could not be handled; waiting: for its
     parents; orphaned: its owner sends no heartbeats; unowned: no worker holds it."""
     reason: str | None
     """Why it makes no progress; None if it does, or is finished."""
@@ -188,8 +188,8 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(shard for shard in self.shards if shard.state != "finished")
 
     @property
-    def still_shards(self) -> tuple[FleetShard, ...]:
-        """Unfinished shards that make no progress."""
+    def stalled_shards(self) -> tuple[FleetShard, ...]:
+        """Unfinished shards in any state other than "moving"."""
         return tuple(shard for shard in self.unfinished_shards if shard.state != "moving")
 
     @property

@@ -88,7 +88,7 @@ def test_a_shard_that_stopped_is_seen_with_its_record():
                     rows = await store.read_leases() if await store.read_app() else []
                     stopped = [row for row in rows if row.stopped is not None]
                 async with Application("billing", leases=store) as application:
-                    (shard,) = (await application.status()).still_shards
+                    (shard,) = (await application.status()).stalled_shards
                 assert shard.state == "stopped"
                 assert shard.stopped.partition_key == "user-1"
                 assert "ValueError: no such customer" in shard.reason

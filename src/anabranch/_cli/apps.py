@@ -30,7 +30,7 @@ examples:
   anabranch apps delete billing
 
 `anabranch top APP` watches an application live, `anabranch explain APP` says
-why a shard does not move.
+why a shard is stalled.
 """
 
 
@@ -42,7 +42,7 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
     streams: tuple[str, ...]
     live_member_count: int
     unfinished_shard_count: int
-    still_shard_count: int
+    stalled_shard_count: int
     millis_behind_latest: int | None
     records_per_second: float
 
@@ -78,19 +78,19 @@ def _ls(arguments: argparse.Namespace) -> int:
                 ", ".join(one.streams),
                 str(one.live_member_count),
                 str(one.unfinished_shard_count),
-                styled(str(one.still_shard_count), "red" if one.still_shard_count else ""),
+                styled(str(one.stalled_shard_count), "red" if one.stalled_shard_count else ""),
                 lag(one.millis_behind_latest),
                 one.leases,
             )
             for one in found
         ]
-        headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STILL", "BEHIND", "LEASES")
-        print_table(headings, rows, right=("WORKERS", "SHARDS", "STILL", "BEHIND"))
+        headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES")
+        print_table(headings, rows, right=("WORKERS", "SHARDS", "STALLED", "BEHIND"))
     else:
         from anabranch.stores.urls import shown_url
 
         place = shown_url(arguments.leases) if arguments.leases else "the stores of this machine"
-        say(f"no applications in {place}: Consumer(..., app=NAME) makes one")
+        say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
     return 0
 
 
@@ -109,7 +109,7 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
                 streams=status.streams,
                 live_member_count=len(status.live_members),
                 unfinished_shard_count=len(status.unfinished_shards),
-                still_shard_count=len(status.still_shards),
+                stalled_shard_count=len(status.stalled_shards),
                 millis_behind_latest=status.millis_behind_latest,
                 records_per_second=status.records_per_second,
             )
@@ -146,15 +146,15 @@ def _delete(arguments: argparse.Namespace) -> int:
     )
     if live := status.live_members:
         say(
-            f"checking whether {', '.join(member.worker_id for member in live)} still beat: "
+            f"checking whether {', '.join(member.worker_id for member in live)} still send heartbeats: "
             f"{max(member.expiry for member in live):.0f} s at most"
         )
-    asyncio.run(_forget(arguments))
+    asyncio.run(_delete_app(arguments))
     print(f"{status.app}: deleted")
     return 0
 
 
-async def _forget(arguments: argparse.Namespace) -> None:
+async def _delete_app(arguments: argparse.Namespace) -> None:
     from anabranch.application import Application
 
     async with Application(arguments.app, leases=arguments.leases) as application:

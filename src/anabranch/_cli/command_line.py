@@ -39,7 +39,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "run": "run your consumer, in one process or several",
         "apps": "list, show and delete applications: workers and checkpoints",
         "top": "watch an application live: workers, shards, lag, rate",
-        "explain": "explain why a shard does or does not move",
+        "explain": "explain why a shard is stalled",
     },
 }
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}

@@ -1,8 +1,7 @@
 """A command's connection to Kinesis: the data-plane client and the control calls, opened once and always closed.
 
 Commands are blocking programs: `run` runs a coroutine and returns its result. Between two calls Python handles Ctrl-C,
-so a prompt can be interrupted. Reads are retried; calls that change something are sent once. If a stream does not
-exist, the error lists the streams that do.
+so a prompt can be interrupted. Reads are retried; calls that change something are sent once.
 """
 
 import argparse
@@ -32,7 +31,7 @@ _NAMES_SHOWN_MAX: Final = 10
 
 @contextmanager
 def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> Iterator["Connection"]:
-    """Uses the AWS options; an ARN names its own region."""
+    """Uses the AWS options. The region of a stream's ARN overrides theirs."""
     from anabranch._aws.account import AwsAccount
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import open_kinesis
@@ -76,13 +75,14 @@ class Connection:
         return self._runner.run(work)
 
     async def summary(self, stream: StreamName) -> "StreamSummary":
+        """If the stream does not exist, CommandFailed names the streams that do."""
         try:
-            return await self.present_summary(stream)
+            return await self.find_summary(stream)
         except StreamNotFoundError as error:
-            raise CommandFailed(await self._advice_instead_of(stream)) from error
+            raise CommandFailed(await self._missing_stream_text(stream)) from error
 
-    async def present_summary(self, stream: StreamName) -> "StreamSummary":
-        """Raises StreamNotFoundError unchanged, for callers that expect it."""
+    async def find_summary(self, stream: StreamName) -> "StreamSummary":
+        """Like `summary`, but raises StreamNotFoundError, for callers that expect it."""
         return await self._retries.call(lambda: self.client.describe_stream_summary(stream))
 
     async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:
@@ -110,22 +110,22 @@ class Connection:
             if token is None:
                 return found
 
-    async def _advice_instead_of(self, stream: StreamName) -> str:
+    async def _missing_stream_text(self, stream: StreamName) -> str:
         address = await self._account.address("kinesis", region=self._region)
         where = f" in {address.region}" if stream.arn is None else ""
         if not address.endpoint.host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
             where += f" at {address.endpoint.url}"
-        missing = f"there is no stream {str(stream)!r}{where}"
+        missing = f"stream {str(stream)!r} does not exist{where}"
         try:
             streams = {listed.name: listed for listed in await self.control.list_streams()}
         except AnabranchError:
-            return f"{missing}; is that its region, and is this its account?"
-        if (namesake := streams.get(stream.name)) is not None:
-            return f"{missing}; the one of that name here is {namesake.arn or stream.name}"
+            return f"{missing}; check the region and the AWS account"
+        if (same_name := streams.get(stream.name)) is not None:
+            return f"{missing}; the stream with that name here is {same_name.arn or stream.name}"
         names = list(streams)
         if not names:
-            return f"{missing}, nor any other: make it by `anabranch streams create {stream.name} --shards 1`"
+            return f"{missing}; there are no streams. Create it: `anabranch streams create {stream.name} --shards 1`"
         similar = get_close_matches(stream.name, names, n=1)
-        there_are = f"did you mean {similar[0]!r}? There are" if similar else "there are"
+        existing = f"did you mean {similar[0]!r}? Existing streams" if similar else "existing streams"
         more = f" and {len(names) - _NAMES_SHOWN_MAX} more" if len(names) > _NAMES_SHOWN_MAX else ""
-        return f"{missing}; {there_are}: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}"
+        return f"{missing}; {existing}: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}"

@@ -1,4 +1,4 @@
-"""`anabranch explain APP [SHARD]`: says who holds a shard, where it is, why it does not move and what to do about it.
+"""`anabranch explain APP [SHARD]`: says who holds a shard, where it is, why it is stalled and what to do about it.
 
 The text is made from the application's status. Each state of a shard has its own paragraph, which ends with advice or
 says that there is nothing to do.
@@ -43,9 +43,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     shard_id: str
     state: str
     situation: tuple[str, ...]
-    """Who holds it, where it stands, why it does not move."""
+    """Who holds it, where it is, why it is stalled."""
     remedy: str | None
-    """What to do; None for a shard that moves or has been read to its end."""
+    """What to do; None for a shard that is moving or finished."""
 
 
 def explain_fleet(status: FleetStatus) -> list[str]:
@@ -55,17 +55,15 @@ def explain_fleet(status: FleetStatus) -> list[str]:
     lines = [f"Application {status.app} reads {' and '.join(status.streams) or 'no stream yet'}."]
     if live:
         names = ", ".join(member.worker_id for member in live)
-        lines.append(f"{counted(len(live), 'worker')} of it {'lives' if len(live) == 1 else 'live'}: {names}.")
+        lines.append(f"{counted(len(live), 'live worker')}: {names}.")
     else:
         lines.append("No worker is running: nothing is read until you start one.")
     lines += [_unwell(member) for member in status.members if member.state in {"silent", "dead"}]
-    still = status.still_shards
-    if shards and not still:
-        lines.append(f"All of its {counted(len(shards), 'shard')} move.")
-    elif still:
-        lines.append(
-            f"{len(still)} of its {counted(len(shards), 'shard')} {_agree(len(still), 'does', 'do')} not move."
-        )
+    stalled = status.stalled_shards
+    if stalled:
+        lines.append(f"{len(stalled)} of {counted(len(shards), 'shard')} {_agree(len(stalled), 'is', 'are')} stalled.")
+    elif shards:
+        lines.append(f"{counted(len(shards), 'shard')}, none stalled.")
     return lines
 
 
@@ -80,7 +78,7 @@ def _unwell(member: FleetMember) -> str:
 
 def explain_shard(shard: FleetShard, status: FleetStatus) -> Explanation:
     owner = next((member for member in status.members if member.member_id == shard.owner), None)
-    situation = [f"{shard.shard_id} of {shard.stream} {_SAID[shard.state]}."]
+    situation = [f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."]
     if shard.state == "finished":
         situation.append(_children(shard))
         return _explanation(shard, situation, None)
@@ -89,14 +87,14 @@ def explain_shard(shard: FleetShard, status: FleetStatus) -> Explanation:
     return _explanation(shard, [sentence for sentence in situation if sentence], remedy)
 
 
-_SAID: Final = {
-    "moving": "moves",
-    "still": "stands still",
+_STATE_PHRASES: Final = {
+    "moving": "is moving",
+    "stalled": "is stalled",
     "stopped": "has stopped",
     "paused": "is paused",
     "waiting": "waits for its parents",
     "orphaned": "is held by a worker without heartbeats",
-    "unowned": "is held by nobody",
+    "unowned": "is held by no worker",
     "finished": "was read to its end",
 }
 
@@ -109,7 +107,7 @@ def _explanation(shard: FleetShard, situation: list[str], remedy: str | None) ->
 
 def _holder(shard: FleetShard, owner: FleetMember | None) -> str:
     if shard.owner is None:
-        return "" if shard.state in {"unowned", "waiting"} else "Nobody holds it."
+        return "" if shard.state in {"unowned", "waiting"} else "No worker holds it."
     if owner is None:
         return f"Its last holder, {shard.owner}, is no longer known."
     if owner.state in {"left", "sealed"}:
@@ -135,7 +133,7 @@ def _position(shard: FleetShard) -> str:
 
 
 def _why(shard: FleetShard, owner: FleetMember | None, status: FleetStatus) -> tuple[list[str], str | None]:
-    """Why it does not move, and what to do."""
+    """Why it is stalled, and what to do."""
     match shard.state:
         case "stopped":
             return _why_stopped(shard, status)
@@ -147,8 +145,8 @@ def _why(shard: FleetShard, owner: FleetMember | None, status: FleetStatus) -> t
             return _why_unowned(shard, status)
         case "paused":
             return ["It is paused in the lease store."], "resume it"
-        case "still":
-            return _why_still(shard, owner)
+        case "stalled":
+            return _why_stalled(shard, owner)
         case _:
             return _why_slow(shard), None
 
@@ -190,7 +188,7 @@ def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, sta
         shard_id=shard.shard_id,
         state="waiting",
         situation=(
-            f"{shard.shard_id} of {stream} {_SAID['waiting']}.",
+            f"{shard.shard_id} of {stream} {_STATE_PHRASES['waiting']}.",
             f"It has no lease yet; one is created when {ended}.",
             *why,
         ),
@@ -205,10 +203,10 @@ def _why_waiting(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str
 
 
 def _waits_for(parents: list[FleetShard]) -> tuple[list[str], str]:
-    said = [f"{parent.shard_id} {_SAID[parent.state]}{_behind(parent)}" for parent in parents]
+    said = [f"{parent.shard_id} {_STATE_PHRASES[parent.state]}{_behind(parent)}" for parent in parents]
     remedy = f"nothing to do: it starts when {_agree(len(parents), 'it is', 'they are')} finished"
-    if stuck := [parent.shard_id for parent in parents if parent.state != "moving"]:
-        remedy += f"; see why {' and '.join(stuck)} {_agree(len(stuck), 'does', 'do')} not move"
+    if stalled := [parent.shard_id for parent in parents if parent.state != "moving"]:
+        remedy += f"; see why {' and '.join(stalled)} {_agree(len(stalled), 'is', 'are')} stalled"
     return [f"To keep the order per key it waits for its parents: {', '.join(said)}."], remedy
 
 
@@ -255,20 +253,20 @@ _REMEDIES: Final = (
     ("byte budget", "nothing is lost: reading continues as records finish; if that is too slow, raise the budget"),
     (
         "cancelled handler calls still run",
-        "make those handlers return when they are cancelled: then the shard moves on",
+        "make those handlers return when they are cancelled: then the shard continues",
     ),
     (
         "no heartbeat was acknowledged",
         "check that this worker can reach the lease store; it continues when the store answers",
     ),
-    ("being handed over", "nothing to do: it moves on with its new holder"),
+    ("being handed over", "nothing to do: its new holder continues"),
     ("waits for its turn", "nothing to do: its turn comes after the record that is being tried now"),
     ("Consumer.pause()", "call Consumer.resume() in its program"),
 )
 """Advice by a text in the worker's reason."""
 
 
-def _why_still(shard: FleetShard, owner: FleetMember | None) -> tuple[list[str], str]:
+def _why_stalled(shard: FleetShard, owner: FleetMember | None) -> tuple[list[str], str]:
     reason = " ".join((shard.reason or "").split())
     sentences = [f"Its worker says: {reason}."]
     if (remedy := next((remedy for words, remedy in _REMEDIES if words in reason), None)) is not None:
@@ -300,7 +298,7 @@ examples:
   anabranch explain billing 3
   anabranch explain billing shardId-000000000003 --json
 
-Without SHARD: the application, and every shard that does not move. It watches
+Without SHARD: the application, and every shard that is stalled. It watches
 for a few seconds to see the workers' heartbeats.
 """
 _COLUMNS_MAX: Final = 100
@@ -317,7 +315,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     status = asyncio.run(_look(arguments))
-    shards = status.still_shards
+    shards = status.stalled_shards
     if arguments.shard is not None:
         shards = tuple(shard for shard in status.shards if shard.shard_id == arguments.shard)
     explanations = [explain_shard(shard, status) for shard in shards]

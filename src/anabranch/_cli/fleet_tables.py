@@ -22,7 +22,7 @@ _SHARD_STYLES: Final = {
     "stopped": "bold red",
     "orphaned": "red",
     "unowned": "red",
-    "still": "yellow",
+    "stalled": "yellow",
     "paused": "yellow",
     "waiting": "yellow",
     "moving": "green",
@@ -37,14 +37,14 @@ Cells = tuple[tuple[str, str], ...]
 
 
 def headline(status: "FleetStatus") -> str:
-    """`3 workers live, 4 shards: 3 move, 1 stands still; 1.2 s behind, 250 records/s`."""
-    shards, still = status.unfinished_shards, status.still_shards
-    moving = len(shards) - len(still)
+    """`3 workers live, 4 shards: 3 moving, 1 stalled; 1.2 s behind, 250 records/s`."""
+    shards, stalled = status.unfinished_shards, status.stalled_shards
+    moving = len(shards) - len(stalled)
     parts = [f"{counted(len(status.live_members), 'worker')} live", counted(len(shards), "shard")]
     if shards:
-        parts[1] += f": {moving} {'moves' if moving == 1 else 'move'}"
-    if still:
-        parts.append(f"{len(still)} {'stands' if len(still) == 1 else 'stand'} still")
+        parts[1] += f": {moving} moving"
+    if stalled:
+        parts.append(f"{len(stalled)} stalled")
     behind = "" if status.millis_behind_latest is None else f"; {lag(status.millis_behind_latest)} behind"
     return f"{', '.join(parts)}{behind}, {rate(status.records_per_second)} records/s"
 

@@ -31,7 +31,7 @@ def progress(title: str) -> Iterator[Report]:
         else:
             yield _LineReport(title)
     except KeyboardInterrupt:
-        say(f"{title}: stopped waiting; the service continues")
+        say(f"{title}: stopped waiting; Kinesis continues the change")
         raise
 
 
@@ -48,75 +48,78 @@ def _bar(title: str, console: "Console") -> Iterator[Report]:
 class _LineReport:
     def __init__(self, title: str) -> None:
         self._title = title
-        self._said: str | None = None
+        self._last_text: str | None = None
 
-    def __call__(self, done: float, text: str) -> None:  # noqa: ARG002 -- a line has no bar
-        if text != self._said:
-            self._said = text
+    def __call__(self, done: float, text: str) -> None:  # noqa: ARG002 -- only the bar shows it
+        if text != self._last_text:
+            self._last_text = text
             say(f"{self._title}: {text}")
 
 
 WAIT_SECONDS_MAX: Final = 3_600
-"""For one change. AWS takes about 30 s for a few shards, longer for more."""
+"""How long we wait for one change. AWS takes about 30 s for a few shards, longer for more."""
 
-_FIRST_PAUSE: Final = 0.1
-_PAUSE_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls per second and account
+_FIRST_POLL_SECONDS: Final = 0.1
+_POLL_SECONDS_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls per second and account
 
-Done = Callable[["StreamSummary | None"], bool]
+IsDone = Callable[["StreamSummary | None"], bool]
+"""Shows the progress, and returns True to stop waiting. None: the stream does not exist."""
 
 
 async def wait_until_active(connection: Connection, stream: StreamName, report: Report) -> "StreamSummary":
-    def show(summary: "StreamSummary | None") -> bool:
-        report(0.0, "not there yet" if summary is None else summary.status)
+    def is_done(summary: "StreamSummary | None") -> bool:
+        report(0.0, "not created yet" if summary is None else summary.status)
         return summary is not None and summary.status == "ACTIVE"
 
-    summary = await _wait(connection, stream, show)
+    summary = await _wait(connection, stream, is_done)
     assert summary is not None
     return summary
 
 
-async def wait_until_gone(connection: Connection, stream: StreamName, report: Report) -> None:
-    def show(summary: "StreamSummary | None") -> bool:
-        report(0.0, "gone" if summary is None else summary.status)
+async def wait_until_deleted(connection: Connection, stream: StreamName, report: Report) -> None:
+    def is_done(summary: "StreamSummary | None") -> bool:
+        report(0.0, "deleted" if summary is None else summary.status)
         return summary is None
 
-    await _wait(connection, stream, show)
+    await _wait(connection, stream, is_done)
 
 
-async def wait_until_shards(
+async def wait_until_resharded(
     connection: Connection, stream: StreamName, report: Report, *, before: int, after: int
 ) -> "StreamSummary":
-    """Waits for ACTIVE with that many open shards, or ACTIVE again: others may change the stream too."""
+    """Waits until the stream is ACTIVE with `after` open shards, or ACTIVE again after an update: others may change the
+    shard count too.
+    """
     was_updating = False
 
-    def show(summary: "StreamSummary | None") -> bool:
+    def is_done(summary: "StreamSummary | None") -> bool:
         nonlocal was_updating
         if summary is None:
-            raise CommandFailed(f"{stream.name} was deleted meanwhile")
+            raise CommandFailed(f"{stream.name} was deleted in the meantime")
         was_updating = was_updating or summary.status != "ACTIVE"
         done = 1.0 if before == after else (summary.open_shard_count - before) / (after - before)
         report(min(1.0, max(0.0, done)), f"{summary.status}, {counted(summary.open_shard_count, 'open shard')}")
         return summary.status == "ACTIVE" and (was_updating or summary.open_shard_count == after)
 
-    summary = await _wait(connection, stream, show)
+    summary = await _wait(connection, stream, is_done)
     assert summary is not None
     return summary
 
 
-async def _wait(connection: Connection, stream: StreamName, is_done: Done) -> "StreamSummary | None":
+async def _wait(connection: Connection, stream: StreamName, is_done: IsDone) -> "StreamSummary | None":
     deadline = time.monotonic() + WAIT_SECONDS_MAX
-    pause = _FIRST_PAUSE
+    poll_seconds = _FIRST_POLL_SECONDS
     while True:
         try:
-            summary: StreamSummary | None = await connection.present_summary(stream)
+            summary: StreamSummary | None = await connection.find_summary(stream)
         except StreamNotFoundError:
             summary = None
         if is_done(summary):
             return summary
         if time.monotonic() >= deadline:
             raise CommandFailed(
-                f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; the service continues, "
+                f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; Kinesis continues the change, "
                 f"`anabranch streams describe {stream.name}` shows its status"
             )
-        await asyncio.sleep(pause)
-        pause = min(_PAUSE_MAX, pause * 1.5)
+        await asyncio.sleep(poll_seconds)
+        poll_seconds = min(_POLL_SECONDS_MAX, poll_seconds * 1.5)

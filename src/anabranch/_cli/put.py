@@ -41,14 +41,16 @@ _CHUNKS_AHEAD_MAX: Final = 4
 
 
 async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yields lines without their line ends."""
+    """Yields lines without their line ends. A thread reads: standard input may block."""
     chunks: asyncio.Queue[bytes] = asyncio.Queue()
-    room = threading.Semaphore(_CHUNKS_AHEAD_MAX)
+    free_slots = threading.Semaphore(_CHUNKS_AHEAD_MAX)
     loop = asyncio.get_running_loop()
-    threading.Thread(target=_read, args=(descriptor, loop, chunks, room), daemon=True, name="anabranch-input").start()
+    threading.Thread(
+        target=_read_chunks, args=(descriptor, loop, chunks, free_slots), daemon=True, name="anabranch-input"
+    ).start()
     rest = bytearray()
     while chunk := await chunks.get():
-        room.release()
+        free_slots.release()
         first, *others = chunk.split(b"\n")
         rest += first
         if others:
@@ -57,18 +59,18 @@ async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
                 yield line.removesuffix(b"\r")
             rest = bytearray(others[-1])
         if len(rest) > RECORD_BYTES_MAX:
-            raise ConfigurationError(f"a line of standard input has more than the {RECORD_BYTES_MAX} bytes of a record")
+            raise ConfigurationError(f"a line of standard input is longer than {RECORD_BYTES_MAX} bytes")
     if rest:
         yield bytes(rest)
 
 
-def _read(
-    descriptor: int, loop: asyncio.AbstractEventLoop, chunks: "asyncio.Queue[bytes]", room: threading.Semaphore
+def _read_chunks(
+    descriptor: int, loop: asyncio.AbstractEventLoop, chunks: "asyncio.Queue[bytes]", free_slots: threading.Semaphore
 ) -> None:
     """Runs in the thread. An empty chunk means end of input."""
     chunk = b" "
     while chunk:
-        room.acquire()
+        free_slots.acquire()
         try:
             chunk = os.read(descriptor, _CHUNK_BYTES)
         except OSError:  # the terminal is gone
@@ -79,11 +81,11 @@ def _read(
             return
 
 
-_OUTSTANDING_MAX: Final = 20_000
+_PENDING_MAX: Final = 20_000
 
 
 class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One record as --json prints it, one object per line."""
+    """The outcome of one record, as --json prints it."""
 
     delivered: bool
     partition_key: str
@@ -95,6 +97,8 @@ class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PutOutcomes:
+    """Prints and counts the outcomes, in the order of the input."""
+
     def __init__(self, *, is_quiet: bool, as_json: bool) -> None:
         self.failed_count = 0
         self._delivered_count = 0
@@ -102,46 +106,46 @@ class PutOutcomes:
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._started = time.monotonic()
-        self._waiting: deque[tuple[str, Delivery]] = deque()
-        self._arrived = asyncio.Event()
+        self._pending: deque[tuple[str, Delivery]] = deque()
+        self._added = asyncio.Event()
 
     async def add(self, source: str, delivery: "Delivery") -> None:
-        self._waiting.append((source, delivery))
-        self._arrived.set()
-        if len(self._waiting) >= _OUTSTANDING_MAX:
-            await self._waiting[0][1]
-            self.show_settled()
+        self._pending.append((source, delivery))
+        self._added.set()
+        if len(self._pending) >= _PENDING_MAX:
+            await self._pending[0][1]
+            self.print_done()
 
     async def follow(self) -> None:
-        """Prints settled records while the next one is awaited. Runs until cancelled."""
+        """Prints each outcome as it arrives. Runs until cancelled."""
         while True:
-            await self.settle()
-            self._arrived.clear()
-            await self._arrived.wait()
+            await self.print_all()
+            self._added.clear()
+            await self._added.wait()
 
-    async def settle(self) -> None:
-        while self._waiting:
-            await self._waiting[0][1]
-            self.show_settled()
+    async def print_all(self) -> None:
+        while self._pending:
+            await self._pending[0][1]
+            self.print_done()
 
-    def refuse(self, source: str, error: ValueError) -> None:
+    def add_invalid(self, source: str, error: ValueError) -> None:
         self.failed_count += 1
         say(f"{source} was not written: {error}")
 
-    def show_settled(self) -> None:
-        for source, result in self._settled():
+    def print_done(self) -> None:
+        for source, result in self._take_done():
             if result.delivered:
                 self._delivered_count += 1
                 self._shard_ids.add(result.shard_id or "")
             else:
                 self.failed_count += 1
-                maybe = "may have been written, or not" if result.maybe_written else "was not written"
-                say(f"{source}, with key {result.partition_key!r}, {maybe}: {result.error}")
+                outcome = "may or may not have been written" if result.maybe_written else "was not written"
+                say(f"{source}, with partition key {result.partition_key!r}, {outcome}: {result.error}")
             if self._as_json:
                 print(msgspec.json.encode(_document(result)).decode())
             elif result.delivered and not self._is_quiet:
                 print(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
-        sys.stdout.flush()  # flush, so that a piped reader sees each line
+        sys.stdout.flush()  # Python buffers output to a pipe
 
     def summarize(self) -> None:
         seconds = time.monotonic() - self._started
@@ -149,9 +153,9 @@ class PutOutcomes:
         written = f"{counted(self._delivered_count, 'record')} written to {counted(len(self._shard_ids), 'shard')}"
         say(f"{written} in {seconds:.1f} s{failed}")
 
-    def _settled(self) -> Iterator[tuple[str, "PutResult"]]:
-        while self._waiting and self._waiting[0][1].done():
-            source, delivery = self._waiting.popleft()
+    def _take_done(self) -> Iterator[tuple[str, "PutResult"]]:
+        while self._pending and self._pending[0][1].done():
+            source, delivery = self._pending.popleft()
             yield source, delivery.result()
 
 
@@ -179,19 +183,20 @@ examples:
   anabranch put orders --key-field user_id < orders.jsonl
   tail -f app.log | anabranch put logs - --key "$HOSTNAME" --rate 500 --quiet
 
-Prints a line for each record: shard, sequence number (and the place inside
-an aggregate), partition key. Exit code 1 if a record was not delivered.
+Prints a line for each record: shard, sequence number (and the sub-sequence
+number inside an aggregate), partition key. The exit code is 1 if a record was
+not delivered.
 """
-_INTERRUPTED_SECONDS: Final = 5.0  # for records that were read before Ctrl-C
+_INTERRUPT_DEADLINE_SECONDS: Final = 5.0
+"""How long Ctrl-C waits for the records that were already read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A record to write."""
-
     source: str
-    """Its name in error messages."""
+    """Names the record in error messages: `line 7`."""
     partition_key: str
+    """Empty with --key-field: the key is a field of the data."""
     data: bytes
 
 
@@ -200,17 +205,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream_argument(parser)
     parser.add_argument(
         "data", nargs="?", default="-", metavar="DATA",
-        help="the record; - (the default) takes each line of standard input as one",
+        help="the record; - (the default) writes each line of standard input as a record",
     )  # fmt: skip
     key = parser.add_mutually_exclusive_group(required=True)
-    key.add_argument("--key", type=partition_key_argument, metavar="KEY", help="partition key of every record")
+    key.add_argument("--key", type=partition_key_argument, metavar="KEY", help="the partition key of all records")
     key.add_argument(
         "--key-field",
         metavar="NAME",
-        help="records are JSON, and this field (or a.b: inner field) is the key",
+        help="the records are JSON, and this field is the partition key (a.b for a nested field)",
     )
     parser.add_argument(
-        "--explicit-hash-key", type=hash_key_argument, metavar="N", help="decides the shard instead of the key"
+        "--explicit-hash-key",
+        type=hash_key_argument,
+        metavar="N",
+        help="selects the shard, instead of the key",
     )
     parser.add_argument(
         "--rate",
@@ -227,7 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from anabranch.producer import Producer
 
-    # Each failed record is printed below with its line; the library's warnings would repeat it.
+    # Failed records are printed with their line numbers; the library's warnings would repeat them.
     logging.getLogger("anabranch").addHandler(logging.NullHandler())
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
@@ -246,41 +254,41 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", outcomes: PutOutcomes) -> None:
-    explicit = None if arguments.explicit_hash_key is None else str(arguments.explicit_hash_key)
+    explicit_hash_key = None if arguments.explicit_hash_key is None else str(arguments.explicit_hash_key)
     pace = _Pace(arguments.rate)
     try:
         async with producer, asyncio.TaskGroup() as tasks:
-            follower = tasks.create_task(outcomes.follow())
+            printer = tasks.create_task(outcomes.follow())
             try:
-                async for given in _inputs(arguments):
+                async for record in _inputs(arguments):
                     await pace.wait()
-                    await _put(producer, given, arguments.key_field, explicit, outcomes)
-                await outcomes.settle()
+                    await _put(producer, record, arguments.key_field, explicit_hash_key, outcomes)
+                await outcomes.print_all()
             except asyncio.CancelledError:
-                with suppress(DeliveryFailed):  # each is printed on its own
-                    await producer.close(deadline=_INTERRUPTED_SECONDS)
-                outcomes.show_settled()
+                with suppress(DeliveryFailed):  # each failure is printed below
+                    await producer.close(deadline=_INTERRUPT_DEADLINE_SECONDS)
+                outcomes.print_done()
                 raise
             finally:
-                follower.cancel()
-    except BaseExceptionGroup as group:  # only one of the two fails
+                printer.cancel()
+    except BaseExceptionGroup as group:  # from the task group; only one task fails
         raise group.exceptions[0] from None
 
 
 async def _put(
     producer: "Producer[bytes]",
-    given: _Input,
+    record: _Input,
     key_field: str,
     explicit_hash_key: str | None,
     outcomes: PutOutcomes,
 ) -> None:
     try:
-        key = given.partition_key or _key_in(given.data, key_field)
-        delivery = await producer.put(given.data, key, explicit_hash_key=explicit_hash_key)
-    except ValueError as error:  # the line, its key, or a record that no stream accepts
-        outcomes.refuse(given.source, error)
+        key = record.partition_key or _key_from(record.data, key_field)
+        delivery = await producer.put(record.data, key, explicit_hash_key=explicit_hash_key)
+    except ValueError as error:  # not JSON, no valid key, or a record that no stream accepts
+        outcomes.add_invalid(record.source, error)
     else:
-        await outcomes.add(given.source, delivery)
+        await outcomes.add(record.source, delivery)
 
 
 async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
@@ -297,7 +305,7 @@ async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
             yield _Input(f"line {number}", key, line)
 
 
-def _key_in(data: bytes, path: str) -> str:
+def _key_from(data: bytes, path: str) -> str:
     """The value of a field as text. Raises ValueError if it cannot be a key."""
     try:
         value: Any = msgspec.json.decode(data)
@@ -308,11 +316,13 @@ def _key_in(data: bytes, path: str) -> str:
             raise ValueError(f"it has no field {path!r}")
         value = value[name]
     if value is None or isinstance(value, dict | list):
-        raise ValueError(f"its field {path!r} is no text or number")
+        raise ValueError(f"its field {path!r} is neither text nor a number")
     return check_partition_key(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 class _Pace:
+    """Spaces records evenly for --rate."""
+
     def __init__(self, rate: float | None) -> None:
         self._interval = None if rate is None else 1 / rate
         self._next = time.monotonic()
@@ -321,7 +331,7 @@ class _Pace:
         if self._interval is None:
             return
         now = time.monotonic()
-        self._next = max(self._next, now - 1.0)  # unused tokens last one second
+        self._next = max(self._next, now - 1.0)  # after a pause, catch up by at most one second's records
         if self._next > now:
             await asyncio.sleep(self._next - now)
         self._next += self._interval

@@ -32,7 +32,7 @@ from anabranch._cli.output import (
     say,
     share,
 )
-from anabranch._cli.progress import progress, wait_until_shards
+from anabranch._cli.progress import progress, wait_until_resharded
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import AT_LATEST, Shard, StreamName
 from anabranch.errors import ConfigurationError
@@ -288,4 +288,4 @@ def _perform(
             connection.run(control.merge_shards(stream, step.lower.shard_id, step.upper.shard_id))
             expected = count - 1
     with progress(title) as report:
-        return connection.run(wait_until_shards(connection, stream, report, before=count, after=expected))
+        return connection.run(wait_until_resharded(connection, stream, report, before=count, after=expected))

@@ -17,7 +17,7 @@ from anabranch._cli.options import (
     positive_integer,
 )
 from anabranch._cli.output import confirm, counted, print_facts, print_json, print_table, say, styled
-from anabranch._cli.progress import progress, wait_until_active, wait_until_gone
+from anabranch._cli.progress import progress, wait_until_active, wait_until_deleted
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch.errors import ConfigurationError
 from anabranch.limits import MIB, RETENTION_HOURS_MAX, RETENTION_HOURS_MIN
@@ -175,7 +175,7 @@ def _delete(arguments: argparse.Namespace) -> int:
         connection.run(connection.control.delete_stream(stream, with_consumers=arguments.with_consumers))
         if not arguments.no_wait:
             with progress(f"deleting {summary.name}") as report:
-                connection.run(wait_until_gone(connection, stream, report))
+                connection.run(wait_until_deleted(connection, stream, report))
     print(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
     return 0
 

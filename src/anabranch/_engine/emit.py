@@ -1,7 +1,7 @@
-"""Events go to the log, then to the user's `on_event`. An error in `on_event` is logged and affects nothing else.
+"""Sends events to the log, then to the user's `on_event`. Errors in `on_event` are only logged.
 
-A failed handler call is logged with its traceback. Above a limit per minute the traceback is left out; the event itself
-is always logged.
+Failed handler calls are logged with their tracebacks, up to a limit per minute. Without a traceback the event is still
+logged.
 """
 
 import inspect
@@ -16,15 +16,14 @@ from anabranch.events import Event, HandlerFailed
 
 _log = logging.getLogger("anabranch")
 
-TRACEBACKS_MAX: Final = 10
-"""Per minute, for first and for last attempts separately: many first failures must not hide why a shard stopped."""
+_TRACEBACKS_PER_MINUTE: Final = 10
+"""First and last attempts have a limit each: many first failures must not hide why a shard stopped."""
 _MINUTE_SECONDS: Final = 60.0
 
 
 def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
     check_hook("on_event", on_event, "an event")
-
-    logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=TRACEBACKS_MAX) for is_last in (False, True)}
+    logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=_TRACEBACKS_PER_MINUTE) for is_last in (False, True)}
 
     def log_failure(event: HandlerFailed) -> None:
         """Adds the traceback for the first and the last attempt; attempts in between would repeat it."""
@@ -33,8 +32,8 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
             _log.log(event.level, "%s", event)
             return
         times, now = logged_at[is_last], time.monotonic()
-        if len(times) == TRACEBACKS_MAX and now - times[0] < _MINUTE_SECONDS:
-            _log.log(event.level, "%s (no traceback: %d were logged in the last minute)", event, TRACEBACKS_MAX)
+        if len(times) == _TRACEBACKS_PER_MINUTE and now - times[0] < _MINUTE_SECONDS:
+            _log.log(event.level, "%s (no traceback: %d were logged in the last minute)", event, _TRACEBACKS_PER_MINUTE)
             return
         times.append(now)
         _log.log(event.level, "%s", event, exc_info=event.exception)
@@ -47,18 +46,18 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
         if on_event is not None:
             try:
                 on_event(event)
-            except Exception:  # noqa: BLE001 -- a user's hook must not end a worker or a writer
+            except Exception:  # noqa: BLE001 -- a user's hook must not end a worker or a producer
                 _log.exception("on_event failed for: %s", event)
 
     return emit
 
 
 def check_hook(name: str, hook: object, argument: str) -> None:
-    """Raises ConfigurationError unless the hook is None or a plain function: nothing would await an async one."""
+    """Raises ConfigurationError unless the hook is None or a plain function. Nothing awaits an async one."""
     if hook is None:
         return
-    called = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- a callable object
-    if not callable(hook) or any(map(inspect.iscoroutinefunction, called)):
+    functions = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- the method of a callable object
+    if not callable(hook) or any(map(inspect.iscoroutinefunction, functions)):
         raise ConfigurationError(
-            f"{name}={hook!r}: it must be a plain function that takes {argument}, not an async function"
+            f"{name}={hook!r}: expected a plain function that takes {argument}, not an async function"
         )

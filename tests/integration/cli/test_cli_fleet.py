@@ -87,14 +87,14 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
     worker.start()
     (listed,) = cli("apps", "ls", "--json").json
     assert (listed["app"], listed["streams"], listed["live_member_count"]) == ("billing", ["orders"], 1)
-    assert (listed["unfinished_shard_count"], listed["still_shard_count"]) == (2, 0)
+    assert (listed["unfinished_shard_count"], listed["stalled_shard_count"]) == (2, 0)
     table = cli("apps", "ls").out.splitlines()
-    assert table[0].split() == ["APP", "STREAMS", "WORKERS", "SHARDS", "STILL", "BEHIND", "LEASES"]
+    assert table[0].split() == ["APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES"]
     assert table[1].split()[:5] == ["billing", "orders", "1", "2", "0"]
 
     shown = cli("apps", "show", "billing")
     assert shown.code == 0
-    assert shown.out.startswith("billing: 1 worker live, 2 shards: 2 move")
+    assert shown.out.startswith("billing: 1 worker live, 2 shards: 2 moving")
     assert re.search(r"^worker one +live", shown.out, re.MULTILINE)
     assert re.search(r"^shardId-000000000001 +moving +worker one", shown.out, re.MULTILINE)
     assert len(cli("apps", "show", "billing", "--json", "--leases", listed["leases"]).json["shards"]) == 2
@@ -103,11 +103,11 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
     assert explained.code == 0
     assert explained.out.splitlines() == [
         "Application billing reads orders.",
-        "1 worker of it lives: worker one.",
-        "All of its 2 shards move.",
+        "1 live worker: worker one.",
+        "2 shards, none stalled.",
     ]
     one = cli("explain", "billing", "1")
-    assert one.out.splitlines()[0] == "shardId-000000000001 of orders moves."
+    assert one.out.splitlines()[0] == "shardId-000000000001 of orders is moving."
     assert re.search(r"worker one holds it, whose last heartbeat was \d+\.\d s ago\.", one.out)
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     assert "ValueError: no such customer" in " ".join(explanation["situation"])
     assert explanation["remedy"].startswith("fix the handler for that record, and restart a worker")
     frame = cli("top", "billing", "--once").out.splitlines()
-    assert frame[1].startswith("1 worker live, 2 shards: 1 moves, 1 stands still")
+    assert frame[1].startswith("1 worker live, 2 shards: 1 moving, 1 stalled")
     first = next(number for number, line in enumerate(frame) if line.startswith("shardId-"))
     assert frame[first].split()[:2] == ["shardId-000000000000", "stopped"]
     assert "ValueError: no such customer" in frame[first + 1]
@@ -226,7 +226,7 @@ def test_a_fleet_whose_processes_are_gone_is_told_from_one_that_lives(cli, tmp_p
     assert "The process of a is gone; it did not shut down cleanly." in out
     assert "shardId-000000000000 of orders is held by a worker without heartbeats." in out
     assert "shardId-000000000001 of orders waits for its parents." in out
-    assert "see why shardId-000000000000 does not move" in out
+    assert "see why shardId-000000000000 is stalled" in out
     assert re.search(r"^a +dead ", cli("apps", "show", "billing", *leases).out, re.MULTILINE)
     assert cli("apps", "delete", "billing", "--yes", *leases).out == "billing: deleted\n"
 
@@ -254,7 +254,7 @@ def test_a_shard_without_a_lease_is_explained_by_the_ancestors_that_are_still_re
         assert explanation["shard_id"] == f"shardId-00000000000{child}"
         assert (explanation["stream"], explanation["state"]) == ("orders", "waiting")
         assert "shardId-000000000000 has stopped" in explanation["situation"][-1]
-        assert "see why shardId-000000000000 does not move" in explanation["remedy"]
+        assert "see why shardId-000000000000 is stalled" in explanation["remedy"]
     assert "It has no lease yet" in cli("explain", "billing", "2").out
     unknown = cli("explain", "billing", "6")
     assert (unknown.code, unknown.out) == (1, "")

@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(slow_server, 
             said += line
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert process.stderr.read() == f"{title}: stopped waiting; the service continues\n".encode()
+        assert process.stderr.read() == f"{title}: stopped waiting; Kinesis continues the change\n".encode()
 
 
 def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):

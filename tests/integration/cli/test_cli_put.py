@@ -55,7 +55,7 @@ def test_lines_are_json_with_the_key_in_a_field_and_bad_ones_are_named(server, c
     assert written[0]["sub_sequence_number"] is None
     assert "line 4 was not written: not JSON" in ended.err
     assert "line 5 was not written: it has no field 'user.id'" in ended.err
-    assert "line 6 was not written: its field 'user.id' is no text or number" in ended.err
+    assert "line 6 was not written: its field 'user.id' is neither text nor a number" in ended.err
     assert "2 records written to" in ended.err
     assert "3 failed" in ended.err
     records = [record for shard_id in server.open_shard_ids() for record in read(server, shard_id)]
@@ -63,7 +63,7 @@ def test_lines_are_json_with_the_key_in_a_field_and_bad_ones_are_named(server, c
 
 
 def test_many_lines_are_aggregated_and_kept_in_order(server, cli, monkeypatch, tmp_path):
-    monkeypatch.setattr(anabranch._cli.put, "_OUTSTANDING_MAX", 100)
+    monkeypatch.setattr(anabranch._cli.put, "_PENDING_MAX", 100)
     lines = [f"line {number}".encode() for number in range(5000)]
     with standard_input(monkeypatch, b"\n".join(lines) + b"\n", tmp_path):
         ended = cli("put", "returns", "-", "--key", "k", "--quiet")
@@ -102,7 +102,7 @@ def test_a_record_that_the_stream_refuses_is_told_once_and_the_rest_goes_on(serv
         ended = cli("put", "orders", "--key-field", "k")
     assert ended.code == 1
     assert ended.out.split()[2] == "b"
-    assert "line 1, with key 'a', was not written: InvalidArgumentException" in ended.err
+    assert "line 1, with partition key 'a', was not written: InvalidArgumentException" in ended.err
     assert len(ended.err.splitlines()) == 2
 
 
@@ -110,7 +110,7 @@ def test_a_line_longer_than_any_record_is_refused(server, cli, monkeypatch, tmp_
     with standard_input(monkeypatch, b"x" * 11_000_000, tmp_path):
         ended = cli("put", "orders", "--key", "k")
     assert ended.code == 2
-    assert "a line of standard input has more than the 10485760 bytes of a record" in ended.err
+    assert "a line of standard input is longer than 10485760 bytes" in ended.err
 
 
 def test_wrong_usage_and_a_missing_stream_are_told_before_anything_is_read(server, cli):

@@ -42,7 +42,7 @@ def test_a_stream_is_created_waited_for_described_and_deleted(slow_server, cli):
     assert described["consumers"] == []
     deleted = cli("streams", "delete", "payments", "--yes")
     assert (deleted.code, deleted.out) == (0, "payments: deleted\n")
-    assert "deleting payments: gone" in deleted.err
+    assert "deleting payments: deleted" in deleted.err
     assert cli("streams", "describe", "payments").code == 1
 
 
@@ -82,9 +82,9 @@ def test_nothing_is_deleted_where_nobody_can_be_asked(server, cli):
 def test_the_streams_that_exist_are_named_for_one_that_does_not(server, cli):
     missing = cli("streams", "describe", "ordrs")
     assert missing.code == 1
-    assert "there is no stream 'ordrs' in us-east-1 at http://127.0.0.1:" in missing.err
-    assert "did you mean 'orders'? There are: orders, returns" in missing.err
-    assert "there are: orders, returns" in cli("streams", "describe", "zzz").err
+    assert "stream 'ordrs' does not exist in us-east-1 at http://127.0.0.1:" in missing.err
+    assert "did you mean 'orders'? Existing streams: orders, returns" in missing.err
+    assert "existing streams: orders, returns" in cli("streams", "describe", "zzz").err
     assert missing.err.count("\n") == 1
 
 
@@ -92,8 +92,8 @@ def test_an_arn_of_another_region_or_account_is_answered_with_the_one_that_is_he
     for elsewhere in (ARN.replace("us-east-1", "eu-west-1"), ARN.replace("000000000000", "123456789012")):
         missing = cli("shards", elsewhere)
         assert missing.code == 1
-        assert f"there is no stream '{elsewhere}' at http://127.0.0.1:" in missing.err
-        assert f"; the one of that name here is {ARN}\n" in missing.err
+        assert f"stream '{elsewhere}' does not exist at http://127.0.0.1:" in missing.err
+        assert f"; the stream with that name here is {ARN}\n" in missing.err
     assert cli("shards", ARN, "--region", "eu-west-1").code == 0  # an ARN's own region counts
 
 

@@ -32,7 +32,7 @@ def explain(shard, *others, members=(MEMBER,)):
 def test_a_shard_that_moves_needs_nothing():
     assert explain(SHARD) == (
         (
-            "shardId-000000000001 of orders moves. a holds it, whose last heartbeat was 0.4 s ago. "
+            "shardId-000000000001 of orders is moving. a holds it, whose last heartbeat was 0.4 s ago. "
             "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records per second."
         ),
         None,
@@ -57,7 +57,7 @@ def listed(number, *parents):
 
 def test_a_shard_without_a_lease_waits_for_all_ancestors_that_are_not_finished():
     shards = {shard.shard_id: shard for shard in (listed(2, 1), listed(3, 0), listed(4, 2, 3))}
-    lagging = replace(SHARD, shard_id="shardId-000000000000", state="still", reason="x")
+    lagging = replace(SHARD, shard_id="shardId-000000000000", state="stalled", reason="x")
 
     def explained(number, *leases):
         return explain_unleased(shards[f"shardId-{number:012}"], shards, "orders", fleet(*leases))
@@ -65,7 +65,7 @@ def test_a_shard_without_a_lease_waits_for_all_ancestors_that_are_not_finished()
     found = explained(4, SHARD, lagging)
     assert found.state == "waiting"
     assert "when shardId-000000000000 and shardId-000000000001 have been read to the end" in found.situation[1]
-    assert "see why shardId-000000000000 does not move" in found.remedy
+    assert "see why shardId-000000000000 is stalled" in found.remedy
     assert "when shardId-000000000001 has been read to the end" in explained(2, SHARD, lagging).situation[1]
     assert explained(2, replace(SHARD, state="finished"), lagging) is None
     assert explained(2, replace(SHARD, stream="returns")) is None
@@ -93,8 +93,8 @@ def test_a_child_that_waits_names_its_parents_and_what_they_do():
     stuck = replace(SHARD, shard_id="shardId-000000000003", state="stopped", stopped=STOPPED, millis_behind_latest=None)
     child = replace(SHARD, state="waiting", owner=None, waits_for=(slow.shard_id, stuck.shard_id))
     situation, remedy = explain(child, slow, stuck)
-    assert "shardId-000000000002 moves (1.5 min behind), shardId-000000000003 has stopped." in situation
-    assert remedy == "nothing to do: it starts when they are finished; see why shardId-000000000003 does not move"
+    assert "shardId-000000000002 is moving (1.5 min behind), shardId-000000000003 has stopped." in situation
+    assert remedy == "nothing to do: it starts when they are finished; see why shardId-000000000003 is stalled"
     only = replace(child, waits_for=(slow.shard_id,))
     assert explain(only, slow)[1] == "nothing to do: it starts when it is finished"
 
@@ -161,8 +161,8 @@ def test_the_last_holder_is_named(owner, said):
         ("throttled", MEMBER, "it is retried"),
     ],
 )
-def test_a_shard_that_stands_still_says_why(reason, member, remedy):
-    situation, todo = explain(replace(SHARD, state="still", reason=reason), members=(member,))
+def test_a_stalled_shard_says_why(reason, member, remedy):
+    situation, todo = explain(replace(SHARD, state="stalled", reason=reason), members=(member,))
     assert f"Its worker says: {reason}." in situation
     assert todo.startswith(remedy)
 
@@ -176,7 +176,7 @@ def test_what_is_advised_on_is_what_workers_say():
 
 def test_paused_and_finished_shards():
     situation, remedy = explain(replace(SHARD, state="paused", owner=None))
-    assert "Nobody holds it." in situation
+    assert "No worker holds it." in situation
     assert remedy == "resume it"
     ended = replace(SHARD, state="finished", children=("shardId-000000000004", "shardId-000000000005"))
     assert explain(ended) == (
@@ -190,19 +190,19 @@ def test_paused_and_finished_shards():
 
 
 def test_the_application_as_a_whole():
-    still = replace(SHARD, state="still", reason="throttled")
+    stalled = replace(SHARD, state="stalled", reason="throttled")
     assert explain_fleet(fleet(SHARD, SHARD)) == [
         "Application billing reads orders.",
-        "1 worker of it lives: a.",
-        "All of its 2 shards move.",
+        "1 live worker: a.",
+        "2 shards, none stalled.",
     ]
-    assert explain_fleet(fleet(SHARD, still))[-1] == "1 of its 2 shards does not move."
+    assert explain_fleet(fleet(SHARD, stalled))[-1] == "1 of 2 shards is stalled."
     dead = replace(MEMBER, state="dead")
-    lines = explain_fleet(fleet(still, still, members=(dead,)))
+    lines = explain_fleet(fleet(stalled, stalled, members=(dead,)))
     assert lines[1:] == [
         "No worker is running: nothing is read until you start one.",
         "The process of a is gone; it did not shut down cleanly.",
-        "2 of its 2 shards do not move.",
+        "2 of 2 shards are stalled.",
     ]
     empty = FleetStatus(app="x", created_seconds=0.0, streams=(), members=(), shards=(), unreported_count=0)
     assert explain_fleet(empty)[0] == "Application x reads no stream yet."

@@ -80,7 +80,7 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
 @pytest.mark.parametrize("height", [10, 12, 21, 40])
 @pytest.mark.parametrize("member_count", [0, 3, 30])
 def test_no_more_lines_than_there_are_and_the_rest_is_counted(height, member_count):
-    shards = [shard(number, "still", "slow") if number % 2 else shard(number) for number in range(100)]
+    shards = [shard(number, "stalled", "slow") if number % 2 else shard(number) for number in range(100)]
     status = fleet([*shards, shard(200, "finished")], [member(number) for number in range(member_count)])
     lines = texts(status, height=height)
     assert len(lines) <= height
@@ -105,6 +105,6 @@ def test_the_headline_counts():
     shards = [shard(0), shard(1), shard(2, "stopped", "bad", millis_behind_latest=None)]
     members = [member(0), member(1, state="dead", records_per_second=0.0)]
     assert headline(fleet(shards, members)) == (
-        "1 worker live, 3 shards: 2 move, 1 stands still; 1.0 s behind, 12 records/s"
+        "1 worker live, 3 shards: 2 moving, 1 stalled; 1.0 s behind, 12 records/s"
     )
     assert headline(fleet([], [])) == "0 workers live, 0 shards, 0 records/s"

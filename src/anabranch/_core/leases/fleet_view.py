@@ -14,7 +14,7 @@ from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, Shard
 from anabranch._model.streams import StartingPosition
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
 
-State = Literal["moving", "still", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+State = Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
 MemberState = Literal["live", "silent", "dead", "sealed", "left"]
 
 
@@ -184,7 +184,7 @@ class _View(msgspec.Struct, frozen=True):
         if owner.state == "silent":
             return "orphaned", f"its worker {owner.worker_id} has not sent a heartbeat for {owner.heartbeat_age:.0f} s"
         if heard is not None and heard.reason is not None:
-            return "still", heard.reason
+            return "stalled", heard.reason
         return "moving", None
 
     def _is_tried_again(self, row: LeaseRow, stopped_wall_ms: int) -> bool:

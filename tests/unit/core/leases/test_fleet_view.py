@@ -56,7 +56,7 @@ def test_a_held_shard_moves_as_its_owner_says():
     assert (shard.millis_behind_latest, shard.records_per_second) == (1_500, 12.5)
     assert (status.millis_behind_latest, status.records_per_second, status.unreported_count) == (1_500, 12.5, 0)
     assert (status.app, status.created_seconds, status.streams) == ("billing", 5.0, ("orders",))
-    assert status.still_shards == ()
+    assert status.stalled_shards == ()
 
 
 def test_a_shard_that_no_heartbeat_has_spoken_of_is_counted():
@@ -76,7 +76,7 @@ def test_what_an_owner_says_of_a_shard_of_another_stream_does_not_count():
 @pytest.mark.parametrize(
     "row, members, dead, state, reason",
     [
-        ({"owner": "a"}, [member(status=(said(reason="throttled"),))], (), "still", "throttled"),
+        ({"owner": "a"}, [member(status=(said(reason="throttled"),))], (), "stalled", "throttled"),
         ({"owner": "a"}, [member()], ("a",), "orphaned", "the process of its worker worker a is dead"),
         ({"owner": "a", "paused": True}, [member()], (), "paused", "it is paused"),
         ({}, [], (), "unowned", "no worker of the application is alive"),

@@ -1,7 +1,7 @@
 """`anabranch doctor`: checks credentials, permissions, clock, limits, a stream and a lease store.
 
-Each check reports what it found and what to do about it. Doctor changes nothing: reads are small, and a write is only a
-dry run, sent to a service that has just shown that it supports dry runs. A check whose precondition failed is skipped.
+Each check reports what it found and what to do about it. Doctor changes nothing. Its only write is a dry run, and it
+sends that only if the service has just confirmed a dry run of a read. If a check fails, those that need it are skipped.
 """
 
 import argparse
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from anabranch._wire.messages import StreamSummary
 
 
-_CLOCK_OFF_MS: Final = 5_000
-_CLOCK_REFUSED_MS: Final = 300_000  # AWS rejects signatures that are more than five minutes off
-_NEARLY_FULL: Final = 0.9
-_ANSWER_SLOW_MS: Final = 1_000
+_CLOCK_SKEW_WARNING_MS: Final = 5_000
+_CLOCK_SKEW_MAX_MS: Final = 300_000  # AWS rejects signatures that are more than five minutes off
+_QUOTA_WARNING_SHARE: Final = 0.9
+_SLOW_RESPONSE_MS: Final = 1_000
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Checkup:
         self._leases = leases
 
     async def findings(self) -> AsyncIterator[Finding]:
-        """Yields findings as they come; later checks depend on earlier ones."""
+        """Yields each finding as soon as its check is done."""
         from anabranch._aws.account import AwsAccount
 
         yield _versions()
@@ -74,11 +74,11 @@ class Checkup:
         yield Finding("region", "ok", address.region)
         credentials = await self._credentials()
         yield credentials
-        answers = await _endpoint(address)
-        for finding in answers:
+        endpoint, clock = await _endpoint(address)
+        for finding in (endpoint, clock):
             yield finding
-        if credentials.state == "fail" or answers[0].state == "fail":
-            yield Finding("permissions", "skip", "needs credentials and an endpoint that answers")
+        if credentials.state == "fail" or endpoint.state == "fail":
+            yield Finding("permissions", "skip", "needs credentials and an endpoint that responds")
             return
         async for finding in self._service_findings(account, region):
             yield finding
@@ -95,7 +95,7 @@ class Checkup:
             access_key_id, method = await asyncio.to_thread(find)
         except AnabranchError as error:
             return Finding("credentials", "fail", _one_line(error), "aws configure, aws sso login, or --profile NAME")
-        return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, found by {method}")
+        return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, from {method}")
 
     async def _service_findings(self, account: "AwsAccount", region: str | None) -> AsyncIterator[Finding]:
         from anabranch._aws.control import BotocoreCalls, KinesisControl
@@ -107,10 +107,10 @@ class Checkup:
             async with await open_kinesis(account, region=region) as client:
                 yield await _limits(control)
                 if self._stream is None:
-                    yield Finding("permissions", "skip", "depend on the stream", "name one: anabranch doctor STREAM")
+                    yield Finding("permissions", "skip", "no stream was given", "run anabranch doctor STREAM")
                     return
-                examined = _StreamExamination(self._stream, client, calls)
-                async for finding in examined.findings():
+                checkup = _StreamCheckup(self._stream, client, calls)
+                async for finding in checkup.findings():
                     yield finding
         finally:
             control.close()
@@ -120,7 +120,7 @@ class Checkup:
         from anabranch.stores.urls import default_store, open_store
 
         if self._leases is None and self._app is None:
-            return Finding("store", "skip", "depends on the application", "give --leases URL, or --app NAME")
+            return Finding("store", "skip", "no application was given", "pass --app NAME or --leases URL")
         app = self._app or "doctor"
         try:
             store = default_store(app, os.environ) if self._leases is None else open_store(self._leases, app)
@@ -134,14 +134,14 @@ class Checkup:
         except AnabranchError as error:
             return Finding("store", "fail", _one_line(error), "pass the same URL as the consumer's leases=")
         if self._app is None:
-            return Finding("store", "ok", "answers")
+            return Finding("store", "ok", "responds")
         if row is None:
-            return Finding("store", "ok", f"answers; application {app!r} has not run with it yet")
-        return Finding("store", "ok", f"answers; application {app!r} is there, with {counted(len(members), 'member')}")
+            return Finding("store", "ok", f"responds; application {app!r} has not used it yet")
+        return Finding("store", "ok", f"responds; application {app!r} has {counted(len(members), 'member')}")
 
 
-class _StreamExamination:
-    """The permissions that a consumer and a producer of one stream need."""
+class _StreamCheckup:
+    """Checks one stream: its state, and the permissions that its consumers and producers need."""
 
     def __init__(self, stream: StreamName, client: "KinesisClient", calls: Any) -> None:
         self._stream = stream
@@ -156,54 +156,54 @@ class _StreamExamination:
             return
         yield _stream_state(summary)
         try:
-            shard_id = await self._an_open_shard()
+            shard_id = await self._first_open_shard()
         except AnabranchError as error:
             yield _failure("reading", "ListShards", error)
             return
-        knows_dry_runs, reading = await self._reading(shard_id)
+        supports_dry_runs, reading = await self._reading(shard_id)
         yield reading
         yield (
             await self._writing()
-            if knows_dry_runs
-            else Finding("writing", "skip", "this service or botocore version has no dry run of PutRecord")
+            if supports_dry_runs
+            else Finding("writing", "skip", "this service or botocore version does not support dry runs of PutRecord")
         )
         yield await self._fan_out(summary)
 
-    async def _an_open_shard(self) -> str:
+    async def _first_open_shard(self) -> str:
         from anabranch._model.streams import AT_LATEST
 
         page = await self._client.list_shards(self._stream, shard_filter=AT_LATEST, max_results=1)
         return page.shards[0].shard_id
 
     async def _reading(self, shard_id: str) -> tuple[bool, Finding]:
-        """Also checks that the service supports dry runs: one that does not would write the record."""
+        """Also checks whether the service supports dry runs. If not, a dry run of PutRecord would write a record."""
         operation = "GetShardIterator"
-        knows_dry_runs = False
+        supports_dry_runs = False
         try:
-            knows_dry_runs = await self._dry_run(operation, ShardId=shard_id, ShardIteratorType="LATEST")
+            supports_dry_runs = await self._dry_run(operation, ShardId=shard_id, ShardIteratorType="LATEST")
             iterator = await self._client.get_shard_iterator(self._stream, shard_id, StartingPosition("LATEST"))
             operation = "GetRecords"
             await self._client.get_records(self._stream, iterator, limit=1)
         except AnabranchError as error:
-            return knows_dry_runs, _failure("reading", operation, error)
+            return supports_dry_runs, _failure("reading", operation, error)
         allowed = "DescribeStreamSummary, ListShards, GetShardIterator and GetRecords are allowed"
-        return knows_dry_runs, Finding("reading", "ok", allowed)
+        return supports_dry_runs, Finding("reading", "ok", allowed)
 
     async def _writing(self) -> Finding:
         try:
             await self._dry_run("PutRecord", Data=b"dry run", PartitionKey="doctor")
         except AnabranchError as error:
             return _failure("writing", "PutRecord", error)
-        return Finding("writing", "ok", "PutRecord is allowed (a dry run: nothing was written)")
+        return Finding("writing", "ok", "PutRecord is allowed (dry run: nothing was written)")
 
     async def _fan_out(self, summary: "StreamSummary") -> Finding:
         try:
             page = await self._client.list_stream_consumers(summary.arn)
         except AnabranchError as error:
-            return _failure("fan-out", "ListStreamConsumers", error, only_for="consumers with read='fanout'")
-        count = f"{len(page.consumers)} of {CONSUMERS_PER_STREAM_MAX} consumers are registered"
+            return _failure("fan-out", "ListStreamConsumers", error, only_for="enhanced fan-out")
+        count = f"{len(page.consumers)} of {CONSUMERS_PER_STREAM_MAX} enhanced fan-out consumers are registered"
         if len(page.consumers) >= CONSUMERS_PER_STREAM_MAX:
-            return Finding("fan-out", "warn", count, "deregister one before another application uses read='fanout'")
+            return Finding("fan-out", "warn", count, "deregister one before you add another")
         return Finding("fan-out", "ok", count)
 
     async def _dry_run(self, operation: str, **parameters: Any) -> bool:
@@ -228,33 +228,35 @@ def _versions() -> Finding:
     return Finding("versions", "ok", versions)
 
 
-async def _endpoint(address: "ServiceAddress") -> list[Finding]:
+async def _endpoint(address: "ServiceAddress") -> tuple[Finding, Finding]:
+    """The findings about the endpoint and the clock."""
     from anabranch._aws.service import probe
 
     where = address.endpoint.url if address.proxy is None else f"{address.endpoint.url} through {address.proxy!r}"
     try:
         answer = await probe(address)
     except AnabranchError as error:
-        advice = "anabranch serve starts a local one; AWS's own needs internet access, a proxy or a VPC endpoint"
-        return [Finding("endpoint", "fail", _one_line(error), advice), Finding("clock", "skip", "needs the endpoint")]
-    time = f"{where} answers in {answer.round_trip_ms} ms, connecting included"
-    if answer.round_trip_ms > _ANSWER_SLOW_MS:
+        advice = "AWS needs internet access, a proxy or a VPC endpoint; anabranch serve starts a local endpoint"
+        clock = Finding("clock", "skip", "needs an endpoint that responds")
+        return Finding("endpoint", "fail", _one_line(error), advice), clock
+    time = f"{where} responds in {answer.round_trip_ms} ms, including the time to connect"
+    if answer.round_trip_ms > _SLOW_RESPONSE_MS:
         found = Finding("endpoint", "warn", time, "check the region and the network")
     else:
         found = Finding("endpoint", "ok", time)
-    return [found, _clock(answer.clock_ahead_ms)]
+    return found, _clock(answer.clock_ahead_ms)
 
 
 def _clock(ahead_ms: int | None) -> Finding:
     if ahead_ms is None:
-        return Finding("clock", "skip", "the endpoint sent no Date")
-    off = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the service's"
-    if abs(ahead_ms) <= _CLOCK_OFF_MS:
-        return Finding("clock", "ok", "agrees with the service's")
-    advice = "set it by NTP (chrony, systemd-timesyncd)"
-    if abs(ahead_ms) < _CLOCK_REFUSED_MS:
+        return Finding("clock", "skip", "the response has no Date header")
+    off = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the service's clock"
+    if abs(ahead_ms) <= _CLOCK_SKEW_WARNING_MS:
+        return Finding("clock", "ok", "in sync with the service's clock")
+    advice = "synchronize it with NTP (chrony, systemd-timesyncd)"
+    if abs(ahead_ms) < _CLOCK_SKEW_MAX_MS:
         return Finding("clock", "warn", off, advice)
-    return Finding("clock", "fail", off, f"{advice}: AWS refuses signatures that are five minutes off")
+    return Finding("clock", "fail", off, f"{advice}: AWS rejects signatures that are more than five minutes off")
 
 
 async def _limits(control: Any) -> Finding:
@@ -265,7 +267,7 @@ async def _limits(control: Any) -> Finding:
     counts = f"{limits.open_shard_count} of {limits.shard_count_max} shards are open in this account and region"
     if limits.on_demand_stream_count_max is not None:
         counts += f", {limits.on_demand_stream_count} of {limits.on_demand_stream_count_max} on-demand streams"
-    if limits.open_shard_count >= _NEARLY_FULL * limits.shard_count_max:
+    if limits.open_shard_count >= _QUOTA_WARNING_SHARE * limits.shard_count_max:
         return Finding(
             "limits", "warn", counts, "request a higher quota before you split shards (Service Quotas, Kinesis)"
         )
@@ -285,7 +287,7 @@ def _failure(check: str, operation: str, error: AnabranchError, *, only_for: str
     if isinstance(error, AccessDeniedError):
         advice = f"allow kinesis:{operation} in the policy of this identity"
         if only_for is not None:
-            return Finding(check, "warn", _one_line(error), f"{advice}; only {only_for} needs it")
+            return Finding(check, "warn", _one_line(error), f"{advice} (only {only_for} needs it)")
         return Finding(check, "fail", _one_line(error), advice)
     if isinstance(error, StreamNotFoundError):
         return Finding(check, "fail", _one_line(error), "run anabranch streams ls to list the streams")
@@ -315,7 +317,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stream", nargs="?", type=stream_argument, metavar="STREAM",
         help="also check this stream and the permissions on it",
     )  # fmt: skip
-    parser.add_argument("--app", metavar="NAME", help="an application, to check its lease store")
+    parser.add_argument("--app", metavar="NAME", help="also check the lease store of this application")
     add_leases_option(parser, "its lease store", default="its file on this machine")
     add_json_option(parser)
     add_aws_options(parser)
@@ -324,14 +326,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     checkup = Checkup(aws_from(arguments), stream=arguments.stream, app=arguments.app, leases=arguments.leases)
     console = None if arguments.json else make_console()
-    findings = asyncio.run(_examine(checkup, console))
+    findings = asyncio.run(_run_checks(checkup, console))
     if arguments.json:
         print_json(findings)
     return FAILED if any(finding.state == "fail" for finding in findings) else DONE
 
 
-async def _examine(checkup: Checkup, console: "Console | None") -> list[Finding]:
-    """Prints each line as it comes: some checks are slow."""
+async def _run_checks(checkup: Checkup, console: "Console | None") -> list[Finding]:
+    """Prints each finding immediately, because some checks are slow."""
     findings: list[Finding] = []
     async for finding in checkup.findings():
         findings.append(finding)

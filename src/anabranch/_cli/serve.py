@@ -15,18 +15,18 @@ from anabranch._cli.output import say
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         process = await asyncio.create_subprocess_exec(*program, env=dict(environment), start_new_session=False)
     except FileNotFoundError:
-        raise ConfigurationError(f"there is no program {program[0]!r}") from None
+        raise ConfigurationError(f"program not found: {program[0]!r}") from None
     except OSError as error:
-        raise ConfigurationError(f"{program[0]!r} cannot be run: {error.strerror}") from None
+        raise ConfigurationError(f"cannot run {program[0]!r}: {error.strerror}") from None
     loop = asyncio.get_running_loop()
-    for number in _FORWARDED:
+    for number in _FORWARDED_SIGNALS:
         loop.add_signal_handler(number, _forward, process, number)
     try:
         code = await process.wait()
@@ -35,7 +35,7 @@ async def run_program(program: Sequence[str], environment: Mapping[str, str]) ->
             process.kill()
         await process.wait()
         raise
-    return code if code >= 0 else 128 - code  # the shell's exit code for a signal
+    return code if code >= 0 else 128 - code  # after a signal, as shells do
 
 
 def _forward(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
@@ -62,8 +62,8 @@ examples:
 
 Prints a line that begins with `ready:` when clients can connect; on a terminal
 also the variables to set in other terminals. A PROGRAM gets endpoint, region
-and credentials from its environment, and its exit code is the result. Without
-one, Ctrl-C and SIGTERM shut the server down gracefully with exit code 0.
+and credentials in its environment, and serve returns its exit code. Without
+PROGRAM, Ctrl-C and SIGTERM shut the server down gracefully with exit code 0.
 """
 
 
@@ -75,13 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=bounded_integer("port", 0, 65_535),
         default=None,
-        help=f"default: {_PORT}, or a free port with PROGRAM; 0 takes a free one",
+        help=f"port to listen on; 0 chooses a free one (default: {_PORT}, or 0 with PROGRAM)",
     )
     parser.add_argument(
-        "--create", type=_stream, action="append", default=[], metavar="NAME[:SHARDS]",
+        "--create", type=_stream_to_create, action="append", default=[], metavar="NAME[:SHARDS]",
         help="create a stream at start (default: one shard); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--data", metavar="DIR", help="keep streams and records in this folder (default: in memory)")
+    parser.add_argument(
+        "--data", metavar="DIR", help="store streams and records in this directory (default: in memory)"
+    )
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
     parser.add_argument("--region", default="us-east-1", help="default: us-east-1")
     parser.add_argument(
@@ -89,29 +91,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--state-delay", type=bounded_number("number of seconds", 0, 86_400), default=0.0, metavar="SECONDS",
-        help="how long CREATING, UPDATING and DELETING last (default: 0)",
+        help="how long streams stay CREATING, UPDATING and DELETING (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--time-scale", type=bounded_number("factor", 0.0001, 1_000), default=1.0, metavar="FACTOR",
-        help="scales durations (subscriptions, iterators, retention): 0.01 makes five minutes three seconds",
+        help="multiply durations (subscriptions, iterators, retention): 0.01 turns five minutes into three seconds",
     )  # fmt: skip
     parser.add_argument(
         "--tls", action="store_true", help="serve TLS, with a self-signed certificate unless one is given"
     )
     parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
     parser.add_argument(
-        "--key", metavar="FILE", help="PEM file of the key, if the certificate's file does not contain it"
+        "--key", metavar="FILE", help="PEM file with the private key, if the certificate file does not contain it"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of random faults")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed for random faults")
 
 
 def run(arguments: argparse.Namespace) -> int:
     program: list[str] | None = arguments.program
     if program == []:
-        raise ConfigurationError("nothing to run after --: name a program")
+        raise ConfigurationError("no program after --")
     port = arguments.port if arguments.port is not None else 0 if program else _PORT
     kinesis = LocalKinesis(
-        create=_without_duplicates(arguments.create),
+        create=_shards_by_stream(arguments.create),
         host=arguments.host,
         port=port,
         region=arguments.region,
@@ -138,7 +140,7 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
             return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
         print(_ready_line(kinesis), flush=True)
         if sys.stdout.isatty() and sys.stderr.isatty():
-            say(_to_paste(kinesis))
+            say(_export_commands(kinesis))
         await stopped.wait()
     return 0
 
@@ -148,26 +150,26 @@ def _ready_line(kinesis: LocalKinesis) -> str:
     return f"{line} certificate {kinesis.certificate_path}" if kinesis.certificate_path is not None else line
 
 
-def _to_paste(kinesis: LocalKinesis) -> str:
+def _export_commands(kinesis: LocalKinesis) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
-    return "\n".join(["", "To use it from another terminal, paste there:", *lines, "", "Ctrl-C stops the server."])
+    return "\n".join(["", "To use it in another terminal, run:", *lines, "", "Ctrl-C stops the server."])
 
 
 def _inherited_environment() -> dict[str, str]:
-    """Our environment without the variables that point an SDK elsewhere."""
-    misleading = {"AWS_SESSION_TOKEN", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"}
-    return {name: value for name, value in os.environ.items() if name not in misleading}
+    """Our environment, without variables that would override the local endpoint or credentials."""
+    overriding = {"AWS_SESSION_TOKEN", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"}
+    return {name: value for name, value in os.environ.items() if name not in overriding}
 
 
-def _without_duplicates(streams: list[tuple[str, int]]) -> dict[str, int]:
+def _shards_by_stream(streams: list[tuple[str, int]]) -> dict[str, int]:
     names = [name for name, _ in streams]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"--create names {', '.join(twice)} more than once")
+        raise ConfigurationError(f"--create was passed more than once for {', '.join(twice)}")
     return dict(streams)
 
 
-def _stream(text: str) -> tuple[str, int]:
+def _stream_to_create(text: str) -> tuple[str, int]:
     name, colon, shards = text.partition(":")
     if not name or (colon and not (shards.isascii() and shards.isdigit() and int(shards) > 0)):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME or NAME:SHARDS, such as orders:4")

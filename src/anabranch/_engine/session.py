@@ -11,7 +11,7 @@ from anabranch._core.handling.batches import BatchLane
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
-from anabranch._core.reading.lifecycle import Move, Phase, next_phase
+from anabranch._core.reading.lifecycle import Phase, Transition, next_phase
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
 from anabranch._model.leases import LeaseKey, LeaseRow, Stopped
@@ -96,8 +96,8 @@ class Session:
     def shard_id(self) -> str:
         return self.holding.row.key.shard_id
 
-    def move(self, move: Move) -> None:
-        self.phase = next_phase(self.phase, move)
+    def move(self, transition: Transition) -> None:
+        self.phase = next_phase(self.phase, transition)
         self.is_live = self.phase in {"reading", "ended"}
 
     @property

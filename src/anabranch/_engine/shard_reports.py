@@ -1,7 +1,7 @@
 """What a heartbeat reports about the member's shards: lag, rate, and why a shard is stalled.
 
-The report is bounded: stalled shards first, then those furthest behind. Of the rest others only know the number
-(`load`). Rates are measured over a fixed time, however often a report is made.
+The report is bounded: stalled shards first, then those furthest behind. Other members only know how many more there are
+(`load`). Rates are measured over a fixed interval, independent of how often reports are made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,10 +18,10 @@ from anabranch.reports import ShardState
 
 SHARDS_MAX: Final = 64
 REASON_CHARACTERS_MAX: Final = 200
-RATE_OVER_MS: Final = 2_000
+RATE_INTERVAL_MS: Final = 2_000
 """Shorter than the default heartbeat interval, so each heartbeat has a new rate."""
-UNFINISHED_MS: Final = 10_000
-"""After this long without a finished record, the oldest unfinished one is reported."""
+STALLED_AFTER_MS: Final = 10_000
+"""After this long without a finished record, a shard is reported as stalled, with its oldest unfinished record."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000
 BUDGET_REPORTED_EVERY_MS: Final = 600_000
 """A full byte budget is normal back-pressure. Only a long wait is reported, once for all shards."""
@@ -31,7 +31,7 @@ class _Progress(msgspec.Struct):
     """Progress of one session since the last measurement."""
 
     session: Session
-    since_ms: int
+    measured_at_ms: int
     finished_count: int = 0
     records_per_second: float = 0.0
     progressed_at_ms: int = 0
@@ -51,15 +51,15 @@ class ShardReports:
         blocked_reason: str | None = None,
         overdue: Mapping[Session, str] = MappingProxyType({}),
     ) -> tuple[ShardStatus, ...]:
-        """`blocked_reason`: why no shard of this process moves. `overdue`: sessions with a call that ignores its
-        timeout, each with the reason.
+        """`blocked_reason`: why all shards of this process are stalled. `overdue`: sessions with a call that ignores
+        its timeout, each with the reason.
         """
         progresses = {session.key: self._measure(session, now_ms) for session in sessions}
         self._progress = progresses
-        found = [self._status(progress, now_ms, blocked_reason, overdue) for progress in progresses.values()]
+        statuses = [self._status(progress, now_ms, blocked_reason, overdue) for progress in progresses.values()]
         self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
-        found.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
-        return tuple(found[:SHARDS_MAX])
+        statuses.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
+        return tuple(statuses[:SHARDS_MAX])
 
     def states(
         self, sessions: Iterable[Session], now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
@@ -68,13 +68,14 @@ class ShardReports:
         return tuple(
             session.state(
                 overdue.get(session)
-                or _stall_reason(self._last_seen(session, now_ms), now_ms, blocked_reason)
+                or _stall_reason(self._last_measured(session, now_ms), now_ms, blocked_reason)
                 or _full_budget_reason(session, now_ms)
             )
             for session in sessions
         )
 
-    def _last_seen(self, session: Session, now_ms: int) -> _Progress:
+    def _last_measured(self, session: Session, now_ms: int) -> _Progress:
+        """The last measurement; a new one if the session is new or has finished records since then."""
         progress = self._progress.get(session.key)
         if (
             progress is None
@@ -89,12 +90,12 @@ class ShardReports:
         count = session.lane.finished_count
         if progress is None or progress.session is not session:
             return _Progress(session, now_ms, count, progressed_at_ms=now_ms)
-        elapsed_ms = now_ms - progress.since_ms
+        elapsed_ms = now_ms - progress.measured_at_ms
         if count != progress.finished_count or not session.lane.unfinished_count:
             progress.progressed_at_ms = now_ms
-        if elapsed_ms >= RATE_OVER_MS:
+        if elapsed_ms >= RATE_INTERVAL_MS:
             progress.records_per_second = round((count - progress.finished_count) * 1000 / elapsed_ms, 1)
-            progress.since_ms, progress.finished_count = now_ms, count
+            progress.measured_at_ms, progress.finished_count = now_ms, count
         return progress
 
     def _status(
@@ -117,8 +118,8 @@ class ShardReports:
 
     def _report_full_budget(self, sessions: list[Session], now_ms: int) -> None:
         waiting = [session for session in sessions if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS]
-        told_ms = self._full_budget_reported_ms
-        if not waiting or (told_ms is not None and now_ms - told_ms < BUDGET_REPORTED_EVERY_MS):
+        reported_ms = self._full_budget_reported_ms
+        if not waiting or (reported_ms is not None and now_ms - reported_ms < BUDGET_REPORTED_EVERY_MS):
             return
         self._full_budget_reported_ms = now_ms
         first = max(waiting, key=lambda session: _budget_wait_ms(session, now_ms))
@@ -133,7 +134,7 @@ class ShardReports:
 
 
 def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) -> str | None:
-    """Why it is stalled; None if it is not. A shard that finishes records is not stalled."""
+    """Why the shard is stalled; None if it is not."""
     session = progress.session
     if session.reason is not None:
         return session.reason
@@ -146,7 +147,7 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) 
         return f"it is being handed over to {request.requester}"
     waited_ms = now_ms - progress.progressed_at_ms
     lane, first = session.lane, session.lane.first_unfinished
-    if first is None or waited_ms < UNFINISHED_MS:
+    if first is None or waited_ms < STALLED_AFTER_MS:
         return None
     if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
         return full
@@ -155,17 +156,17 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) 
 
 
 def _budget_wait_ms(session: Session, now_ms: int) -> int:
-    """How long a shard with nothing to handle has waited for the byte budget; 0 if it does not wait."""
+    """How long a shard with no unfinished records has waited for the byte budget; 0 if it does not wait."""
     since_ms = session.budget_full_since_ms
-    has_nothing = session.is_live and session.lane.first_unfinished is None
-    return now_ms - since_ms if since_ms is not None and has_nothing else 0
+    is_idle = session.is_live and session.lane.first_unfinished is None
+    return now_ms - since_ms if since_ms is not None and is_idle else 0
 
 
 def _full_budget_reason(session: Session, now_ms: int) -> str | None:
     waited_ms, budget = _budget_wait_ms(session, now_ms), session.budget
-    if waited_ms < UNFINISHED_MS:
+    if waited_ms < STALLED_AFTER_MS:
         return None
     return (
-        f"the byte budget has had no room for a read for {waited_ms // 1000} s: "
-        f"{budget.used_bytes} of {budget.limit_bytes} bytes are read and unfinished"
+        f"the byte budget has been full for {waited_ms // 1000} s: "
+        f"unfinished records use {budget.used_bytes} of {budget.limit_bytes} bytes"
     )

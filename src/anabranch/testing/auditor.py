@@ -3,12 +3,12 @@
 It knows nothing about the consumer, so it can audit a handler in production, or the merged logs of many processes. Call
 its methods in the order in which things happened; only `wrote` may come later, even at the end.
 
-- Order: no record of a key is started for the first time before the record before it is finished. One owner (one fence
-  token) goes forward, one record of a key at a time.
+- Order: a record of a key starts for the first time only after the previous one is finished. One owner (one fence
+  token) only moves forward, and runs one record of a key at a time.
 - No loss: every record that was written is finished.
 - Repeats are counted. A record that was committed as finished must not be repeated.
 - A call whose fence token is below the highest seen for its key is a zombie: it outlived its lease. Zombies are counted
-  separately. They do not break the order and finish nothing.
+  separately. They cannot break the order, and they finish no record.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from anabranch.testing.checkers import covers
 
 __all__ = ["AuditReport", "Auditor"]
 
-EXAMPLES_MAX = 20
+FINDINGS_PER_KIND_MAX = 20
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
     written_count: int
     started_count: int
-    """Without the starts of zombies."""
+    """Without those of zombies."""
     finished_count: int
     """Distinct records."""
     repeated_count: int
@@ -53,8 +53,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         counts = (
             f"{self.written_count} written, {self.finished_count} finished, {self.repeated_count} repeated, "
-            f"{self.zombie_count} zombie effects; order broken {self.order_break_count} times, {self.lost_count} lost, "
-            f"{self.unexpected_count} unexpected, {self.committed_repeat_count} repeated although committed"
+            f"{self.zombie_count} starts and ends of zombies; order broken {self.order_break_count} times, "
+            f"{self.lost_count} lost, {self.unexpected_count} unexpected, "
+            f"{self.committed_repeat_count} repeated after their commit"
         )
         return "\n  ".join([counts, *self.findings])
 
@@ -62,31 +63,31 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 class _KeyAudit:
     """One partition key of one stream."""
 
-    __slots__ = ("finished", "last", "latest", "token", "written")
+    __slots__ = ("fence_token", "highest_started", "is_finished", "last_started", "written")
 
     def __init__(self) -> None:
-        self.token = 0
+        self.fence_token = 0
         """The highest fence token seen, which is the current owner's."""
-        self.last: Position | None = None
-        """What the current owner started last."""
-        self.latest: Position | None = None
-        """The highest position that was ever started."""
-        self.finished: dict[Position, bool] = {}
-        """Every record that was started, and whether it is finished."""
+        self.last_started: Position | None = None
+        """By the current owner."""
+        self.highest_started: Position | None = None
+        """By any owner."""
+        self.is_finished: dict[Position, bool] = {}
+        """For every record that was started."""
         self.written: dict[Position, None] = {}
 
     def order_break(self, position: Position) -> str | None:
         """Why this record must not start now; None if it may."""
-        last, latest = self.last, self.latest
+        last, highest = self.last_started, self.highest_started
         if last is not None and position < last:
             return f"started after {last} by the same owner"
-        if last is not None and position != last and not self.finished[last]:
+        if last is not None and position != last and not self.is_finished[last]:
             return f"started while {last} was running, by the same owner"
-        if latest is None or position in self.finished:
+        if highest is None or position in self.is_finished:
             return None
-        if position < latest:
-            return f"first started after {latest}"
-        return None if self.finished[latest] else f"first started before {latest} was finished"
+        if position < highest:
+            return f"first started after {highest}"
+        return None if self.is_finished[highest] else f"first started before {highest} was finished"
 
 
 class Auditor:
@@ -104,41 +105,41 @@ class Auditor:
         """Records that are written and not finished yet."""
 
     def wrote(self, record: PutResult | Record[Any]) -> None:
-        """The record is in the stream. A `PutResult` must be a delivered one."""
+        """The record is in the stream. A `PutResult` must be a delivered record's."""
         assert record.sequence_number is not None, "wrote() needs a delivered record"
         key, position = self._key(record), Position(int(record.sequence_number), record.sub_sequence_number)
         if position not in key.written:
             key.written[position] = None
-            self.outstanding_count += not key.finished.get(position, False)
+            self.outstanding_count += not key.is_finished.get(position, False)
 
     def start(self, record: Record[Any], fence_token: int) -> None:
         """A handler was called with this record."""
         key, position = self._key(record), record.position
-        if fence_token < key.token:
+        if fence_token < key.fence_token:
             self._zombie_count += 1
             return
-        if fence_token > key.token:
-            key.token, key.last = fence_token, None
+        if fence_token > key.fence_token:
+            key.fence_token, key.last_started = fence_token, None
         self._started_count += 1
         if (problem := key.order_break(position)) is not None:
             self._order_break_count += 1
-            self._find(self._order_break_count, f"order: {_place(record)}, token {fence_token}, {problem}")
-        if key.finished.setdefault(position, False):
-            self._repeat(record, position)
-        key.last = position
-        key.latest = position if key.latest is None else max(key.latest, position)
+            self._add_finding(self._order_break_count, f"order: {_describe(record)}, token {fence_token}, {problem}")
+        if key.is_finished.setdefault(position, False):
+            self._count_repeat(record, position)
+        key.last_started = position
+        key.highest_started = position if key.highest_started is None else max(key.highest_started, position)
 
     def finish(self, record: Record[Any], fence_token: int) -> None:
         """The handler call with this record returned."""
         key, position = self._key(record), record.position
-        if fence_token < key.token:
+        if fence_token < key.fence_token:
             self._zombie_count += 1
-        elif not key.finished.get(position):
-            key.finished[position] = True
+        elif not key.is_finished.get(position):
+            key.is_finished[position] = True
             self.outstanding_count -= position in key.written
 
     def commit(self, row: LeaseRow) -> None:
-        """The lease store has this row: what it says is finished must not be started any more."""
+        """The lease store has accepted this row. Records that it marks as finished must not start again."""
         self._checkpoints[row.key.shard_id] = None if row.is_finished else row.checkpoint
 
     def report(self) -> AuditReport:
@@ -146,20 +147,20 @@ class Auditor:
         unexpected: list[str] = []
         knows_writes = any(key.written for key in self._keys.values())
         for (_, name), key in self._keys.items():
-            lost.extend(f"lost: {name!r} at {at}" for at in key.written if not key.finished.get(at))
+            lost.extend(f"lost: {name!r} at {at}" for at in key.written if not key.is_finished.get(at))
             if knows_writes:
-                unexpected.extend(f"never written: {name!r} at {at}" for at in key.finished if at not in key.written)
+                unexpected.extend(f"never written: {name!r} at {at}" for at in key.is_finished if at not in key.written)
         return AuditReport(
             written_count=sum(len(key.written) for key in self._keys.values()),
             started_count=self._started_count,
-            finished_count=sum(sum(key.finished.values()) for key in self._keys.values()),
+            finished_count=sum(sum(key.is_finished.values()) for key in self._keys.values()),
             repeated_count=self._repeated_count,
             zombie_count=self._zombie_count,
             order_break_count=self._order_break_count,
             lost_count=len(lost),
             unexpected_count=len(unexpected),
             committed_repeat_count=self._committed_repeat_count,
-            findings=(*self._findings, *lost[:EXAMPLES_MAX], *unexpected[:EXAMPLES_MAX]),
+            findings=(*self._findings, *lost[:FINDINGS_PER_KIND_MAX], *unexpected[:FINDINGS_PER_KIND_MAX]),
         )
 
     def _key(self, record: PutResult | Record[Any]) -> _KeyAudit:
@@ -169,19 +170,19 @@ class Auditor:
             key = self._keys[name] = _KeyAudit()
         return key
 
-    def _repeat(self, record: Record[Any], position: Position) -> None:
+    def _count_repeat(self, record: Record[Any], position: Position) -> None:
         self._repeated_count += 1
         if record.shard_id not in self._checkpoints:
             return
         checkpoint = self._checkpoints[record.shard_id]
         if checkpoint is None or covers(checkpoint, position, record.partition_key):
             self._committed_repeat_count += 1
-            self._find(self._committed_repeat_count, f"repeated although committed: {_place(record)}")
+            self._add_finding(self._committed_repeat_count, f"repeated after its commit: {_describe(record)}")
 
-    def _find(self, count: int, what: str) -> None:
-        if count <= EXAMPLES_MAX:
+    def _add_finding(self, count: int, what: str) -> None:
+        if count <= FINDINGS_PER_KIND_MAX:
             self._findings.append(what)
 
 
-def _place(record: Record[Any]) -> str:
+def _describe(record: Record[Any]) -> str:
     return f"{record.partition_key!r} at {record.shard_id}/{record.position}"

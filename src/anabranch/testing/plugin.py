@@ -1,4 +1,4 @@
-"""The pytest plugin, installed with anabranch: its fixtures work without an import.
+"""The pytest plugin. pytest finds it by itself, so its fixtures need no import.
 
 Every pytest run loads it where anabranch is installed, so it imports the rest of anabranch only when a fixture is used.
 """
@@ -17,7 +17,7 @@ __all__ = ["anabranch_simulation", "local_kinesis"]
 
 @pytest.fixture
 def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
-    """A local Kinesis for one test. The environment points every AWS client in the test to it."""
+    """A local Kinesis for one test. The environment makes every AWS client in the test use it."""
     from anabranch.testing.doubles import run_local_kinesis  # noqa: PLC0415 -- see above
 
     with run_local_kinesis() as kinesis:
@@ -28,7 +28,7 @@ def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
 
 @pytest.fixture
 def anabranch_simulation() -> "Callable[..., SimulationReport]":
-    """`anabranch.testing.simulate` that also checks the report: a broken promise fails the test and names the seed."""
+    """Runs `anabranch.testing.simulate` and checks its report. A broken promise fails the test and names the seed."""
     from anabranch.testing.simulation import simulate  # noqa: PLC0415 -- see above
 
     def run(*arguments: Any, **options: Any) -> "SimulationReport":

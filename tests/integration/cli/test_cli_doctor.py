@@ -19,8 +19,8 @@ def test_all_is_well_for_a_stream_and_an_application(server, cli, tmp_path):
         ),
         "ok",
     )  # fmt: skip
-    assert "access key ...ocal, found by env" in ended.out
-    assert "application 'billing' has not run with it yet" in ended.out
+    assert "access key ...ocal, from env" in ended.out
+    assert "application 'billing' has not used it yet" in ended.out
     assert list(tmp_path.iterdir()) == []
     assert server.call("DescribeStreamSummary", StreamName="orders")["StreamDescriptionSummary"]["OpenShardCount"] == 2
 
@@ -57,7 +57,7 @@ def test_json_has_the_same_findings(server, cli):
         ("GetRecords", "reading", "fail", "allow kinesis:GetRecords"),
         ("PutRecord", "writing", "fail", "allow kinesis:PutRecord"),
         ("DescribeLimits", "limits", "warn", "only this check needs it"),
-        ("ListStreamConsumers", "fan-out", "warn", "only consumers with read='fanout' needs it"),
+        ("ListStreamConsumers", "fan-out", "warn", "only enhanced fan-out needs it"),
     ],
 )
 def test_a_missing_permission_is_named(server, cli, operation, check, state, advice):
@@ -68,7 +68,7 @@ def test_a_missing_permission_is_named(server, cli, operation, check, state, adv
     assert f"-> {advice}" in ended.out or advice in ended.out
 
 
-def test_a_service_that_knows_no_dry_run_is_not_written_to(server, cli):
+def test_a_service_that_does_not_support_dry_runs_is_not_written_to(server, cli):
     server.local.faults.on("GetShardIterator").error("ValidationException", "unknown member DryRun").once()
     server.local.faults.on("PutRecord").error("InternalFailure", "nobody should have asked")
     ended = cli("doctor", "orders")
@@ -76,7 +76,7 @@ def test_a_service_that_knows_no_dry_run_is_not_written_to(server, cli):
     assert states(ended)["writing"] == "skip"
 
 
-def test_nothing_is_guessed_where_the_ground_is_missing(cli, monkeypatch):
+def test_checks_are_skipped_if_what_they_need_has_failed(cli, monkeypatch):
     nowhere = cli("doctor")
     assert nowhere.code == 1
     assert states(nowhere) == {"versions": "ok", "region": "fail", "store": "skip"}
@@ -95,7 +95,7 @@ def test_nothing_is_guessed_where_the_ground_is_missing(cli, monkeypatch):
     assert "refused the connection" in nobody.out
 
 
-def test_a_missing_stream_and_a_store_that_is_none_are_told(server, cli):
+def test_a_missing_stream_and_an_unknown_store_are_reported(server, cli):
     missing = cli("doctor", "ordrs")
     assert missing.code == 1
     assert "-> run anabranch streams ls to list the streams" in missing.out
@@ -106,16 +106,16 @@ def test_a_missing_stream_and_a_store_that_is_none_are_told(server, cli):
 
 
 def test_the_store_of_an_application_is_its_file_here(server, cli):
-    assert "application 'billing' has not run with it yet" in cli("doctor", "--app", "billing").out
+    assert "application 'billing' has not used it yet" in cli("doctor", "--app", "billing").out
 
 
 @pytest.mark.parametrize(
     "ahead_ms, state, finding",
     [
-        (None, "skip", "the endpoint sent no Date"),
-        (-900, "ok", "agrees with the service's"),
-        (61_000, "warn", "61.0 s ahead of the service's"),
-        (-400_000, "fail", "400.0 s behind the service's"),
+        (None, "skip", "the response has no Date header"),
+        (-900, "ok", "in sync with the service's clock"),
+        (61_000, "warn", "61.0 s ahead of the service's clock"),
+        (-400_000, "fail", "400.0 s behind the service's clock"),
     ],
 )
 def test_a_clock_is_judged_by_how_far_it_is_off(ahead_ms, state, finding):

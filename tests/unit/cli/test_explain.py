@@ -153,7 +153,7 @@ def test_the_last_holder_is_named(owner, said):
     [
         ("record 5 of key 'a' has not been finished for 12 s", MEMBER, "check that record's handler"),
         ("it is being handed over to b", MEMBER, "nothing to do"),
-        ("the byte budget has had no room for a read for 12 s", MEMBER, "nothing is lost"),
+        ("the byte budget has been full for 12 s", MEMBER, "nothing is lost"),
         ("132 keys have unfinished records, which is the limit", MEMBER, "check the handlers"),
         ("the handler of record 5 ignores its timeout of 3 s at app.py:7", MEMBER, "make the handler return"),
         ("the worker is paused by Consumer.pause()", MEMBER, "call Consumer.resume() in its program"),

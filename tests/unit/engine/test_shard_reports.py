@@ -133,7 +133,10 @@ def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
     session.budget_full_since_ms = 5_000
     session.budget.try_reserve(session.budget.limit_bytes)
     assert reports.report([session], 14_999)[0].reason is None
-    assert "budget has had no room for a read for 10 s: 268435456 of" in reports.report([session], 15_000)[0].reason
+    assert (
+        "budget has been full for 10 s: unfinished records use 268435456 of"
+        in reports.report([session], 15_000)[0].reason
+    )
     session.budget_full_since_ms = None
     assert reports.report([session], 15_001)[0].reason is None
 
@@ -171,7 +174,7 @@ def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_aft
         reports.report(sessions, second * 1000)
     (event,) = told
     assert event.shard_id == sessions[0].shard_id
-    assert "no room for a read for 60 s" in event.reason
+    assert "the byte budget has been full for 60 s" in event.reason
     assert event.reason.endswith("1 shard waits")
     reports.report(sessions, 660_000)
     assert [event.reason.rpartition("; ")[2] for event in told] == ["1 shard waits", "50 shards wait"]

@@ -101,7 +101,7 @@ def test_a_repeat_of_what_was_committed_is_a_finding(auditor, committed):
     auditor.commit(committed)
     handle(auditor, 2, token=2)
     assert auditor.report().committed_repeat_count == 1
-    assert "although committed" in str(auditor.report())
+    assert "repeated after its commit" in str(auditor.report())
 
 
 def test_effects_of_a_call_that_outlived_its_lease_count_apart_and_finish_nothing(auditor):

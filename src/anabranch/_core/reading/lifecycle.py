@@ -2,21 +2,21 @@
 
 | phase     | meaning                                                        |
 |-----------|----------------------------------------------------------------|
-| reading   | it is read, and its records are handed out                     |
+| reading   | the shard is read, and its records are handled                 |
 | ended     | its last record was read; some records may be unfinished       |
-| finished  | all records are finished and the lease row says so; final      |
-| stopped   | stopped at a record, its lease kept (rule D4)                  |
+| finished  | all records are finished, and the lease row says so; final     |
+| stopped   | a record cannot be handled; the lease is kept (rule D4)        |
 | lost      | the lease was lost, given away or released; final              |
 
-An illegal move is a bug, and fails as a missing key.
+A transition that is not in the table is a bug, and raises KeyError.
 """
 
 from typing import Final, Literal
 
 Phase = Literal["reading", "ended", "finished", "stopped", "lost"]
-Move = Literal["end", "finish", "stop", "lose"]
+Transition = Literal["end", "finish", "stop", "lose"]
 
-TRANSITIONS: Final[dict[Phase, dict[Move, Phase]]] = {
+TRANSITIONS: Final[dict[Phase, dict[Transition, Phase]]] = {
     "reading": {"end": "ended", "stop": "stopped", "lose": "lost"},
     "ended": {"finish": "finished", "stop": "stopped", "lose": "lost"},
     "stopped": {"lose": "lost"},
@@ -25,5 +25,5 @@ TRANSITIONS: Final[dict[Phase, dict[Move, Phase]]] = {
 }
 
 
-def next_phase(phase: Phase, move: Move) -> Phase:
-    return TRANSITIONS[phase][move]
+def next_phase(phase: Phase, transition: Transition) -> Phase:
+    return TRANSITIONS[phase][transition]

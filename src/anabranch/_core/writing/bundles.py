@@ -2,12 +2,12 @@
 
 - A bundle is open (it grows), then frozen (every retry sends the same bytes), then settled (delivered or failed, once)
   or dissolved (its records moved to other bundles).
-- Sizes are exact while it grows: nothing is packed twice.
+- Its exact size is known while it grows, so nothing is packed twice.
 - A single record is sent unchanged. If its data is itself an aggregate, it is wrapped in another one; otherwise
-  consumers would open it.
+  consumers would deaggregate it.
 - Our aggregates carry a tag on their first record. If a record of a tagged aggregate is outside the shard's range, our
   consumers skip the whole aggregate: the producer reported none of it as delivered and sends all of it again.
-- The partition key of an aggregate only selects the shard: that of its first record.
+- The partition key of an aggregate only selects the shard. By default it is that of the first record.
 
 A record is also its delivery handle (the engine's `Delivery` extends it): one small object for each put. It references
 its bundle, so the handle sees the bundle's outcome without a look-up.
@@ -27,7 +27,7 @@ from anabranch.limits import KIB, PUT_RECORDS_ENTRIES_MAX
 from anabranch.records import Attempt, PutResult
 
 AGGREGATE_BYTES: Final = 50 * KIB  # two of the 25 KB units that the service bills
-AGGREGATE_BYTES_LOADED: Final = 256 * KIB  # while the lane has to wait anyway
+AGGREGATE_BYTES_BUSY: Final = 256 * KIB  # for a lane that has to wait anyway
 
 RECORD_COST_BYTES: Final = 256
 """Memory for the handle, list slots and parts of the aggregate; measured on CPython 3.11 and rounded up."""
@@ -77,12 +77,12 @@ class OutgoingRecord(msgspec.Struct, gc=False, eq=False):
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """How records become Kinesis records."""
+    """How a bundle becomes a Kinesis record."""
 
     outer_partition_key: str | None = None
     """The partition key of aggregates. None uses that of their first record."""
-    wraps: bool = True
-    """False if nothing is aggregated: then every record is sent unchanged."""
+    aggregates: bool = True
+    """If False, every record is sent unchanged."""
 
 
 class Bundle:
@@ -113,12 +113,13 @@ class Bundle:
         self.stream = stream
         self.packing = packing
         self.predicted = predicted
-        """The shard that all of its records should land in; None if unknown or irrelevant."""
+        """The shard in which we expect all of its records; None if unknown or irrelevant."""
         self.epoch = epoch
         """How many flushes were requested before its records were put."""
         self.records: list[Any] = []
         self.builder: AggregateBuilder | None = None
         self.size_max = 0
+        """How many bytes its aggregate may have, without the partition key."""
         self.cost_bytes = 0
         """How much of the buffer its records use."""
         self.due_ms = 0
@@ -126,7 +127,7 @@ class Bundle:
         self.entry: PutRecordsEntry | None = None
         self.is_aggregate = False
         self.entries_per_call_max = PUT_RECORDS_ENTRIES_MAX
-        """How many entries a call with this bundle may have. Halved each time the service calls it invalid."""
+        """How many entries a call with this bundle may have. Halved when the service rejects the call as invalid."""
         self.attempts: tuple[Attempt, ...] = ()
         self.in_flight = False
         """Sent, and no response was processed yet: it may be written."""
@@ -135,12 +136,12 @@ class Bundle:
         self.shard_id: str | None = None
         self.sequence_number: str | None = None
         self.failures: UnseenFailures | None = None
-        """Set if it failed: where its records wait to be seen."""
+        """Set if it failed: holds its records until the caller sees the failure."""
         self.waiters: list[tuple[OutgoingRecord, Callable[[], None]]] | None = None
         """For the engine: callbacks by record, to be called once when the bundle is settled or dissolved."""
 
     def open_with(self, record: OutgoingRecord, size_max: int) -> None:
-        """Adds the first record. The bundle may grow to an entry of `size_max` bytes, its partition key included."""
+        """Adds the first record. The entry may grow to `size_max` bytes, including its partition key."""
         self.builder = builder = AggregateBuilder()
         outer = self.packing.outer_partition_key or record.partition_key
         self.size_max = size_max - len(outer.encode())
@@ -164,7 +165,7 @@ class Bundle:
 
     @property
     def _is_sent_unchanged(self) -> bool:
-        return len(self.records) == 1 and not (self.packing.wraps and self.records[0].data.startswith(MAGIC))
+        return len(self.records) == 1 and not (self.packing.aggregates and self.records[0].data.startswith(MAGIC))
 
     @property
     def entry_bytes(self) -> int:
@@ -210,7 +211,7 @@ class Bundle:
 
     @property
     def has_one_hash_key(self) -> bool:
-        """If so, it cannot straddle shards."""
+        """If so, all of its records belong to the same shard."""
         first = self.records[0].digest
         return all(record.digest == first for record in self.records)
 
@@ -237,19 +238,18 @@ class UnseenFailures:
     """Failed records that nobody has seen yet.
 
     A failure stays here, with its record and its buffer space, until somebody sees it: by awaiting its delivery, by
-    `on_undelivered`, or when `flush` raises it. So no failure is lost, and failures that nobody looks at fill the
-    buffer instead of the memory.
+    `on_undelivered`, or when `flush` raises it. So no failure is lost, and the buffer limits the memory that unseen
+    failures use.
 
     With `order="key"` a failure blocks its key until it is seen: later records of the key fail too. Writing them would
     put them before the failed one, which the caller may want to send again.
     """
 
-    __slots__ = ("_unseen", "blocks_keys", "freed_bytes", "keys", "on_seen")
+    __slots__ = ("_unseen", "blocked_keys", "blocks_keys", "freed_bytes", "on_seen")
 
     def __init__(self, *, blocks_keys: bool) -> None:
         self.blocks_keys = blocks_keys
-        self.keys: dict[str, None] = {}
-        """Blocked keys: their later records fail too."""
+        self.blocked_keys: dict[str, None] = {}
         self.freed_bytes = 0
         """Buffer space of seen failures that the engine has not taken back yet."""
         self.on_seen: Callable[[], None] | None = None
@@ -263,13 +263,13 @@ class UnseenFailures:
         for record in records:
             self._unseen[id(record)] = record
             if self.blocks_keys:
-                self.keys[record.partition_key] = None
+                self.blocked_keys[record.partition_key] = None
 
     def mark_seen(self, record: OutgoingRecord) -> None:
         """The caller has seen this failure. That also unblocks its key, even if other failures of it are unseen."""
         if self._unseen.pop(id(record), None) is not None:
             self.freed_bytes += cost_of(record.data, record.partition_key)
-            self.keys.pop(record.partition_key, None)
+            self.blocked_keys.pop(record.partition_key, None)
             if self.on_seen is not None:
                 self.on_seen()
 

@@ -1,17 +1,19 @@
-"""Lanes: where records wait until they may be sent, and in which order they go.
+"""Lanes hold records until they are sent, and decide the order in which they are sent.
 
-- A lane is a shard (its range of hash keys) where records are aggregated by shard, otherwise a partition key.
+- A lane belongs to a shard (its range of hash keys) if records are aggregated by shard, or neither aggregated nor
+  ordered. Otherwise it belongs to a partition key.
 - With `order="key"` a lane has at most one Kinesis record in flight, and at most one entry per call. So neither a
-  partial failure nor two calls that overtake each other can change the order of a key. A failed record goes first.
-- All unsent records of a key are in one lane: the one that its next record will join.
-- When a shard leaves the map, its lane is retired. Its unsent records move, in order, to the lanes that hold their keys
-  now. Records in flight stay, and those lanes send nothing until they are resolved (`blocker_count`). So a key never
-  has two records in flight, however its shards change.
-- Without a predicted shard each key has its own lane and its records are sent alone, until a listing arrives.
-- A lane belongs to one queue: its predicted shard's, which limits the rate, or the queue without a shard.
-- A call takes the heads of lanes, from each shard's queue in turn. It has at most 500 entries and 10 MiB (API), and at
-  most 256 KiB per shard unless a single record is larger: a shard rejects part of a whole second's load in one call.
-  A queue over its rate is skipped and does not delay the others.
+  partial failure nor two calls that overtake each other can change the order of a key. Retries go first.
+- All unsent records of a key are in one lane, and its next record joins them.
+- When a shard leaves the map, its lane is retired. Its unsent records move, in order, to the lanes that own their keys
+  now. Its records in flight stay, and the new lanes send nothing until those are resolved (`blocker_count`). So a key
+  never has two records in flight, however its shards change.
+- Until the shards are listed, no shard can be predicted: with order, each key has its own lane, and each record is
+  sent on its own.
+- Each lane is in one queue: that of its predicted shard, which limits the rate, or the queue for unknown shards.
+- A call takes the first bundle of each lane, from one queue after the other. It has at most 500 entries and 10 MiB (API
+  limits), and at most 256 KiB per shard unless a single record is larger: a shard that gets a full second's quota in
+  one call throttles part of it. A queue over its rate is skipped and does not delay the others.
 """
 
 from collections import deque
@@ -21,7 +23,7 @@ from typing import Final, Literal
 
 from anabranch._core.writing.bundles import (
     AGGREGATE_BYTES,
-    AGGREGATE_BYTES_LOADED,
+    AGGREGATE_BYTES_BUSY,
     Bundle,
     OutgoingRecord,
     Packing,
@@ -36,14 +38,14 @@ from anabranch.records import Attempt
 
 REMEMBERED_KEYS_MAX: Final = 1 << 16
 SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
-_GROWTH_BYTES: Final = AGGREGATE_BYTES_LOADED - AGGREGATE_BYTES
+_GROWTH_BYTES: Final = AGGREGATE_BYTES_BUSY - AGGREGATE_BYTES
 
 LaneId = str | tuple[str, str] | MappedShard | None
-"""A partition key, a partition key with its explicit hash key, a shard, or None: all records, without an order."""
+"""A partition key, with its explicit hash key if it has one; a shard; or None: unordered records of unknown shards."""
 
 
 def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
-    """The digest that selects the shard. Raises ValueError or TypeError for keys that the service would reject."""
+    """Returns the digest that selects the shard. Raises ValueError or TypeError for keys that Kinesis would reject."""
     check_partition_key(partition_key)
     if explicit_hash_key is None:
         return md5_digest(partition_key)
@@ -53,7 +55,7 @@ def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
 
 
 class ShardQueue:
-    """The lanes of one shard that can send, first come first served."""
+    """The lanes of one shard that can send now, first come first served."""
 
     __slots__ = ("is_queued", "pace", "ready", "shard")
 
@@ -75,15 +77,15 @@ class WriteLane:
     def __init__(self, lane_id: LaneId, digest: bytes | None, queue: ShardQueue, *, aggregates: bool) -> None:
         self.lane_id = lane_id
         self.digest = digest
-        """The hash key of a key's lane; None for a shard's lane."""
+        """The hash key, if the lane belongs to a partition key; None if it belongs to a shard."""
         self.queue = queue
         self.aggregates = aggregates
         self.open_bundle: Bundle | None = None
         self.closed_bundles: deque[Bundle] = deque()
-        """They no longer grow. All of them go before the open one."""
+        """They no longer grow, and are sent before the open one."""
         self.in_flight = 0
         self.blocker_count = 0
-        """Retired lanes that still have some of its keys in flight. Until they drain, this lane sends nothing."""
+        """How many retired lanes have records of its keys in flight. Until they drain, this lane sends nothing."""
         self.is_queued = False
         """Whether it is in its queue's `ready`."""
         self.is_retired = False
@@ -96,8 +98,8 @@ class WriteLane:
         return self.open_bundle is None and not self.closed_bundles and not self.in_flight
 
     @property
-    def is_loaded(self) -> bool:
-        """The open bundle has to wait for others."""
+    def is_busy(self) -> bool:
+        """Whether the open bundle has to wait for others."""
         return bool(self.closed_bundles or self.in_flight)
 
     def head(self) -> Bundle | None:
@@ -114,7 +116,7 @@ class WriteLane:
             self.open_bundle = None
 
     def launch(self) -> Bundle:
-        """Takes the first bundle out, to be sent."""
+        """Removes the first bundle and marks it as in flight."""
         if self.closed_bundles:
             bundle = self.closed_bundles.popleft()
         else:
@@ -132,7 +134,7 @@ class WriteLane:
         return unsent
 
     def confirm_order(self, shard_id: str, sequence_number: str) -> bool:
-        """Remembers where its newest record is. False if its sequence number is below that of an older record."""
+        """Remembers the newest delivered record. False if an older one in the same shard has a higher number."""
         previous = self.last_sequence_number if shard_id == self.last_shard_id else ""
         self.last_shard_id, self.last_sequence_number = shard_id, sequence_number
         # Decimal numbers without leading zeros: the longer one is larger.
@@ -140,7 +142,7 @@ class WriteLane:
 
 
 class PutRecordsCall:
-    """One PutRecords request. `bundles`, `lanes` and `entries` are parallel to the entries of its response."""
+    """One PutRecords request. `bundles`, `lanes` and `entries` have one item for each entry of the response."""
 
     __slots__ = ("bundles", "entries", "entries_max", "lanes", "size_bytes", "started_ms", "started_seconds")
 
@@ -180,12 +182,12 @@ class _Stop(Enum):
 class Lanes:
     """All lanes of one stream, the shard map they follow, and the bundles in them or in flight.
 
-    Bundles are counted by epoch (how many flushes were requested before), so a flush knows when everything before it
-    is settled.
+    A bundle's epoch is the number of flushes requested before its records were put. Bundles are counted by epoch, so
+    a flush knows when everything before it is settled.
     """
 
     __slots__ = (
-        "_draining_keys", "_draining_shards", "_generation", "_key_lanes", "_linger_ms", "_paces", "_queues",
+        "_draining_key_lanes", "_draining_shard_lanes", "_generation", "_key_lanes", "_linger_ms", "_paces", "_queues",
         "_shard_lanes", "_shard_share", "_stream", "_unsettled", "aggregate", "bundles", "epoch", "failures",
         "is_ordered", "lane_of_key", "lingering", "packing", "predicts", "ready", "settled", "shard_map",
     )  # fmt: skip
@@ -206,7 +208,7 @@ class Lanes:
         self.failures = failures
         self.aggregate: Literal["shard", "key"] | None = aggregate
         self.is_ordered = is_ordered
-        self.packing = Packing(outer_partition_key, wraps=aggregate is not None)
+        self.packing = Packing(outer_partition_key, aggregates=aggregate is not None)
         self.predicts = True
         """False if the service chooses the shard of each record itself."""
         self.lane_of_key: dict[str, WriteLane] = {}
@@ -219,24 +221,24 @@ class Lanes:
         self.settled: deque[Bundle] = deque()
         """Delivered, failed or dissolved since the engine last took them."""
         self.lingering: deque[tuple[WriteLane, Bundle]] = deque()
-        """Only without order: open bundles, oldest first. Some have been sent already."""
+        """Only without order: bundles as they were opened, oldest first. Some have been sent already."""
         self._stream = stream
         self._shard_share = shard_share
         self._linger_ms = linger_ms
         self._unsettled: dict[int, int] = {}
-        """The number of bundles per epoch."""
+        """The number of unsettled bundles by epoch."""
         self._generation = shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self._paces: dict[str, ShardPace] = {}
         self._shard_lanes: dict[str | None, WriteLane] = {}
         self._key_lanes: dict[LaneId, WriteLane] = {}
-        self._draining_shards: list[WriteLane] = []
-        self._draining_keys: dict[LaneId, WriteLane] = {}
+        self._draining_shard_lanes: list[WriteLane] = []
+        self._draining_key_lanes: dict[LaneId, WriteLane] = {}
 
     # finding lanes
 
     def active(self) -> Iterator[WriteLane]:
-        """Without retired lanes."""
+        """All lanes that are not retired."""
         yield from self._shard_lanes.values()
         yield from self._key_lanes.values()
 
@@ -245,15 +247,17 @@ class Lanes:
         shard = self.shard_map.predict(digest) if self.predicts else None
         if self.aggregate == "key" or (self.is_ordered and (self.aggregate is None or shard is None)):
             return self._key_lane(partition_key, explicit_hash_key, digest, shard, now_ms)
-        name = None if shard is None else shard.shard_id
-        lane = self._shard_lanes.get(name)
+        shard_id = None if shard is None else shard.shard_id
+        lane = self._shard_lanes.get(shard_id)
         if lane is None:
             queue = self._queue_of(shard, now_ms)
             lane = WriteLane(shard, None, queue, aggregates=shard is not None and self.aggregate is not None)
-            self._shard_lanes[name] = lane
+            self._shard_lanes[shard_id] = lane
             if self.is_ordered:
-                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shards)
-                lane.blocker_count += sum(_range(lane).holds(_digest(old)) for old in self._draining_keys.values())
+                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shard_lanes)
+                lane.blocker_count += sum(
+                    _shard_of(lane).holds(_digest(old)) for old in self._draining_key_lanes.values()
+                )
         if explicit_hash_key is None:
             if len(self.lane_of_key) >= REMEMBERED_KEYS_MAX:
                 self.lane_of_key.clear()
@@ -272,8 +276,8 @@ class Lanes:
             lane = WriteLane(lane_id, digest, self._queue_of(shard, now_ms), aggregates=self._aggregates_keys)
             self._key_lanes[lane_id] = lane
             if self.is_ordered:
-                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shards)
-                lane.blocker_count += lane_id in self._draining_keys
+                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shard_lanes)
+                lane.blocker_count += lane_id in self._draining_key_lanes
         return lane
 
     @property
@@ -282,13 +286,13 @@ class Lanes:
         return self.aggregate == "key" and self.shard_map.updated_at_ms is not None
 
     def _queue_of(self, shard: MappedShard | None, now_ms: int) -> ShardQueue:
-        name = None if shard is None else shard.shard_id
-        queue = self._queues.get(name)
+        shard_id = None if shard is None else shard.shard_id
+        queue = self._queues.get(shard_id)
         if queue is None:
             pace = None
-            if name is not None and (pace := self._paces.get(name)) is None:
-                pace = self._paces[name] = ShardPace(self._shard_share, now_ms)
-            queue = self._queues[name] = ShardQueue(shard, pace)
+            if shard_id is not None and (pace := self._paces.get(shard_id)) is None:
+                pace = self._paces[shard_id] = ShardPace(self._shard_share, now_ms)
+            queue = self._queues[shard_id] = ShardQueue(shard, pace)
         return queue
 
     def lanes_of(self, records: Iterable[OutgoingRecord]) -> list[WriteLane]:
@@ -308,7 +312,7 @@ class Lanes:
         return self._shard_lanes.get(None if shard is None else shard.shard_id)
 
     def discard_empty(self) -> None:
-        """Removes key lanes whose last records failed unsent."""
+        """Removes key lanes whose last records failed before they were sent."""
         for lane in [lane for lane in self._key_lanes.values() if lane.is_empty]:
             del self._key_lanes[lane.lane_id]
 
@@ -336,7 +340,7 @@ class Lanes:
             self.ready.append(queue)
 
     def end_flight(self, lane: WriteLane, now_ms: int) -> None:
-        """A bundle in flight was resolved. If it is to be sent again, it is back at the head of its lane already."""
+        """Call this after a bundle in flight is resolved. One to retry must be back at the head of its lane by then."""
         lane.in_flight -= 1
         if not lane.is_retired:
             if lane.digest is not None and lane.is_empty:
@@ -348,9 +352,9 @@ class Lanes:
 
     def _on_drained(self, old: WriteLane, now_ms: int) -> None:
         if old.digest is None:
-            self._draining_shards.remove(old)
+            self._draining_shard_lanes.remove(old)
         else:
-            del self._draining_keys[old.lane_id]
+            del self._draining_key_lanes[old.lane_id]
         if not self.is_ordered:
             return
         if old.digest is None:
@@ -363,12 +367,12 @@ class Lanes:
             self.queue_if_ready(lane, now_ms)
 
     def stop_ordering(self) -> None:
-        """The service places records itself: we cannot aggregate for a shard, and no key has an order."""
+        """The service chooses the shards itself: we cannot aggregate for a shard, and no key has an order."""
         self.predicts = False
         self.aggregate = None
         self.is_ordered = False
-        self.packing = Packing(wraps=False)
-        self._generation = -1
+        self.packing = Packing(aggregates=False)
+        self._generation = -1  # so that `follow_map` moves all records
 
     # following the shard map
 
@@ -381,14 +385,14 @@ class Lanes:
         self.ready.clear()
         self._queues.clear()
         current = {shard.shard_id for shard in self.shard_map.shards}
-        self._paces = {name: pace for name, pace in self._paces.items() if name in current}
+        self._paces = {shard_id: pace for shard_id, pace in self._paces.items() if shard_id in current}
         displaced: list[Bundle] = []
         shard_lanes, self._shard_lanes = self._shard_lanes, {}
-        for name, lane in shard_lanes.items():
+        for shard_id, lane in shard_lanes.items():
             shard = lane.queue.shard
-            still_aggregates = lane.aggregates == (self.aggregate == "shard")
-            if shard is not None and self.shard_map.is_current(shard) and still_aggregates:
-                self._shard_lanes[name] = lane
+            packs_as_before = lane.aggregates == (self.aggregate == "shard")
+            if shard is not None and self.shard_map.is_current(shard) and packs_as_before:
+                self._shard_lanes[shard_id] = lane
                 self._requeue_lane(lane, shard, now_ms)
             else:
                 displaced += self._retire(lane)
@@ -415,9 +419,9 @@ class Lanes:
     def _retire(self, lane: WriteLane) -> list[Bundle]:
         lane.is_retired = True
         if lane.in_flight and lane.digest is None:
-            self._draining_shards.append(lane)
+            self._draining_shard_lanes.append(lane)
         elif lane.in_flight:
-            self._draining_keys[lane.lane_id] = lane
+            self._draining_key_lanes[lane.lane_id] = lane
         return lane.take_unsent()
 
     # bundles
@@ -429,7 +433,7 @@ class Lanes:
 
     def is_flushed(self, epoch: int) -> bool:
         """Whether everything put before that flush is settled."""
-        return all(unsettled > epoch for unsettled in self._unsettled)
+        return all(unsettled_epoch > epoch for unsettled_epoch in self._unsettled)
 
     def _new_bundle(self, lane: WriteLane | None, epoch: int) -> Bundle:
         self._unsettled[epoch] = self._unsettled.get(epoch, 0) + 1
@@ -437,7 +441,8 @@ class Lanes:
         self.bundles[id(bundle)] = bundle
         return bundle
 
-    def _remove(self, bundle: Bundle) -> None:
+    def _end_bundle(self, bundle: Bundle) -> None:
+        """The bundle is settled, or dissolved: its records are in other bundles."""
         self.settled.append(bundle)
         del self.bundles[id(bundle)]
         left = self._unsettled[bundle.epoch] - 1
@@ -450,7 +455,7 @@ class Lanes:
         """Appends a record to its lane: to the open bundle if it fits, else to a new one."""
         bundle = lane.open_bundle
         if bundle is not None:
-            if bundle.epoch == epoch and self._fits(lane, bundle, record):
+            if bundle.epoch == epoch and self._try_pack(lane, bundle, record):
                 bundle.append(record)
                 return
             lane.close_bundle()
@@ -466,18 +471,19 @@ class Lanes:
             lane.closed_bundles.append(bundle)
         self.queue_if_ready(lane, now_ms)
 
-    def _fits(self, lane: WriteLane, bundle: Bundle, record: OutgoingRecord) -> bool:
+    def _try_pack(self, lane: WriteLane, bundle: Bundle, record: OutgoingRecord) -> bool:
+        """Adds the record to the aggregate of the open bundle. False if it does not fit."""
         builder = bundle.builder
         assert builder is not None
         key, data, hash_key = record.partition_key, record.data, record.explicit_hash_key
         if builder.add(key, data, hash_key, size_max=bundle.size_max):
             return True
         # A lane that has to wait anyway makes fewer and larger aggregates.
-        is_loaded = lane.is_loaded if self.is_ordered else bool(lane.closed_bundles)
-        if not is_loaded or bundle.size_max > AGGREGATE_BYTES:
+        is_busy = lane.is_busy if self.is_ordered else bool(lane.closed_bundles)
+        if not is_busy or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
-        bundle.due_ms = 0  # it has its usual size: it grows only while it has to wait
+        bundle.due_ms = 0  # it has its normal size: send it as soon as possible
         return builder.add(key, data, hash_key, size_max=bundle.size_max)
 
     def requeue_first(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> None:
@@ -487,7 +493,7 @@ class Lanes:
             lane.closed_bundles.appendleft(bundle)
         for lane, _ in placed:
             self.queue_if_ready(lane, now_ms)
-        self._remove(origin)
+        self._end_bundle(origin)
 
     def requeue_last(self, bundles: Iterable[Bundle], now_ms: int) -> None:
         """Puts records back after all others of their lanes. Bundles that were never sent are packed again."""
@@ -500,17 +506,18 @@ class Lanes:
             else:
                 for record in origin.records:
                     self.add(self._lane_of(record, now_ms), record, origin.epoch, now_ms)
-            self._remove(origin)
+            self._end_bundle(origin)
 
     def halve(self, lane: WriteLane, origin: Bundle, now_ms: int) -> None:
-        """Replaces a bundle by two, at the head of its lane."""
+        """Replaces a bundle with two halves, at the head of its lane."""
         middle = len(origin.records) // 2
         for part in (origin.records[middle:], origin.records[:middle]):
             lane.closed_bundles.appendleft(self._part_of(lane, origin, part))
         self.queue_if_ready(lane, now_ms)
-        self._remove(origin)
+        self._end_bundle(origin)
 
     def _divide(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> list[tuple[WriteLane, Bundle]]:
+        """Puts the records of a bundle into new ones, one or more for each of their current lanes."""
         groups: dict[int, tuple[WriteLane, list[OutgoingRecord]]] = {}
         placed: list[tuple[WriteLane, Bundle]] = []
         for record in records:
@@ -531,16 +538,16 @@ class Lanes:
 
     def deliver(self, bundle: Bundle, shard_id: str, sequence_number: str) -> None:
         bundle.deliver(shard_id, sequence_number)
-        self._remove(bundle)
+        self._end_bundle(bundle)
 
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         bundle.maybe_written = bundle.maybe_written or maybe_written
         bundle.fail(self.failures, attempt)
         self.failures.add(bundle.records)
-        self._remove(bundle)
+        self._end_bundle(bundle)
 
     def fail_all(self, attempt: Attempt) -> None:
-        """Nothing is sent after this. Does not use the lanes: an unexpected error may have left them in any state."""
+        """Fails everything, for good. Does not use the lanes: an unexpected error may have left them in any state."""
         for bundle in self.bundles.values():
             if not bundle.is_settled:
                 bundle.maybe_written = bundle.maybe_written or bundle.in_flight
@@ -575,7 +582,7 @@ class Lanes:
                 others = [record for record in origin.records if not should_fail(record)]
                 kept.append(self._part_of(lane, origin, others))
                 self.fail(self._part_of(lane, origin, failing), attempt)
-                self._remove(origin)
+                self._end_bundle(origin)
             lane.closed_bundles.extend(kept)
         return failed
 
@@ -588,7 +595,7 @@ class Lanes:
         waiting, rate_limited = self.ready, deque[ShardQueue]()
         while waiting and len(calls) < calls_max:
             call = PutRecordsCall(now_ms, wall_ms)
-            next_call: deque[ShardQueue] = deque()
+            for_next_call: deque[ShardQueue] = deque()
             while waiting:
                 queue = waiting.popleft()
                 stop, open_at_ms = self._fill(call, queue, now_ms)
@@ -596,16 +603,17 @@ class Lanes:
                     rate_limited.append(queue)
                     wake_at_ms = open_at_ms if wake_at_ms is None else min(wake_at_ms, open_at_ms)
                 elif stop is not _Stop.EMPTY:
-                    next_call.append(queue)
+                    for_next_call.append(queue)
                 if stop is _Stop.CALL_FULL:
                     break
-            waiting.extend(next_call)
+            waiting.extend(for_next_call)
             if call.entries:
                 calls.append(call)
         waiting.extend(rate_limited)
         return calls, wake_at_ms
 
     def _fill(self, call: PutRecordsCall, queue: ShardQueue, now_ms: int) -> tuple[_Stop, int]:
+        """Adds entries of one queue. Returns why it stopped, and when a rate-limited queue may send again."""
         pace, ready = queue.pace, queue.ready
         shard_bytes = 0
         while ready:
@@ -636,14 +644,14 @@ def _digest(lane: WriteLane) -> bytes:
     return lane.digest
 
 
-def _range(lane: WriteLane) -> MappedShard:
+def _shard_of(lane: WriteLane) -> MappedShard:
     assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered
     return lane.lane_id
 
 
 def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:
-    shard = _range(old)
+    shard = _shard_of(old)
     if lane.digest is not None:
         return shard.holds(lane.digest)
-    other = _range(lane)
+    other = _shard_of(lane)
     return other.start <= shard.end and shard.start <= other.end

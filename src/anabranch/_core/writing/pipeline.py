@@ -56,7 +56,7 @@ class WriteSteps(NamedTuple):
 
 class Pipeline(Generic[R]):
     __slots__ = (
-        "_blocked_count", "_blocked_event_ms", "_calls_in_flight", "_check_expiry_ms", "_failed_keys", "_lane_of_key",
+        "_blocked_count", "_blocked_event_ms", "_blocked_keys", "_calls_in_flight", "_check_expiry_ms", "_lane_of_key",
         "_lanes", "_lingering", "_notify", "_options", "_record_bytes_max", "_record_type", "_settlement", "_shard_map",
         "_small_cost_bytes", "failures", "fault", "is_auto", "next_deadline_ms", "stream", "wants_summary",
         "wants_tick",
@@ -95,7 +95,7 @@ class Pipeline(Generic[R]):
             outer_partition_key=options.outer_partition_key,
         )
         self._settlement = Settlement(stream, self._lanes, entropy, notify)
-        self._failed_keys = self.failures.keys
+        self._blocked_keys = self.failures.blocked_keys
         self._lane_of_key = self._lanes.lane_of_key
         self._lingering = self._lanes.lingering
         self._calls_in_flight = 0
@@ -112,7 +112,7 @@ class Pipeline(Generic[R]):
         lane = self._lane_of_key.get(partition_key) if explicit_hash_key is None else None
         digest = check_keys(partition_key, explicit_hash_key) if lane is None else b""
         try:
-            if partition_key in self._failed_keys:
+            if partition_key in self._blocked_keys:
                 return self._fail_blocked(data, partition_key, explicit_hash_key, now_ms)
             if lane is None:
                 lane = self._lanes.lane_for(partition_key, explicit_hash_key, digest, now_ms)
@@ -156,7 +156,7 @@ class Pipeline(Generic[R]):
 
     def _check_size(self, data: bytes, partition_key: str) -> None:
         size_bytes = len(data) + len(partition_key.encode())
-        if self._lanes.packing.wraps and data.startswith(MAGIC):
+        if self._lanes.packing.aggregates and data.startswith(MAGIC):
             size_bytes += _WRAPPING_BYTES
         if size_bytes > self._record_bytes_max:
             raise ValueError(

@@ -1,12 +1,12 @@
 """The producer's engine: a buffer for records of all streams, and one task that sends them.
 
-In each step the task asks the pipeline of each stream for calls, starts them, and wakes those who wait for settled
-records. It takes a step when something was put and when a deadline has passed. Each response takes its own step, so
-its callers do not wait for the task. There is one timer, and none while the producer is idle.
+In each step the task asks the pipeline of each stream for calls, starts them, and wakes those who await settled
+records. A step runs after a put and when a deadline has passed. A response runs a step itself, so the callers that it
+concerns do not wait for the task. There is one timer, and none while the producer is idle.
 
-Puts are queued in call order. While some wait for buffer space, `put_nowait` is refused, and free space goes to the
-longest waiter first. Failures that nobody has seen keep their space; if a full buffer holds nothing else, the next put
-raises them.
+Puts are queued in call order. While some wait for buffer space, `put_nowait` raises `BufferFull`. Free space goes to
+the longest waiter first. Failures that nobody has seen keep their space; if a full buffer holds nothing else, the
+next put raises them.
 """
 
 import asyncio
@@ -136,8 +136,8 @@ class WriteBuffer:
         self.used_bytes = 0
         """Used by pending records and by failures that nobody has seen."""
         self.streams: dict[str, OpenStream] = {}
-        self.is_awake = False
-        """Whether the writer has been woken already."""
+        self.writer_is_awake = False
+        """Whether the writer has been woken already, and will see what is put now."""
         self._clock = clock
         self._make_pipeline = make_pipeline
         self._buffer_bytes = buffer_bytes
@@ -146,14 +146,14 @@ class WriteBuffer:
         """The limit for puts that do not wait; -1 while others wait or after `stop`."""
         self._stop_error: AnabranchError | None = None
         self._queue: deque[_QueuedPut] = deque()
-        self._turn_ms: int | None = None
+        self._cached_now_ms: int | None = None
 
     # putting
 
     def put_nowait(self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None) -> Delivery:
         if not isinstance(partition_key, str):
             raise wrong_partition_key(partition_key)
-        cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
+        cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # `cost_of`, inlined for speed
         if self.used_bytes + cost_bytes > self._limit_bytes:
             check_keys(partition_key, explicit_hash_key)
             raise self._full_error(cost_bytes)
@@ -161,14 +161,14 @@ class WriteBuffer:
         if found is None:
             found = self._open(stream)
         pipeline = found.pipeline
-        now_ms = self._turn_ms
+        now_ms = self._cached_now_ms
         if now_ms is None:
-            now_ms = self._read_clock()
+            now_ms = self._cache_now()
         try:
             delivery = pipeline.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
             self.used_bytes += cost_bytes
         finally:
-            if pipeline.wants_tick and not self.is_awake:
+            if pipeline.wants_tick and not self.writer_is_awake:
                 self._wake()
         return delivery
 
@@ -176,20 +176,23 @@ class WriteBuffer:
         self,
         stream: str,
         items: Iterator[tuple[str, Any]],
-        as_is: type | None,
+        unencoded_type: type | None,
         encode: Callable[[Any], bytes],
         deliveries: list[Delivery],
     ) -> tuple[str, bytes] | None:
-        """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did."""
+        """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did.
+
+        Values of exactly the `unencoded_type` are not encoded.
+        """
         pipeline = (self.streams.get(stream) or self._open(stream)).pipeline
         put, append = pipeline.put, deliveries.append
-        now_ms = self._turn_ms or self._read_clock()
+        now_ms = self._cached_now_ms or self._cache_now()
         try:
             for partition_key, value in items:
                 if not isinstance(partition_key, str):
                     raise wrong_partition_key(partition_key)
-                data: Any = value if type(value) is as_is else encode(value)
-                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES
+                data: Any = value if type(value) is unencoded_type else encode(value)
+                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # as above
                 # Read again for each item: the iterator may put records itself.
                 used_bytes = self.used_bytes + cost_bytes
                 if used_bytes > self._limit_bytes:
@@ -197,14 +200,14 @@ class WriteBuffer:
                 append(put(data, partition_key, None, cost_bytes, now_ms))
                 self.used_bytes = used_bytes
         finally:
-            if pipeline.wants_tick and not self.is_awake:
+            if pipeline.wants_tick and not self.writer_is_awake:
                 self._wake()
         return None
 
     async def put(
         self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
     ) -> Delivery:
-        """Waits for buffer space only, behind those that wait already."""
+        """Waits only for buffer space, after the puts that already wait."""
         if not isinstance(partition_key, str):
             raise wrong_partition_key(partition_key)
         cost_bytes = cost_of(data, partition_key)
@@ -222,17 +225,17 @@ class WriteBuffer:
                 return await future
         except TimeoutError:
             if future.done() and not future.cancelled():
-                return future.result()  # space was freed at the last moment, and the record was put
+                return future.result()  # space was freed just before the timeout, and the record was put
             raise BufferFull(f"no space in the buffer of {self._buffer_bytes} bytes within {wait_seconds} s") from None
 
-    def _read_clock(self) -> int:
-        """Once per turn of the event loop, so a burst of puts reads the clock once."""
-        self._turn_ms = now_ms = self._clock.now_ms()
-        asyncio.get_running_loop().call_soon(self._forget_clock)
+    def _cache_now(self) -> int:
+        """Caches the time for this turn of the event loop, so a burst of puts reads the clock once."""
+        self._cached_now_ms = now_ms = self._clock.now_ms()
+        asyncio.get_running_loop().call_soon(self._forget_now)
         return now_ms
 
-    def _forget_clock(self) -> None:
-        self._turn_ms = None
+    def _forget_now(self) -> None:
+        self._cached_now_ms = None
 
     def _open(self, stream: str) -> OpenStream:
         name = parse_stream(stream)
@@ -376,13 +379,12 @@ async def _describe(kinesis: KinesisWriting, stream: StreamName) -> StreamSummar
     try:
         return await kinesis.describe_stream_summary(stream)
     except AccessDeniedError:
-        return (
-            None  # many producers lack this permission; we assume that keys select the shard, as on nearly all streams
-        )
+        # Many producers lack this permission. We assume that keys select the shard, as in nearly all streams.
+        return None
 
 
 class _Wait(msgspec.Struct, frozen=True):
-    """Somebody waits for a condition. It is checked after each step."""
+    """A flush that waits for a condition, which is checked after each step."""
 
     is_over: Callable[[], bool]
     deadline_ms: int | None
@@ -416,7 +418,8 @@ class Writer:
         """`close` will raise the unseen failures, so they need no log line."""
         self._alarm = Alarm(clock)
         self._armed_ms: int | None = None
-        self._host = BackgroundTask()
+        """When the task wakes up by itself."""
+        self._main_task = BackgroundTask()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -424,7 +427,7 @@ class Writer:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._host.start(self._run(), "anabranch-producer")
+        self._main_task.start(self._run(), "anabranch-producer")
 
     async def close(self, deadline_ms: int | None) -> FlushReport:
         """Delivers everything, or fails what cannot be delivered in time. Raises the unseen failures."""
@@ -436,7 +439,7 @@ class Writer:
             self._is_closing = False  # cancelled: log the failures instead
             raise
         finally:
-            await self._host.cancel()
+            await self._main_task.cancel()
             cancel_report_at_exit(self)
         self._raise_unseen()
         if self._failure is not None:
@@ -451,7 +454,7 @@ class Writer:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
         except Exception as error:  # noqa: BLE001 -- supervisor: after any error every record gets an outcome
-            if self._loop is None or not self._loop.is_closed():  # otherwise the loop ended and left this task behind
+            if self._loop is None or not self._loop.is_closed():  # if it is, it ended without finishing this task
                 self._fail(error)
         finally:
             self._abandon()
@@ -500,7 +503,7 @@ class Writer:
             raise self.buffer.stop_error
         is_complete = await self._flush(deadline_ms)
         self._raise_unseen()
-        if not self._host.is_running and self.buffer.stop_error is not None:
+        if not self._main_task.is_running and self.buffer.stop_error is not None:
             raise self.buffer.stop_error
         return FlushReport(is_complete, 0 if is_complete else self._count_pending())
 
@@ -516,7 +519,7 @@ class Writer:
         return await self._wait_until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
 
     async def _wait_until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
-        if not self._host.is_running:
+        if not self._main_task.is_running:
             return is_over()
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits.append(_Wait(is_over, deadline_ms, future))
@@ -534,15 +537,15 @@ class Writer:
     # steps
 
     def _wake(self) -> None:
-        if self._host.is_running:
+        if self._main_task.is_running:
             report_at_exit(self)
-        self.buffer.is_awake = True
+        self.buffer.writer_is_awake = True
         self._alarm.ring()
 
     def _step(self) -> int | None:
         """Does everything that can be done now. Returns the time of the next deadline."""
         buffer = self.buffer
-        buffer.is_awake = True  # this step also handles what is put during it
+        buffer.writer_is_awake = True  # this step also handles what is put during it
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
         buffer.free_seen()
         buffer.admit()
@@ -560,16 +563,16 @@ class Writer:
                     self._spawn(self._refresh(stream))
                 self._settle(stream)
                 buffer.admit()
-        buffer.is_awake = False
+        buffer.writer_is_awake = False
         if buffer.is_empty:
             cancel_report_at_exit(self)
         return self._check_waits(now_ms)
 
     def _step_after_response(self) -> None:
-        """Takes a step now. The task is woken only if its timer is wrong afterwards."""
+        """Takes a step now. Wakes the task only if its timer has to change."""
         deadline_ms, armed_ms = self._step(), self._armed_ms
-        is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
-        if not is_right:
+        timer_is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
+        if not timer_is_right:
             self._wake()
 
     def _check_waits(self, now_ms: int) -> int | None:
@@ -622,7 +625,7 @@ class Writer:
         self.buffer.free_seen()
 
     def _report_failures(self, failures: UnseenFailures, bundle: Bundle) -> None:
-        """To whoever awaits the record, else to the hook. Otherwise the next flush raises it."""
+        """To those who await the record, else to the hook. Without either, the next flush raises the failure."""
         awaited = {id(record) for record, _ in bundle.waiters or ()}
         for record in bundle.records:
             if id(record) in awaited:

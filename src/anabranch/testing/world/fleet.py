@@ -178,7 +178,7 @@ class SimulatedFleet:
         gc.collect()  # an unseen error is reported when its task is collected
         self.journal.tell(RunEnded(self.now_ms()))
         self.journal.is_closed = self.network.is_closed = True
-        self.processes.open()
+        self.processes.release_all()
 
     @property
     def _has_unreported_change(self) -> bool:
@@ -296,7 +296,7 @@ class FaultSchedule:
         for service in self._fleet.random.choice([("store",), ("stream",), ("store", "stream")]):
             process.cut_until[service] = self._loop().time() + seconds
             if service == "store":
-                process.block_commits(seconds)
+                process.report_commits_blocked(seconds)
 
     def _crash(self, index: int) -> None:
         process = self._fleet.workers[index].process
@@ -323,7 +323,7 @@ class FaultSchedule:
         seconds = self._fleet.options.store_outage_seconds
         self._fleet.network.down_until["store"] = self._loop().time() + seconds
         for worker in self._fleet.workers:
-            worker.process.block_commits(seconds)
+            worker.process.report_commits_blocked(seconds)
 
     def _roll_store_back(self) -> None:
         if not self._ended:

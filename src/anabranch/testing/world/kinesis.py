@@ -296,10 +296,10 @@ class SimulatedKinesis(Kinesis):
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
-        def no_answer() -> Exception:
+        def timeout_error() -> Exception:
             return TransportError(f"{operation}: no answer")
 
-        return await self._network.call(self._process, "stream", perform, no_answer)  # type: ignore[no-any-return]
+        return await self._network.call(self._process, "stream", perform, timeout_error)  # type: ignore[no-any-return]
 
     def _refuse_sometimes(self, operation: str) -> None:
         if self._network.is_calm:

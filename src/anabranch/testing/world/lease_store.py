@@ -199,7 +199,9 @@ class _Connection(RowLeaseStore):
     def _on_trouble(self) -> Callable[[], None]:
         if self._hindered_seconds is None:
             return lambda: None
-        return partial(self._process.block_commits, self._hindered_seconds, since=self._process.world_ms() / 1000)
+        return partial(
+            self._process.report_commits_blocked, self._hindered_seconds, since=self._process.world_ms() / 1000
+        )
 
     async def identity(self) -> str:
         return await self._ask(lambda: self._rows.identity)  # type: ignore[no-any-return]

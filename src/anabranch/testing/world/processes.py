@@ -5,8 +5,8 @@ task, timer and callback created inside it belongs to it. Before each callback, 
 now. The callbacks of a paused process wait until it resumes, in order; those of a dead process never run. A stalled
 process runs only its heartbeats.
 
-On the network, messages take time, get lost, come late or twice. A request takes effect when it arrives at the service,
-also if its caller has given up, is paused or is dead.
+On the network, messages take time, get lost, or arrive late or twice. A request takes effect when it arrives at the
+service, even if its caller has given up, is paused or is dead.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from anabranch.testing.world.options import FleetOptions
 
 ProcessPart = Literal["heartbeat", "main"]
 
-_RUNS_IN: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] | None] = contextvars.ContextVar(
+_CURRENT_PROCESS: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] | None] = contextvars.ContextVar(
     "process", default=None
 )
-_WALL_MS = 1_700_000_000_000
+_WALL_CLOCK_START_MS = 1_700_000_000_000
 
 
 class SimulatedProcess:
@@ -45,13 +45,14 @@ class SimulatedProcess:
         """By service (`store`, `stream`): until when no message passes between it and this process."""
         self.clock = SimulatedClock(loop, rate_ppm)
         self.context = contextvars.Context()
-        self.context.run(_RUNS_IN.set, (self, "main"))
+        self.context.run(_CURRENT_PROCESS.set, (self, "main"))
         self._loop = loop
         self._clock_stops = clock_stops
+        """Whether its monotonic clock stops while it is paused, as on a suspended machine."""
         self._tell = tell
 
-    def block_commits(self, seconds: float, *, since: float | None = None) -> None:
-        """The process cannot commit for so long, from now on or from `since` on."""
+    def report_commits_blocked(self, seconds: float, *, since: float | None = None) -> None:
+        """Tells the checkers that the process cannot commit for this long, from now or from `since`."""
         begins = self._loop.time() if since is None else since
         self._tell(CommitsBlocked(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1))
 
@@ -69,15 +70,15 @@ class SimulatedProcess:
             self.clock.stop_for(until - max(self.paused_until, now))
         self.paused_until = until
         self._tell(ProcessHalted(self.name, int(until * 1000) + 1))
-        self.block_commits(until - now)
+        self.report_commits_blocked(until - now)
 
     def stall(self, seconds: float) -> None:
-        self.block_commits(seconds)
+        self.report_commits_blocked(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
         self._tell(ProcessHalted(self.name, int(self.stalled_until * 1000) + 1))
 
     def was_healthy_since(self, at: float) -> bool:
-        """Whether it has been running and connected since then, or is dead."""
+        """Whether nothing has paused, stalled or disconnected it since then. Always true for a dead process."""
         troubled_until = max([self.paused_until, self.stalled_until, *self.cut_until.values()])
         return not self.is_alive or troubled_until < at
 
@@ -91,28 +92,28 @@ class ProcessScheduler:
     def __init__(self, loop: SimulationLoop, *, is_heartbeat: Callable[[Any], bool]) -> None:
         self._loop = loop
         self._is_heartbeat = is_heartbeat
-        self._kept: dict[tuple[SimulatedProcess, ProcessPart], list[asyncio.Handle]] = {}
+        self._deferred: dict[tuple[SimulatedProcess, ProcessPart], list[asyncio.Handle]] = {}
         self._dead: list[asyncio.Handle] = []
         loop.gate = self._may_run
         loop.context_for = self._context_for
 
-    def open(self) -> None:
-        """Lets all processes clean up after the run."""
+    def release_all(self) -> None:
+        """Runs all callbacks, also those of dead processes, so that everything is cleaned up after the run."""
         self._loop.gate = None
-        for handle in [*self._dead, *(handle for kept in self._kept.values() for handle in kept)]:
+        for handle in [*self._dead, *(handle for kept in self._deferred.values() for handle in kept)]:
             self._loop.resume(handle)
 
     def _context_for(self, coroutine: Any) -> contextvars.Context | None:
         """Heartbeats have their own thread in a real process, so they have their own context here."""
-        running = _RUNS_IN.get()
+        running = _CURRENT_PROCESS.get()
         if running is None or not self._is_heartbeat(coroutine):
             return None
         context = contextvars.copy_context()
-        context.run(_RUNS_IN.set, (running[0], "heartbeat"))
+        context.run(_CURRENT_PROCESS.set, (running[0], "heartbeat"))
         return context
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
-        running = handle._context.get(_RUNS_IN)  # type: ignore[attr-defined]  # noqa: SLF001 -- no public way to read it
+        running = handle._context.get(_CURRENT_PROCESS)  # type: ignore[attr-defined]  # noqa: SLF001 -- no public way to read it
         if running is None:
             return True
         process, part = running
@@ -120,12 +121,12 @@ class ProcessScheduler:
             self._dead.append(handle)
             return False
         resumes_at = process.resumes_at(part)
-        if self._loop.time() >= resumes_at and running not in self._kept:
+        if self._loop.time() >= resumes_at and running not in self._deferred:
             return True
-        if running not in self._kept:
-            self._kept[running] = []
+        if running not in self._deferred:
+            self._deferred[running] = []
             self._loop.call_at(resumes_at, self._release, running, context=contextvars.Context())
-        self._kept[running].append(handle)
+        self._deferred[running].append(handle)
         return False
 
     def _release(self, running: tuple[SimulatedProcess, ProcessPart]) -> None:
@@ -133,7 +134,7 @@ class ProcessScheduler:
         if self._loop.time() < (resumes_at := process.resumes_at(part)):
             self._loop.call_at(resumes_at, self._release, running, context=contextvars.Context())
             return
-        for handle in self._kept.pop(running):
+        for handle in self._deferred.pop(running):
             self._loop.resume(handle)
 
 
@@ -152,7 +153,7 @@ class SimulatedClock:
         return int((self._loop.time() - self._stopped_seconds) * 1000 * self._rate)
 
     def wall_ms(self) -> int:
-        return _WALL_MS + int(self._loop.time() * 1000)
+        return _WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
 
     async def sleep_until_ms(self, at_ms: int) -> None:
         if at_ms <= self.now_ms():
@@ -191,7 +192,7 @@ class _ClockTimer:
 
 
 MESSAGE_SECONDS_MAX = 0.030
-"""The longest that a message takes that is not late."""
+"""The longest delay of a message that is not late."""
 
 
 class Network:
@@ -200,6 +201,7 @@ class Network:
         self._options = options
         self._random = random
         self.is_calm = False
+        """If so, no message is lost, late or repeated."""
         self.is_closed = False
         self.down_until: dict[str, float] = {}
         """By service: until when it is down."""
@@ -209,14 +211,15 @@ class Network:
         process: SimulatedProcess,
         service: str,
         request: Callable[[], Any],
-        no_answer: Callable[[], Exception],
+        timeout_error: Callable[[], Exception],
         on_trouble: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Returns the service's answer, or raises what the service raises, or `no_answer()` after the client's timeout.
+        """Returns or raises what the service does. Raises `timeout_error()` after the client's timeout.
+
         Calls `on_trouble` when the request or its answer is lost or late.
         """
         if self.is_closed:
-            raise no_answer()
+            raise timeout_error()
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._passes(process, service):
             self._later(self._delay(on_trouble), self._arrive, process, service, request, answer, on_trouble)
@@ -224,11 +227,11 @@ class Network:
                 self._later(self._delay() + self._random.random() * 5, self._arrive, process, service, request)
         else:
             on_trouble()
-        timeout = self._loop.call_later(self._random.uniform(3, 8), self._give_up, answer, no_answer)
+        timer = self._loop.call_later(self._random.uniform(3, 8), self._time_out, answer, timeout_error)
         try:
             return await answer
         finally:
-            timeout.cancel()
+            timer.cancel()
 
     def _arrive(
         self,
@@ -249,11 +252,11 @@ class Network:
         if answer is None:
             return
         if self._passes(process, service):
-            self._later(self._delay(on_trouble), self._return, answer, outcome, error)
+            self._later(self._delay(on_trouble), self._deliver, answer, outcome, error)
         else:
             on_trouble()
 
-    def _return(self, answer: "asyncio.Future[Any]", outcome: Any, error: Exception | None) -> None:
+    def _deliver(self, answer: "asyncio.Future[Any]", outcome: Any, error: Exception | None) -> None:
         if answer.done():
             return
         if error is None:
@@ -261,12 +264,12 @@ class Network:
         else:
             answer.set_exception(error)
 
-    def _give_up(self, answer: "asyncio.Future[Any]", no_answer: Callable[[], Exception]) -> None:
+    def _time_out(self, answer: "asyncio.Future[Any]", timeout_error: Callable[[], Exception]) -> None:
         if not answer.done():
-            answer.set_exception(no_answer())
+            answer.set_exception(timeout_error())
 
     def _later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
-        # Outside of any process: a message is still delivered when its sender stops.
+        # Outside of any process: a message arrives even if its sender has died.
         self._loop.call_later(delay, action, *arguments, context=contextvars.Context())
 
     def _is_cut(self, process: SimulatedProcess, service: str) -> bool:

@@ -1,4 +1,4 @@
-"""The life of a held shard: every move that the table has, and no other."""
+"""The lifecycle of a held shard: every transition that the table has, and no other."""
 
 import pytest
 
@@ -16,14 +16,14 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("phase", ["reading", "ended", "finished", "stopped", "lost"])
-@pytest.mark.parametrize("move", ["end", "finish", "stop", "lose"])
-def test_a_move_is_in_the_table_or_a_bug(phase, move):
-    if (phase, move) in LEGAL:
-        assert next_phase(phase, move) == LEGAL[phase, move]
+@pytest.mark.parametrize("transition", ["end", "finish", "stop", "lose"])
+def test_a_transition_is_in_the_table_or_a_bug(phase, transition):
+    if (phase, transition) in LEGAL:
+        assert next_phase(phase, transition) == LEGAL[phase, transition]
     else:
         with pytest.raises(KeyError):
-            next_phase(phase, move)
+            next_phase(phase, transition)
 
 
 def test_finished_and_lost_are_final():
-    assert [phase for phase, moves in TRANSITIONS.items() if not moves] == ["finished", "lost"]
+    assert [phase for phase, transitions in TRANSITIONS.items() if not transitions] == ["finished", "lost"]

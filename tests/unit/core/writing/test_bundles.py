@@ -1,7 +1,7 @@
 import pytest
 from stream_of_shards import MIDDLE, Desk, listing, shard, shard_id, written
 
-from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_LOADED
+from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_BUSY
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, open_aggregate
 from anabranch.limits import MIB
 
@@ -101,7 +101,7 @@ def test_an_idle_lane_sends_50_kib_and_a_loaded_one_256():
         desk.answer(written(100 + len(sizes)))
         desk.tick(20_000)
     assert AGGREGATE_BYTES - 1_100 < sizes[0] <= AGGREGATE_BYTES
-    assert all(AGGREGATE_BYTES_LOADED - 1_100 < size <= AGGREGATE_BYTES_LOADED for size in sizes[1:-1])
+    assert all(AGGREGATE_BYTES_BUSY - 1_100 < size <= AGGREGATE_BYTES_BUSY for size in sizes[1:-1])
     assert len(desk.settled) == 2_000
 
 

@@ -17,7 +17,7 @@ from effects import Effect, EffectsReader
 from worker_process import WorkerOptions
 
 from anabranch._model.leases import LeaseRow
-from anabranch.stores import SqliteLeaseStore
+from anabranch.stores.catalogue import find_store
 from anabranch.testing import Auditor
 
 PROGRAM = Path(__file__).with_name("worker_process.py")
@@ -119,7 +119,7 @@ class Fleet:
 
     async def look_at_commits(self) -> list[LeaseRow]:
         """The lease rows as they stand: what they declare finished must not be started again from here on."""
-        store = SqliteLeaseStore(self.options.leases_path, self.options.app)
+        store = await find_store(self.options.app, f"sqlite://{self.options.leases_path}", {})
         try:
             rows = list(await store.read_leases(with_finished=True))
         finally:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from anabranch.stores import SqliteLeaseStore
+from anabranch.stores.catalogue import find_store
 
 from stream_world import run, stream_world
 
@@ -78,7 +78,9 @@ def test_a_record_that_kills_processes_is_named_in_the_end_and_no_other_shard_lo
             poisoned = _write(world, before=30)
             deaths = await _live(world.kinesis.endpoint_url, leases, effects)
             assert 5 <= deaths <= 8
-            rows = {row.key.shard_id: row for row in await SqliteLeaseStore(leases, "billing").read_leases()}
+            store = await find_store("billing", f"sqlite://{leases}", {})
+            rows = {row.key.shard_id: row for row in await store.read_leases()}
+            await store.close()
         stopped = [shard_id for shard_id, row in rows.items() if row.stopped is not None]
         assert stopped == [poisoned]
         assert rows[stopped[0]].stopped.partition_key == "p"

@@ -118,7 +118,7 @@ def consumer_run(client, folder: str, stream: str, order="shard", *, pace=NO_PAC
         clock=SystemClock(),
         entropy=random.SystemRandom(),
         emit=lambda _: None,
-        heart_on_thread=True,
+        heartbeats_on_thread=True,
     )
     plan = WorkerPlan(
         app=AppRow(app="bench", app_id=token, created_wall_ms=ports.clock.wall_ms()),

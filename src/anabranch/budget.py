@@ -1,8 +1,9 @@
 """A byte budget for all records that a consumer has read and not finished. Several consumers can share one.
 
-A read reserves room for the largest possible answer, and returns the difference when the answer arrives (rule B1).
-Readers without room are called back later; nothing is dropped to make room (P5). Records that wait for unfinished
-records of their keys may use only a part of the budget, so that a few shards cannot block all others (rule D6).
+A read reserves room for the largest possible response, and gives back the difference when the response arrives (rule
+B1). A reader without room is called back when there is some; nothing is dropped to make room (promise P5). Records that
+are held back by an unfinished record of the same key may use only an eighth of the budget, so that a few shards cannot
+block all others (rule D6).
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from anabranch.limits import GET_RECORDS_BYTES_MAX, MIB
 __all__ = ["READ_RESERVE_BYTES", "Budget"]
 
 READ_RESERVE_BYTES = 24 * MIB
-"""For a full GetRecords answer of 10 MiB: its JSON text and the decoded bytes (rule B1)."""
+"""Room for one read: the JSON text and the decoded bytes of a full GetRecords response of 10 MiB (rule B1)."""
 
 assert READ_RESERVE_BYTES > 2 * GET_RECORDS_BYTES_MAX
 
@@ -31,7 +32,7 @@ class Budget:
         self.used_bytes = 0
         self.peak_bytes = 0
         self.held_back_bytes = 0
-        """Bytes of records of all shards that wait for unfinished records of their keys."""
+        """Bytes of records that are held back by unfinished records of the same keys, over all shards."""
         self.held_back_bytes_max = limit_bytes // 8
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
@@ -45,11 +46,11 @@ class Budget:
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return True
 
-    def wait(self, wanted_bytes: int, on_room: Callable[[], None]) -> None:
-        """Calls back once when there is room; the caller then reserves it. First come, first served, so that no
-        consumer of a shared budget takes all freed room.
+    def call_when_free(self, wanted_bytes: int, on_free: Callable[[], None]) -> None:
+        """Calls `on_free` once, when there is room. It reserves nothing: `on_free` has to. First come, first served, so
+        that no consumer of a shared budget takes all freed room.
         """
-        self._waiting.append((wanted_bytes, on_room))
+        self._waiting.append((wanted_bytes, on_free))
 
     def release(self, freed_bytes: int) -> None:
         self.used_bytes -= freed_bytes

@@ -169,7 +169,7 @@ class Consumer(Generic[T]):
             clock=SystemClock(),
             entropy=random.SystemRandom(),
             emit=self._emit,
-            heart_on_thread=True,
+            heartbeats_on_thread=True,
         )
 
     async def _close(self) -> None:

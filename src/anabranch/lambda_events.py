@@ -4,8 +4,8 @@
         for record in anabranch.deaggregate(event):
             print(record.partition_key, record.data)
 
-Lambda does not open KPL aggregates; this does. Lambda does not pass the shard's hash key range either, so aggregates
-that were written during a reshard cannot be recognised, and are opened like any other.
+Lambda passes KPL aggregates on as single records. It does not pass the shard's hash key range, so an aggregate that
+straddled a reshard cannot be recognised: its records are returned, although its producer may have sent them again.
 """
 
 from collections.abc import Mapping
@@ -24,32 +24,32 @@ __all__ = ["deaggregate"]
 
 
 def deaggregate(event: Mapping[str, Any], *, decode: Decoder[Any] = bytes) -> list[Record[Any]]:
-    """The records of a Lambda event, in order. Use `record.sequence_number` as the item identifier of a batch
-    failure.
+    """Returns the records of a Lambda event, in order. To report a partial batch failure, use `record.sequence_number`
+    as the `itemIdentifier`.
     """
     to_value = decode_with(decode)
     records: list[Record[Any]] = []
     try:
         for item in event["Records"]:
-            records += _open(item)
+            records += _records_of(item)
     except (KeyError, TypeError, AttributeError) as error:
         raise CodecError(
-            "this is not a Kinesis event from Lambda: it needs Records, each with `kinesis` data, partitionKey "
-            f"and sequenceNumber ({type(error).__name__}: {error})"
+            "this is not a Kinesis event from Lambda: each of its Records needs kinesis.data, kinesis.partitionKey and "
+            f"kinesis.sequenceNumber ({type(error).__name__}: {error})"
         ) from error
     if to_value is None:
         return records
     return [msgspec.structs.replace(record, value=to_value(record.data)) for record in records]
 
 
-def _open(item: Mapping[str, Any]) -> list[Record[Any]]:
+def _records_of(item: Mapping[str, Any]) -> list[Record[Any]]:
     kinesis = item["kinesis"]
     try:
         data = pybase64.b64decode(kinesis["data"], validate=True)
     except ValueError as error:
         raise CodecError(f"the data of record {kinesis['sequenceNumber']} is not base64: {error}") from error
     aggregate = open_aggregate(data)
-    inner = [(kinesis["partitionKey"], None, data)] if aggregate is None else aggregate.sub_records()
+    sub_records = [(kinesis["partitionKey"], None, data)] if aggregate is None else aggregate.sub_records()
     return [
         Record(
             stream=_stream_name(item.get("eventSourceARN", "")),
@@ -62,7 +62,7 @@ def _open(item: Mapping[str, Any]) -> list[Record[Any]]:
             data=payload,
             value=payload,
         )
-        for index, (partition_key, explicit_hash_key, payload) in enumerate(inner)
+        for index, (partition_key, explicit_hash_key, payload) in enumerate(sub_records)
     ]
 
 

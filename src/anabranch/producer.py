@@ -1,7 +1,7 @@
-"""`Producer`: writes to streams, in order per key, with one outcome for every record.
+"""`Producer` writes to streams, in order per key, and reports one outcome for every record.
 
-A facade: it checks the options and connects the engine to AWS. The engine runs in its own task, which starts on first
-use.
+A facade: it checks the options and connects the engine's `Writer` to AWS. The writer starts on first use and runs in
+its own task.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 from anabranch.values import Encoder, encode_with
 
-__all__ = ["Producer", "delivered"]
+__all__ = ["Producer"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -41,7 +41,7 @@ else:
 
 
 class ProducerPorts(NamedTuple):
-    """What the engine uses. A simulation passes its own."""
+    """What the writer needs from outside. A simulation passes its own."""
 
     kinesis: KinesisWriting
     clock: Clock
@@ -73,12 +73,12 @@ class Producer(Generic[T]):
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         settings = settings or ProducerSettings()
-        _check(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
+        _check_options(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
         check_hook("on_undelivered", on_undelivered, "a PutResult")
         self._stream = stream
         self._encode = encode_with(encode)
         self._unencoded_type = bytes if encode is bytes else None
-        """Values of this type need no encoding."""
+        """Values of exactly this type are written as they are."""
         self._buffer_bytes = buffer_bytes
         self._on_undelivered = on_undelivered
         self._emit = make_emit(on_event)
@@ -88,8 +88,8 @@ class Producer(Generic[T]):
             linger_ms=round(linger * 1_000),
             delivery_timeout_ms=round(delivery_timeout * 1_000),
             shard_share=settings.shard_share,
-            requests_max=settings.requests_in_flight,
-            outer_partition_key=settings.aggregate_partition_key,
+            requests_in_flight_max=settings.requests_in_flight,
+            aggregate_partition_key=settings.aggregate_partition_key,
             after_failure=settings.after_failure,
         )
         self._open_ports: Callable[[], ProducerPorts] = lambda: _aws_ports(aws)
@@ -99,8 +99,8 @@ class Producer(Generic[T]):
         self._is_closed = False
 
     @classmethod
-    def over(cls, open_ports: Callable[[], ProducerPorts], stream: str | None = None, **options: Any) -> Self:
-        """A producer that does not use AWS."""
+    def with_ports(cls, open_ports: Callable[[], ProducerPorts], stream: str | None = None, **options: Any) -> Self:
+        """Returns a producer that uses these ports instead of AWS."""
         producer = cls(stream, **options)
         producer._open_ports = open_ports
         return producer
@@ -112,7 +112,7 @@ class Producer(Generic[T]):
 
     def start(self) -> Self:
         """Starts the producer on the running event loop. The first `put` also does this."""
-        self._running()
+        self._running_writer()
         return self
 
     # putting
@@ -126,20 +126,20 @@ class Producer(Generic[T]):
         stream: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 -- limits the wait for buffer space only
     ) -> Delivery:
-        """Buffers a record, and waits if the buffer is full: for `timeout` seconds, then it raises `BufferFull`."""
+        """Buffers a record. Waits while the buffer is full, and raises `BufferFull` after `timeout` seconds."""
         if timeout is not None:
             check_seconds("timeout", timeout)
-        return await self._running().buffer.put(
+        return await self._running_writer().buffer.put(
             self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
     def put_nowait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> Delivery:
-        """Like `put`, but never waits: raises `BufferFull` if the buffer is full."""
+        """Buffers a record without waiting. Raises `BufferFull` if the buffer is full."""
         writer = self._writer
         if writer is None or _get_running_loop() is not self._loop:
-            writer = self._running()
+            writer = self._running_writer()
         data: Any = value if type(value) is self._unencoded_type else self._encode(value)
         name = self._stream if stream is None and self._stream is not None else self._stream_name(stream)
         return writer.buffer.put_nowait(name, data, partition_key, explicit_hash_key)
@@ -148,13 +148,12 @@ class Producer(Generic[T]):
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
         """Puts a record and waits for its outcome. Raises `DeliveryFailed` if it was not delivered."""
-        return delivered(
-            await (await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream))
-        )
+        delivery = await self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream)
+        return require_delivered(await delivery)
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
-        """Puts `(partition_key, value)` pairs in order, and waits while the buffer is full."""
-        buffer, name = self._running().buffer, self._stream_name(stream)
+        """Buffers `(partition_key, value)` pairs in order. Waits while the buffer is full."""
+        buffer, name = self._running_writer().buffer, self._stream_name(stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
         while (not_put := buffer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
@@ -165,14 +164,14 @@ class Producer(Generic[T]):
     # flushing and closing
 
     async def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until everything put before has its outcome, for at most `deadline` seconds.
+        """Waits until every record put so far has its outcome, for at most `deadline` seconds.
 
         Raises `DeliveryFailed` with the failures that nobody has seen yet.
         """
         check_seconds("deadline", deadline)
         if self._writer is None:
             return FlushReport()
-        return await self._running().flush(self._deadline_ms(deadline))
+        return await self._running_writer().flush(self._deadline_ms(deadline))
 
     async def close(self, *, deadline: float | None = None) -> FlushReport:
         """Waits until every record has its outcome, then frees all resources.
@@ -192,10 +191,10 @@ class Producer(Generic[T]):
             await self._close_ports()
 
     async def __aenter__(self) -> Self:
-        self._running()
+        self._running_writer()
         assert self._ports is not None
         if isinstance(self._ports.kinesis, KinesisByRegion):
-            try:  # a missing region or missing credentials raise here, not with the first record
+            try:  # raise here if the region or credentials are missing, not at the first record
                 await self._ports.kinesis.client(parse_stream(self._stream).region if self._stream else None)
             except BaseException:
                 await self.close()
@@ -212,10 +211,10 @@ class Producer(Generic[T]):
                 raise
             add_undelivered_note(error, failed)
 
-    # the engine
+    # the writer
 
-    def _running(self) -> Writer:
-        """The engine. Starts it if needed, independent of the calling task."""
+    def _running_writer(self) -> Writer:
+        """Starts the writer if needed. It outlives the calling task."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -225,7 +224,7 @@ class Producer(Generic[T]):
         if self._writer is not None and self._loop is not loop:
             if not (self._loop is not None and self._loop.is_closed() and self._writer.buffer.is_empty):
                 raise UsageError("this producer runs on another event loop: create one producer per loop")
-            self._writer = None  # that loop has ended with nothing left to deliver, as between two calls of asyncio.run
+            self._writer = None  # its loop is closed and all is delivered, as between two calls of asyncio.run
         if self._writer is None:
             self._ports = ports = self._open_ports()
             writer = Writer(
@@ -264,7 +263,7 @@ def stream_or_default(given: str | None, default: str | None) -> str:
     return stream
 
 
-def delivered(result: PutResult) -> PutResult:
+def require_delivered(result: PutResult) -> PutResult:
     """Returns the result, or raises `DeliveryFailed`."""
     if not result.delivered:
         raise DeliveryFailed(
@@ -275,7 +274,7 @@ def delivered(result: PutResult) -> PutResult:
 
 
 def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
-    """`error` ended the `with` block, so the failures cannot be raised."""
+    """Adds the failures to `error`: it ended the `with` block, and is raised instead of them."""
     error.add_note(f"the producer also has undelivered records: {failed}")
 
 
@@ -284,7 +283,7 @@ def _aws_ports(aws: Aws | None) -> ProducerPorts:
     return ProducerPorts(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
 
 
-def _check(
+def _check_options(
     stream: str | None, order: str, aggregate: str | None, linger: float, delivery_timeout: float, buffer_bytes: int
 ) -> None:
     violations = []

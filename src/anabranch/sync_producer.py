@@ -20,7 +20,7 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
-from anabranch.producer import Producer, add_undelivered_note, delivered, stream_or_default
+from anabranch.producer import Producer, add_undelivered_note, require_delivered, stream_or_default
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport
 from anabranch.values import Encoder, encode_with
@@ -113,7 +113,8 @@ class SyncProducer(Generic[T]):
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
     ) -> PutResult:
         """Puts a record and waits for its outcome. Raises `DeliveryFailed` if it was not delivered."""
-        return delivered(self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream).result())
+        delivery = self.put(value, partition_key, explicit_hash_key=explicit_hash_key, stream=stream)
+        return require_delivered(delivery.result())
 
     def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[SyncDelivery]:
         """Puts `(partition_key, value)` pairs in order, and waits while the buffer is full."""

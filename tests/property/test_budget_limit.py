@@ -21,7 +21,7 @@ def test_a_budget_is_never_overdrawn_and_forgets_nobody(steps, extra):
             held += [amount] * reserved
         elif action == "wait":
             asked.append(amount)
-            budget.wait(amount, partial(called.append, len(asked)))
+            budget.call_when_free(amount, partial(called.append, len(asked)))
         elif held:
             budget.release(held.pop())
             assert len(called) == len(asked) or not budget.has_room(asked[len(called)])

@@ -189,7 +189,7 @@ class MemoryKinesis:
         self.call("MergeShards", StreamName=name, ShardToMerge=first.shard_id, AdjacentShardToMerge=second.shard_id)
 
     def producer(self, stream="orders", **options):
-        return Producer.over(lambda: ProducerPorts(self, self.clock, random.Random(5)), stream, **options)
+        return Producer.with_ports(lambda: ProducerPorts(self, self.clock, random.Random(5)), stream, **options)
 
 
 async def warm_up(producer):

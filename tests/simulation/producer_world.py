@@ -111,8 +111,8 @@ class World:
             "aggregate": rng.choice(["shard", "shard", "key", None]),
             "linger_ms": rng.choice([0, 20, 100]),
             "delivery_timeout_ms": rng.choice([2_000, 60_000, 60_000]),
-            "requests_max": rng.choice([1, 2, 8]),
-            "outer_partition_key": rng.choice([None, "a"]),
+            "requests_in_flight_max": rng.choice([1, 2, 8]),
+            "aggregate_partition_key": rng.choice([None, "a"]),
             "after_failure": rng.choice(["fail", "continue"]),
         } | overrides
         self.trouble = rng.choice([0.0, 0.05, 0.3])

@@ -173,7 +173,7 @@ def test_producers_that_share_a_full_shard_waste_few_attempts_and_finish_togethe
     async def main():
         async def write(number):
             ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
-            async with Producer.over(lambda: ports, "orders", aggregate=None, delivery_timeout=600) as producer:
+            async with Producer.with_ports(lambda: ports, "orders", aggregate=None, delivery_timeout=600) as producer:
                 await warm_up(producer)
                 await producer.put_many([(f"p{number}k{n % KEYS}", b"x") for n in range(RECORDS)])
                 await producer.flush()

@@ -27,9 +27,9 @@ def test_who_waits_is_called_once_there_is_room_and_may_wait_again():
     def on_room():
         calls.append(budget.used_bytes)
         budget.try_reserve(2)
-        budget.wait(2, on_room)
+        budget.call_when_free(2, on_room)
 
-    budget.wait(2, on_room)
+    budget.call_when_free(2, on_room)
     budget.release(1)
     assert calls == []
     budget.release(3)
@@ -46,12 +46,12 @@ def test_room_that_comes_back_goes_to_who_has_waited_longest_and_to_each_in_turn
         def on_room():
             calls.append(name)
             budget.try_reserve(1)
-            budget.wait(1, on_room)
+            budget.call_when_free(1, on_room)
 
         return on_room
 
     for name in ("many shards", "one shard"):
-        budget.wait(1, waiter(name))
+        budget.call_when_free(1, waiter(name))
     for _ in range(4):
         budget.release(1)
     assert calls == ["many shards", "one shard"] * 2

@@ -1,6 +1,6 @@
-"""The table from AWS's error codes to our error classes, with advice for the errors that new users meet first.
+"""Maps AWS error codes to our error classes, with advice for the errors that new users meet first.
 
-A code that is not in the table is classified by its HTTP status. Request ids are kept: AWS support asks for them.
+An unknown code is classified by its HTTP status. Errors keep the request id: AWS support asks for it.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ from anabranch.errors import (
 )
 
 _CODES: Final[dict[str, type[ServiceError]]] = {
-    # over a quota of the shard, the account or the key
+    # over a quota of the shard, the account or the KMS key
     "KMSThrottlingException": ThrottledError,
     "LimitExceededException": ThrottledError,
     "ProvisionedThroughputExceededException": ThrottledError,
@@ -36,18 +36,18 @@ _CODES: Final[dict[str, type[ServiceError]]] = {
     "InternalServiceError": UnavailableError,
     "ServiceUnavailable": UnavailableError,
     "ServiceUnavailableException": UnavailableError,
-    # older than five minutes
+    # an iterator or a pagination token older than five minutes
     "ExpiredIteratorException": ExpiredIteratorError,
     "ExpiredNextTokenException": ExpiredIteratorError,
-    # credentials or clock
+    # expired credentials, or a wrong local clock
     "ExpiredToken": ExpiredTokenError,
     "ExpiredTokenException": ExpiredTokenError,
     "RequestExpired": ExpiredTokenError,
     "RequestInTheFuture": ExpiredTokenError,
     "RequestTimeTooSkewed": ExpiredTokenError,
-    # being changed, or already in use
+    # the stream or consumer is being changed, or exists already
     "ResourceInUseException": ResourceInUseError,
-    # not allowed
+    # credentials, signature, permissions or KMS key
     "AccessDenied": AccessDeniedError,
     "AccessDeniedException": AccessDeniedError,
     "IncompleteSignature": AccessDeniedError,
@@ -82,19 +82,21 @@ CLOCK_CODES: Final = frozenset(
         "SignatureDoesNotMatch",
     }
 )
-"""The codes that a wrong local clock can cause."""
+"""Codes that a wrong local clock can cause."""
 
 TOKEN_CODES: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
-"""The codes that fresh credentials repair."""
+"""Codes that new credentials fix."""
 
+_CHECK_ACCESS_KEY: Final = "check that the access key is active and belongs to this AWS partition"
+_CHECK_SIGNATURE: Final = "check that the secret key belongs to the access key, and that the local clock is right"
 _RENEW: Final = "renew the credentials (aws sso login, a new session token), or use a profile or role that renews them"
 _ADVICE: Final = {
     "ExpiredToken": _RENEW,
     "ExpiredTokenException": _RENEW,
-    "InvalidClientTokenId": "check that the access key is active and belongs to this AWS partition",
-    "InvalidSignatureException": "check that the secret belongs to the access key and that the local clock is right",
-    "SignatureDoesNotMatch": "check that the secret belongs to the access key and that the local clock is right",
-    "UnrecognizedClientException": "check that the access key is active and belongs to this AWS partition",
+    "InvalidClientTokenId": _CHECK_ACCESS_KEY,
+    "InvalidSignatureException": _CHECK_SIGNATURE,
+    "SignatureDoesNotMatch": _CHECK_SIGNATURE,
+    "UnrecognizedClientException": _CHECK_ACCESS_KEY,
 }
 
 
@@ -108,14 +110,14 @@ def service_error(
     retry_after_seconds: float | None = None,
 ) -> ServiceError:
     code = error.code or f"HTTP {status}"
-    kind = _kind(code, error.message, status)
+    error_class = _error_class(code, error.message, status)
     message = error.message
     advice = _ADVICE.get(code)
-    if kind is StreamNotFoundError and region is not None:
+    if error_class is StreamNotFoundError and region is not None:
         advice = f"searched in {region}: check the region and the account"
     if advice:
         message = f"{message} ({advice})" if message else advice
-    return kind(
+    return error_class(
         message,
         operation=operation,
         code=code,
@@ -125,9 +127,9 @@ def service_error(
     )
 
 
-def _kind(code: str, message: str, status: int) -> type[ServiceError]:
+def _error_class(code: str, message: str, status: int) -> type[ServiceError]:
     if message.startswith(("Signature expired", "Signature not yet current")):
-        return ExpiredTokenError  # one code, two causes: this one is a wrong clock, the other a wrong secret
+        return ExpiredTokenError  # a wrong clock; with other messages, the same code means a wrong secret key
     known = _CODES.get(code)
     if known is not None:
         return known

@@ -50,7 +50,7 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
-    ls = actions.add("ls", _ls, "list the applications of a store, or of this machine")
+    ls = actions.add("ls", _ls, "list the applications of a lease store, or of this machine")
     add_leases_option(ls, "a lease store", default="all lease files on this machine")
     show = actions.add("show", _show, "show an application's workers and shards", example="billing")
     add_application_argument(show)
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "delete", _delete, "delete an application: its leases and checkpoints", example="billing --yes"
     )
     add_application_argument(delete)
-    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.add_argument("--yes", action="store_true", help="delete without asking")
     for action in (ls, show):
         add_json_option(action)
 
@@ -74,22 +74,22 @@ def _ls(arguments: argparse.Namespace) -> int:
     elif found:
         rows = [
             (
-                one.app,
-                ", ".join(one.streams),
-                str(one.live_member_count),
-                str(one.unfinished_shard_count),
-                styled(str(one.stalled_shard_count), "red" if one.stalled_shard_count else ""),
-                lag(one.millis_behind_latest),
-                one.leases,
+                application.app,
+                ", ".join(application.streams),
+                str(application.live_member_count),
+                str(application.unfinished_shard_count),
+                styled(str(application.stalled_shard_count), "red" if application.stalled_shard_count else ""),
+                lag(application.millis_behind_latest),
+                application.leases,
             )
-            for one in found
+            for application in found
         ]
         headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES")
         print_table(headings, rows, right=("WORKERS", "SHARDS", "STALLED", "BEHIND"))
     else:
         from anabranch.stores.urls import shown_url
 
-        place = shown_url(arguments.leases) if arguments.leases else "the stores of this machine"
+        place = shown_url(arguments.leases) if arguments.leases else "the lease files of this machine"
         say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
     return 0
 
@@ -99,13 +99,13 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.stores.catalogue import stored_applications
 
     found: list[ListedApplicationDocument] = []
-    for one in await stored_applications(leases, os.environ):
-        async with Application(one.app, leases=one.leases) as application:
+    for stored in await stored_applications(leases, os.environ):
+        async with Application(stored.app, leases=stored.leases) as application:
             status = await application.status()
         found.append(
             ListedApplicationDocument(
-                app=one.app,
-                leases=one.leases,
+                app=stored.app,
+                leases=stored.leases,
                 streams=status.streams,
                 live_member_count=len(status.live_members),
                 unfinished_shard_count=len(status.unfinished_shards),
@@ -140,14 +140,14 @@ async def _status(arguments: argparse.Namespace) -> "FleetStatus":
 def _delete(arguments: argparse.Namespace) -> int:
     status = asyncio.run(_status(arguments))
     confirm(
-        f"Delete application {status.app!r} of {timestamp(status.created_seconds)}, with the positions of "
+        f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
         f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",
         yes=arguments.yes,
     )
     if live := status.live_members:
         say(
-            f"checking whether {', '.join(member.worker_id for member in live)} still send heartbeats: "
-            f"{max(member.expiry for member in live):.0f} s at most"
+            f"waiting up to {max(member.expiry for member in live):.0f} s to see whether these workers still send "
+            f"heartbeats: {', '.join(member.worker_id for member in live)}"
         )
     asyncio.run(_delete_app(arguments))
     print(f"{status.app}: deleted")

@@ -99,7 +99,7 @@ class Poller:
             self._on_records(session)  # no more records for now: a partial batch need not wait
         elif not self._budget.try_reserve(READ_RESERVE_BYTES):
             if not self._waiting:
-                self._budget.wait(READ_RESERVE_BYTES, self._on_budget_freed)
+                self._budget.call_when_free(READ_RESERVE_BYTES, self._on_budget_freed)
             self._waiting.append(session)
             session.budget_full_since_ms = now_ms = self._ports.clock.now_ms()
             self._scheduler.call_at(now_ms + BUDGET_FULL_MS, lambda: self._check_blocked(session))
@@ -120,7 +120,7 @@ class Poller:
             if session.in_read:
                 break
         if self._waiting:
-            self._budget.wait(READ_RESERVE_BYTES, self._on_budget_freed)
+            self._budget.call_when_free(READ_RESERVE_BYTES, self._on_budget_freed)
 
     async def _read(self, session: Session) -> None:
         started_at_ms = self._ports.clock.now_ms()

@@ -1,6 +1,4 @@
-"""All that a consumer's engine uses from outside, in one value: Kinesis, the lease store, the clock, randomness,
-events.
-"""
+"""Everything that a consumer's engine needs from outside: Kinesis, the lease store, clock, randomness, events."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,8 +17,8 @@ class Ports:
     entropy: Entropy
     emit: Callable[[Event], None]
     store_failures: StoreFailures = field(default_factory=StoreFailures)
-    heart_on_thread: bool = False
-    """Heartbeats run on their own thread. A simulation has no threads and runs them on the loop."""
+    heartbeats_on_thread: bool = False
+    """Whether heartbeats have their own thread. A simulation has no threads: it sends them from the event loop."""
     before_call: Callable[[], Awaitable[None]] | None = None
-    """Awaited between the fence check and the handler call, the worst moment for a process to pause. Only a simulation
-    sets it, to pause processes there."""
+    """For simulations: awaited between the fence check and the handler call, the worst moment for a process to
+    pause."""

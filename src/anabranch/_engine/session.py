@@ -10,7 +10,7 @@ from collections.abc import Callable
 from anabranch._core.handling.batches import BatchLane
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
+from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
 from anabranch._core.reading.lifecycle import Phase, Transition, next_phase
 from anabranch._core.reading.pace import Pace
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
@@ -34,7 +34,7 @@ class Session:
         unpacker: Unpacker,
         pace: Pace,
         budget: Budget,
-        horizon: Horizon,
+        horizon: TrimHorizon,
     ) -> None:
         self.holding = holding
         self.stream = stream
@@ -179,7 +179,7 @@ class Session:
         """
         if self._may_repeat and not response.records and not _is_last(response):
             return  # the first record will show whether the checkpoint's record is still there
-        edge, known = self.horizon.at(server_seconds) + EDGE_SECONDS, self.read_through_seconds
+        edge, known = self.horizon.at(server_seconds) + HORIZON_MARGIN_SECONDS, self.read_through_seconds
         if response.next_shard_iterator is not None and response.millis_behind_latest is not None:
             through = max(server_seconds - response.millis_behind_latest / 1000, edge)
         elif response.records:

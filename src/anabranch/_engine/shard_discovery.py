@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from anabranch._core.backoff import backoff_ms
 from anabranch._core.leases.store_calls import DeleteLease, ReadLease, ReadLeases
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon, may_have_lost
+from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
 from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
 from anabranch._core.shards.gate import (
     CHILDREN_UNKNOWN,
@@ -170,22 +170,22 @@ class TrimReporter:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self._horizons: dict[str, Horizon] = {}
+        self._horizons: dict[str, TrimHorizon] = {}
 
-    def horizon_of(self, stream_key: str) -> Horizon:
+    def horizon_of(self, stream_key: str) -> TrimHorizon:
         return self._horizons[stream_key]
 
     def observe(self, stream_key: str, summary: StreamSummary) -> None:
         server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
         known = self._horizons.get(stream_key)
         if known is None:
-            self._horizons[stream_key] = Horizon(summary.retention_hours, server_seconds)
+            self._horizons[stream_key] = TrimHorizon(summary.retention_hours, server_seconds)
         else:
-            known.look(summary.retention_hours, server_seconds)
+            known.observe(summary.retention_hours, server_seconds)
 
     def report_loss(self, session: Session) -> None:
         """Call `observe` first: the retention period may have been raised."""
-        horizon_seconds, position = session.horizon.reached_seconds, session.read_after
+        horizon_seconds, position = session.horizon.observed_seconds, session.read_after
         if may_have_lost(session.read_through_seconds, horizon_seconds):
             self._ports.emit(
                 DataLost(
@@ -380,7 +380,7 @@ class ShardDiscovery:
         """None if this worker does not read the stream."""
         return self._names.get(key.stream_key)
 
-    def horizon_of(self, key: LeaseKey) -> Horizon:
+    def horizon_of(self, key: LeaseKey) -> TrimHorizon:
         return self._trim_reporter.horizon_of(key.stream_key)
 
     def is_placed_by_key(self, key: LeaseKey) -> bool:
@@ -528,11 +528,11 @@ class ShardDiscovery:
         since = unread_since(graph, shard_id, rows, with_rows)
         known = [time for time in (since, session.read_through_seconds) if time is not None]
         session.read_through_seconds = max(known, default=None)
-        horizon_seconds = session.horizon.reached_seconds
+        horizon_seconds = session.horizon.observed_seconds
         if may_have_lost(session.read_through_seconds, horizon_seconds):
             listing = await list_all_shards(self._ports, session.stream, AT_TRIM_HORIZON)
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
-                session.read_through_seconds = horizon_seconds + EDGE_SECONDS
+                session.read_through_seconds = horizon_seconds + HORIZON_MARGIN_SECONDS
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
         """Returns the stream's summary. Raises if the stream was deleted or recreated (rule S3)."""

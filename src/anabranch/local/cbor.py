@@ -1,13 +1,14 @@
-"""CBOR bodies as in AWS's `application/x-amz-cbor-1.1`, which the AWS SDK for Java uses.
+"""Encodes and decodes CBOR bodies, AWS's `application/x-amz-cbor-1.1`, which the AWS SDK for Java uses.
 
 Values are None, bool, int, float, str, bytes, list, dict with text keys, and `Timestamp`. AWS differs from RFC 8949 in
-one point: tag 1 holds whole *milliseconds*, not seconds, so a stock decoder rejects it or is wrong by a factor of 1000.
-A client may also leave the tag out. Only the shape of the member tells then, so such a number stays a number here.
+one point: tag 1 holds whole *milliseconds*, not seconds, so a standard decoder rejects it or is wrong by a factor of
+1000. A client may also leave the tag out. `decode` then returns a plain number: only the operation's schema says that
+the member is a timestamp.
 
-Definite and indefinite lengths are read, definite ones are written. Depth and number of items are limited, and a length
-is checked against the remaining bytes, so a hostile body costs a small multiple of its own size. Tags other than 1,
-simple values other than false, true, null and undefined, and keys that are not text are rejected: AWS uses none of
-them.
+`decode` reads definite and indefinite lengths; `encode` writes definite ones. Depth and number of items are limited,
+and each length is checked against the remaining bytes, so a hostile body takes at most a small multiple of its own size
+in memory. Tags other than 1, simple values other than false, true, null and undefined, and keys that are not text are
+rejected: AWS uses none of them.
 """
 
 import struct
@@ -25,7 +26,7 @@ _TIMESTAMP_TAG: Final = 1
 _INDEFINITE_BYTES: Final = 0x5F
 _INDEFINITE_TEXT: Final = 0x7F
 _BREAK: Final = 0xFF
-_NUMBERS: Final = (int, float)
+_NUMBER_TYPES: Final = (int, float)
 _INDEFINITE: Final = -1
 _ARGUMENT_BYTES: Final = {25: 2, 26: 4, 27: 8}
 _FLOATS: Final = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
@@ -38,13 +39,13 @@ _ARGUMENTS: Final = (  # (limit, additional information, packer of initial byte 
     (1 << 32, 26, struct.Struct(">BI")),
     (1 << 64, 27, struct.Struct(">BQ")),
 )
-_LISTS: Final = (list, tuple)
-_WORDS: Final = {False: b"\xf4", True: b"\xf5", None: b"\xf6"}
-_SMALL_HEADS: Final = tuple(bytes([initial]) for initial in range(256))
+_LIST_TYPES: Final = (list, tuple)
+_CONSTANTS: Final = {False: b"\xf4", True: b"\xf5", None: b"\xf6"}
+_ONE_BYTE_HEADS: Final = tuple(bytes([initial]) for initial in range(256))
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """The one value in `body`, copied out of it."""
+    """Returns the single value in `body`. It does not refer to `body`."""
     reader = _Reader(bytes(body))
     try:
         value = reader.read(0)
@@ -73,9 +74,9 @@ class _Reader:
         initial = self.body[start]
         major = initial >> 5
         if major == _TEXT:
-            return self._string(initial).decode() if initial != _INDEFINITE_TEXT else self._long_text()
+            return self._string(initial).decode() if initial != _INDEFINITE_TEXT else self._chunked_text()
         if major == _BYTES:
-            return self._string(initial) if initial != _INDEFINITE_BYTES else self._long_bytes()
+            return self._string(initial) if initial != _INDEFINITE_BYTES else self._chunked_bytes()
         if major == _SIMPLE:
             return self._simple(initial & 31)
         argument = self._argument()
@@ -91,10 +92,10 @@ class _Reader:
             return self._array(argument, depth + 1)
         if major == _TAG and argument == _TIMESTAMP_TAG:
             return self._timestamp(depth + 1)
-        raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} starts no value that AWS uses")
+        raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} starts a value that AWS does not use")
 
     def _string(self, initial: int) -> bytes:
-        """A string of definite length. Most values are short strings, so their length is read without another call."""
+        """A text or byte string of definite length. Most values are short strings, so a short length is read inline."""
         information = initial & 31
         if information < 24:
             size, start = information, self.position + 1
@@ -107,7 +108,7 @@ class _Reader:
         return self.body[start:end]
 
     def _argument(self) -> int:
-        """The number after an initial byte: a value, a length, a count or a tag."""
+        """Reads the initial byte and its argument: a value, a length, a count or a tag."""
         start = self.position
         information = self.body[start] & 31
         self.position = start + 1
@@ -133,23 +134,23 @@ class _Reader:
 
     def _chunks(self, major: int) -> Iterable[bytes]:
         self.position += 1
-        while not self._ended():
+        while not self._skip_break():
             initial = self.body[self.position]
             if initial >> 5 != major or initial & 31 == 31:
-                raise CodecError("CBOR string of indefinite length contains something other than chunks")
+                raise CodecError("CBOR string of indefinite length has an invalid chunk")
             self.items_left -= 1
             if self.items_left < 0:
                 raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
             yield self._string(initial)
 
-    def _long_text(self) -> str:
+    def _chunked_text(self) -> str:
         return "".join([chunk.decode() for chunk in self._chunks(_TEXT)])
 
-    def _long_bytes(self) -> bytes:
+    def _chunked_bytes(self) -> bytes:
         return b"".join(self._chunks(_BYTES))
 
-    def _ended(self) -> bool:
-        """Whether a collection of indefinite length ends here. Skips its break if so."""
+    def _skip_break(self) -> bool:
+        """Skips the break that ends an indefinite length. Returns False if there is none here."""
         if self.body[self.position] != _BREAK:
             return False
         self.position += 1
@@ -159,7 +160,7 @@ class _Reader:
         if count != _INDEFINITE:
             return [self.read(depth) for _ in range(count)]
         items = []
-        while not self._ended():
+        while not self._skip_break():
             items.append(self.read(depth))
         return items
 
@@ -170,7 +171,7 @@ class _Reader:
                 key = self._key(depth)
                 members[key] = self.read(depth)
         else:
-            while not self._ended():
+            while not self._skip_break():
                 key = self._key(depth)
                 members[key] = self.read(depth)
         return members
@@ -186,7 +187,7 @@ class _Reader:
 
     def _timestamp(self, depth: int) -> Timestamp:
         value = self.read(depth)
-        if type(value) not in _NUMBERS:
+        if type(value) not in _NUMBER_TYPES:
             raise CodecError(f"CBOR tag 1 holds a {type(value).__name__}, not milliseconds since 1970")
         return Timestamp.from_milliseconds(value)
 
@@ -196,7 +197,7 @@ class _Reader:
         if layout is not None:
             return layout.unpack(self._take(layout.size))[0]
         if information not in _SIMPLE_VALUES:
-            raise CodecError(f"CBOR simple value {information} (31 is a break) stands where a value should")
+            raise CodecError(f"unexpected CBOR simple value {information} (31 is a break)")
         return _SIMPLE_VALUES[information]
 
 
@@ -211,7 +212,7 @@ def encode(value: Any) -> bytes:
 
 def _head(major: int, argument: int) -> bytes:
     if argument < 24:
-        return _SMALL_HEADS[major << 5 | argument]
+        return _ONE_BYTE_HEADS[major << 5 | argument]
     for limit, information, layout in _ARGUMENTS:
         if argument < limit:
             return layout.pack(major << 5 | information, argument)
@@ -226,10 +227,10 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
     elif isinstance(value, bytes):
         parts += (_head(_BYTES, len(value)), value)
     elif isinstance(value, Timestamp):
-        parts.append(_SMALL_HEADS[_TAG << 5 | _TIMESTAMP_TAG])
+        parts.append(_ONE_BYTE_HEADS[_TAG << 5 | _TIMESTAMP_TAG])
         _write(value.milliseconds, parts, depth)
     elif value is None or value is True or value is False:
-        parts.append(_WORDS[value])
+        parts.append(_CONSTANTS[value])
     elif isinstance(value, int):
         parts.append(_head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value))
     elif isinstance(value, float):
@@ -241,7 +242,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         for key, member in value.items():
             _write(key, parts, depth + 1)
             _write(member, parts, depth + 1)
-    elif isinstance(value, _LISTS):
+    elif isinstance(value, _LIST_TYPES):
         parts.append(_head(_ARRAY, len(value)))
         for item in value:
             _write(item, parts, depth + 1)

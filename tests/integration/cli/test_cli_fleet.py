@@ -83,7 +83,7 @@ def wait_for(look, what, seconds=15):
 def test_a_running_application_is_listed_shown_and_explained(worker, server, cli):
     nothing = cli("apps", "ls")
     assert (nothing.code, nothing.out) == (0, "")
-    assert "no applications in the stores of this machine" in nothing.err
+    assert "no applications in the lease files of this machine" in nothing.err
     worker.start()
     (listed,) = cli("apps", "ls", "--json").json
     assert (listed["app"], listed["streams"], listed["live_member_count"]) == ("billing", ["orders"], 1)
@@ -115,8 +115,8 @@ def test_an_application_is_deleted_when_its_workers_have_stopped(worker, cli):
     worker.start()
     asked = cli("apps", "delete", "billing")
     assert asked.code == 2
-    assert "Delete application 'billing' of 20" in asked.err
-    assert "with the positions of 2 shards of orders? Not a terminal; pass --yes" in asked.err
+    assert "Delete application 'billing' (created 20" in asked.err
+    assert "and its checkpoints for 2 shards of orders? Not a terminal; pass --yes" in asked.err
     alive = cli("apps", "delete", "billing", "--yes")
     assert alive.code == 1
     assert "application 'billing' has live workers (worker one): stop them first" in alive.err

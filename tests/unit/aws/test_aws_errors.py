@@ -77,7 +77,7 @@ def test_a_signature_out_of_its_time_is_told_from_a_wrong_one(words):
 def test_what_a_newcomer_meets_comes_with_advice():
     assert "searched in eu-north-1: check the region" in str(refused("ResourceNotFoundException", region="eu-north-1"))
     assert "aws sso login" in str(refused("ExpiredTokenException"))
-    assert "the secret belongs" in str(refused("SignatureDoesNotMatch", message=""))
+    assert "the secret key belongs" in str(refused("SignatureDoesNotMatch", message=""))
 
 
 def test_an_error_survives_a_process_boundary():

@@ -160,7 +160,7 @@ def test_a_wrong_secret_is_no_clock():
         now = b"date: %s\r\n" % format_datetime(dt.datetime.now(dt.UTC), usegmt=True).encode()
         wrong = refusal("InvalidSignatureException", "The request signature we calculated does not match", headers=now)
         async with client_of(says(seen, wrong)) as (_, client):
-            with pytest.raises(AccessDeniedError, match="the secret belongs"):
+            with pytest.raises(AccessDeniedError, match="the secret key belongs"):
                 await client.get_records(ORDERS, "iterator")
         assert len(seen) == 1
 

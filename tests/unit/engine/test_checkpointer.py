@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.horizon import TrimHorizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.window import Unpacker
 from anabranch._engine.checkpointer import SEEN_THROUGH_EVERY_SECONDS, WRITES_AT_ONCE, Checkpointer
@@ -55,7 +55,7 @@ def make_session(number=0, **row):
         Unpacker(STREAM, shard_id, None),
         Pace(PaceLimits(), 0),
         budget := Budget(),
-        Horizon(24, 0.0),
+        TrimHorizon(24, 0.0),
     )
     session.lane = RecordLane(holding.row.checkpoint, "shard", session.window)
     budget.try_reserve(READ_RESERVE_BYTES)

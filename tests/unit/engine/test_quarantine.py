@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.horizon import TrimHorizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.window import Unpacker
 from anabranch._engine.ports import Ports
@@ -26,7 +26,7 @@ def make_session(number, takes):
     key = LeaseKey("1:orders:1", 0, shard_id)
     row = LeaseRow(key=key, owner="me#1", takes_without_progress=takes)
     unpacker = Unpacker(STREAM, shard_id, None)
-    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0))
+    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), TrimHorizon(24, 0.0))
     session.lane = RecordLane(row.checkpoint, "shard", session.window)
     assert session.budget.try_reserve(READ_RESERVE_BYTES)
     session.accept([plain(1)], READ_RESERVE_BYTES)

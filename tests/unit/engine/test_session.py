@@ -5,7 +5,7 @@ import pytest
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import EDGE_SECONDS, Horizon
+from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.window import Unpacker
 from anabranch._engine.session import Session
@@ -20,7 +20,7 @@ def make_session(order="key", checkpoint=None, until_seconds=None, waits_for=())
     key = LeaseKey("1:orders:1", 0, SHARD)
     row = LeaseRow(key=key, checkpoint=checkpoint or Checkpoint(), waits_for=waits_for)
     unpacker = Unpacker(STREAM, SHARD, None, until_seconds=until_seconds)
-    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), Horizon(24, 0.0))
+    session = Session(Holding(row), StreamName(STREAM), unpacker, Pace(PaceLimits(), 0), Budget(), TrimHorizon(24, 0.0))
     if order == "batch":
         session.lane = BatchLane(row.checkpoint, session.window, BatchLimits())
     else:
@@ -141,14 +141,14 @@ def test_a_reader_at_the_horizon_is_given_a_few_seconds():
     session = make_session()
     day_ms = round(DAY * 1000)
     assert not hear(session, answer(behind_ms=day_ms), NOW)
-    assert not hear(session, answer(behind_ms=day_ms), NOW + EDGE_SECONDS - 1)
-    assert hear(session, answer(behind_ms=day_ms), NOW + 2 * EDGE_SECONDS)
+    assert not hear(session, answer(behind_ms=day_ms), NOW + HORIZON_MARGIN_SECONDS - 1)
+    assert hear(session, answer(behind_ms=day_ms), NOW + 2 * HORIZON_MARGIN_SECONDS)
 
 
 def test_an_answer_that_comes_after_a_look_at_the_stream_was_read_through_until_its_own_time():
     session = make_session()
     hear(session, answer(plain(1)), NOW)
-    session.horizon.look(24, NOW + DAY)
+    session.horizon.observe(24, NOW + DAY)
     hear(session, answer(), NOW + 1)  # records of the next five seconds may be trimmed by then
     assert session.read_through_seconds == NOW + 1
     assert hear(session, answer(plain(3)), NOW + DAY + 2)
@@ -170,7 +170,7 @@ def test_a_child_of_which_nobody_knows_since_when_it_is_unread_may_have_lost_rec
 def test_an_empty_root_that_has_ended_was_read_until_the_horizon_and_its_children_are_unread_since_then():
     session = make_session()
     assert not hear(session, answer(following=None), NOW)
-    assert session.read_through_seconds == NOW - DAY + EDGE_SECONDS
+    assert session.read_through_seconds == NOW - DAY + HORIZON_MARGIN_SECONDS
 
 
 @pytest.mark.parametrize("seen_through", [None, NOW])

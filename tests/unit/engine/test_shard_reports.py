@@ -2,7 +2,7 @@
 
 from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import Horizon
+from anabranch._core.reading.horizon import TrimHorizon
 from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.reading.window import Unpacker
 from anabranch._engine.session import Session
@@ -22,7 +22,7 @@ def make_session(number=0):
         Unpacker(STREAM, shard_id, None),
         Pace(PaceLimits(), 0),
         Budget(),
-        Horizon(24, 0.0),
+        TrimHorizon(24, 0.0),
     )
     session.lane = RecordLane(row.checkpoint, "shard", session.window)
     return session

@@ -1,42 +1,43 @@
 """The trim horizon of a stream, and whether unread records have been trimmed (rule T4).
 
-The service does not report records that were trimmed before they were read: a slow reader simply continues at the
-horizon. So each reader remembers until when it has read, by the service's clock, and compares.
+Kinesis does not report that records were trimmed before they were read: a slow reader just continues at the trim
+horizon. So each reader keeps the arrival time up to which it has read everything, by the service's clock, and compares
+it with the horizon.
 """
 
 from typing import Final
 
-EDGE_SECONDS: Final = 5.0
-"""A reader at the horizon (for example at the start of an old stream) counts as this far ahead of it: the horizon moves
-between two reads, and the service trims with a delay.
+HORIZON_MARGIN_SECONDS: Final = 5.0
+"""A reader at the horizon, for example at the start of an old stream, counts as this far ahead of it. Otherwise it
+would report a loss at its next read: the horizon moves between two reads, and Kinesis trims with a delay.
 """
 
 
-class Horizon:
-    """The horizon of one stream, shared by the readers of all its shards."""
+class TrimHorizon:
+    """The trim horizon of one stream, shared by the readers of all its shards. Times are by the service's clock."""
 
     def __init__(self, retention_hours: int, server_seconds: float) -> None:
         self._retention_seconds = retention_hours * 3600
-        self.reached_seconds = server_seconds - self._retention_seconds
-        """Where it was when the retention was last read."""
-        self._looked_seconds = server_seconds
+        self.observed_seconds = server_seconds - self._retention_seconds
+        """The horizon when the retention was last read."""
+        self._observed_at_seconds = server_seconds
 
-    def look(self, retention_hours: int, server_seconds: float) -> None:
-        """The retention was read again. The horizon never goes back: a longer retention restores nothing."""
+    def observe(self, retention_hours: int, server_seconds: float) -> None:
+        """Takes a newly read retention. The horizon never moves back: a longer retention restores nothing."""
         self._retention_seconds = retention_hours * 3600
-        self.reached_seconds = max(self.reached_seconds, server_seconds - self._retention_seconds)
-        self._looked_seconds = max(self._looked_seconds, server_seconds)
+        self.observed_seconds = max(self.observed_seconds, server_seconds - self._retention_seconds)
+        self._observed_at_seconds = max(self._observed_at_seconds, server_seconds)
 
     def at(self, server_seconds: float) -> float:
-        """The horizon at that time, by the last known retention. For a late answer from before the last look, the
-        horizon of the last look does not apply yet.
+        """The horizon at that time, by the last known retention. For a time before the last `observe`, as of a response
+        that arrives late, `observed_seconds` does not apply yet.
         """
         by_retention = server_seconds - self._retention_seconds
-        return by_retention if server_seconds < self._looked_seconds else max(self.reached_seconds, by_retention)
+        return by_retention if server_seconds < self._observed_at_seconds else max(self.observed_seconds, by_retention)
 
 
 def may_have_lost(read_through_seconds: float | None, horizon_seconds: float) -> bool:
-    """Whether unread records may have been trimmed. Everything that arrived before `read_through_seconds` was read
-    (None if unknown), and everything that arrived after the horizon still exists.
+    """Whether unread records may have been trimmed. All records that arrived before `read_through_seconds` were read
+    (None if unknown), and all that arrived after the horizon still exist.
     """
     return read_through_seconds is None or horizon_seconds >= read_through_seconds

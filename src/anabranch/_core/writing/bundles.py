@@ -79,7 +79,7 @@ class OutgoingRecord(msgspec.Struct, gc=False, eq=False):
 class Packing(msgspec.Struct, frozen=True):
     """How a bundle becomes a Kinesis record."""
 
-    outer_partition_key: str | None = None
+    aggregate_partition_key: str | None = None
     """The partition key of aggregates. None uses that of their first record."""
     aggregates: bool = True
     """If False, every record is sent unchanged."""
@@ -143,7 +143,7 @@ class Bundle:
     def open_with(self, record: OutgoingRecord, size_max: int) -> None:
         """Adds the first record. The entry may grow to `size_max` bytes, including its partition key."""
         self.builder = builder = AggregateBuilder()
-        outer = self.packing.outer_partition_key or record.partition_key
+        outer = self.packing.aggregate_partition_key or record.partition_key
         self.size_max = size_max - len(outer.encode())
         # No limit for the first record: one that is larger than any aggregate is sent alone.
         builder.add(record.partition_key, record.data, record.explicit_hash_key, _OWN_TAGS, size_max=1 << 62)
@@ -176,7 +176,7 @@ class Bundle:
         first = self.records[0]
         if self._is_sent_unchanged:
             return len(first.data) + len(first.partition_key.encode())
-        outer = self.packing.outer_partition_key or first.partition_key
+        outer = self.packing.aggregate_partition_key or first.partition_key
         return self.builder.size + len(outer.encode())
 
     def freeze(self) -> PutRecordsEntry:
@@ -198,7 +198,7 @@ class Bundle:
             for record in self.records:
                 tags = () if builder.count else _OWN_TAGS
                 builder.add(record.partition_key, record.data, record.explicit_hash_key, tags, size_max=1 << 62)
-        outer, hash_key = self.packing.outer_partition_key, first.explicit_hash_key
+        outer, hash_key = self.packing.aggregate_partition_key, first.explicit_hash_key
         if outer is None:
             outer = first.partition_key
         elif hash_key is None:

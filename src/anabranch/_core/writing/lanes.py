@@ -202,13 +202,13 @@ class Lanes:
         is_ordered: bool,
         shard_share: float,
         linger_ms: int,
-        outer_partition_key: str | None,
+        aggregate_partition_key: str | None,
     ) -> None:
         self.shard_map = shard_map
         self.failures = failures
         self.aggregate: Literal["shard", "key"] | None = aggregate
         self.is_ordered = is_ordered
-        self.packing = Packing(outer_partition_key, aggregates=aggregate is not None)
+        self.packing = Packing(aggregate_partition_key, aggregates=aggregate is not None)
         self.predicts = True
         """False if the service chooses the shard of each record itself."""
         self.lane_of_key: dict[str, WriteLane] = {}

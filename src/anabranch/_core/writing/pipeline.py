@@ -1,11 +1,12 @@
-"""All decisions of writing to one stream: `put` takes records, `tick` returns calls, `on_response` takes their results.
+"""Decides how records are written to one stream: `put` takes records, `tick` returns PutRecords calls, `on_response`
+takes their results.
 
-`put` is the hot path: it finds the record's lane, appends the record to the open bundle and returns the handle.
-Everything else works on whole bundles. The engine calls `tick` when `wants_tick` is set, after every response and at
-`next_deadline_ms`. It performs the calls and the refresh that `tick` returns, and wakes those who wait for a settled
-bundle.
+`put` is the hot path: it finds the record's lane, appends the record to the lane's open bundle and returns the handle.
+Everything else works on whole bundles. The engine calls `tick` when `wants_tick` is set, which every response does, and
+at `next_deadline_ms`. It then performs the calls and the refresh that `tick` returned, and wakes the tasks that await
+records of the settled bundles.
 
-A pipeline does not know other streams or the buffer that they share.
+A pipeline does not know other streams, nor the buffer that all streams share.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,25 +42,25 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     linger_ms: int = 100
     delivery_timeout_ms: int = 120_000
     shard_share: float = 1.0
-    requests_max: int = 8
-    outer_partition_key: str | None = None
+    requests_in_flight_max: int = 8
+    aggregate_partition_key: str | None = None
     after_failure: Literal["fail", "continue"] = "fail"
 
 
 class WriteSteps(NamedTuple):
-    """What the engine has to do."""
+    """What the engine does after a tick."""
 
     calls: Sequence[PutRecordsCall]
     refresh: bool = False
-    """List the open shards; if `wants_summary`, describe the stream first."""
+    """List the open shards. If `wants_summary` is set, describe the stream first."""
 
 
 class Pipeline(Generic[R]):
     __slots__ = (
-        "_blocked_count", "_blocked_event_ms", "_blocked_keys", "_calls_in_flight", "_check_expiry_ms", "_lane_of_key",
-        "_lanes", "_lingering", "_notify", "_options", "_record_bytes_max", "_record_type", "_settlement", "_shard_map",
-        "_small_cost_bytes", "failures", "fault", "is_auto", "next_deadline_ms", "stream", "wants_summary",
-        "wants_tick",
+        "_blocked_count", "_blocked_event_ms", "_blocked_keys", "_check_expiry_ms", "_fitting_cost_bytes",
+        "_lane_of_key", "_lanes", "_lingering", "_notify", "_options", "_record_bytes_max", "_record_type",
+        "_requests_in_flight", "_settlement", "_shard_map", "failures", "fault", "is_auto", "next_deadline_ms",
+        "stream", "wants_summary", "wants_tick",
     )  # fmt: skip
 
     def __init__(
@@ -74,12 +75,14 @@ class Pipeline(Generic[R]):
         self.stream = stream
         self.failures = UnseenFailures(blocks_keys=options.order == "key" and options.after_failure == "fail")
         self.wants_tick = False
-        """Something has changed that `tick` should look at."""
+        """The engine should call `tick` now."""
         self.wants_summary = True
+        """The next refresh should also describe the stream."""
         self.next_deadline_ms: int | None = None
         self.is_auto = False
+        """The stream's record distribution is AUTO: records are neither aggregated nor kept in order."""
         self.fault: Exception | None = None
-        """An unexpected error in `put` or `flush`. The state may be inconsistent: the writer must end."""
+        """An unexpected error in `put` or `flush`. The state may be inconsistent, so the writer must stop."""
         self._options = options
         self._record_type = record_type
         self._notify = notify
@@ -92,13 +95,13 @@ class Pipeline(Generic[R]):
             is_ordered=options.order == "key",
             shard_share=options.shard_share,
             linger_ms=options.linger_ms,
-            outer_partition_key=options.outer_partition_key,
+            aggregate_partition_key=options.aggregate_partition_key,
         )
         self._settlement = Settlement(stream, self._lanes, entropy, notify)
         self._blocked_keys = self.failures.blocked_keys
         self._lane_of_key = self._lanes.lane_of_key
         self._lingering = self._lanes.lingering
-        self._calls_in_flight = 0
+        self._requests_in_flight = 0
         self._blocked_count = self._blocked_event_ms = 0
         self._check_expiry_ms: int | None = None
         self._set_record_bytes_max(RECORD_BYTES_MAX)
@@ -107,7 +110,7 @@ class Pipeline(Generic[R]):
 
     def put(self, data: bytes, partition_key: str, explicit_hash_key: str | None, cost_bytes: int, now_ms: int) -> R:
         """Returns the record's handle. Raises ValueError for a key or a size that the service would reject."""
-        if cost_bytes > self._small_cost_bytes:
+        if cost_bytes > self._fitting_cost_bytes:
             self._check_size(data, partition_key)
         lane = self._lane_of_key.get(partition_key) if explicit_hash_key is None else None
         digest = check_keys(partition_key, explicit_hash_key) if lane is None else b""
@@ -134,7 +137,7 @@ class Pipeline(Generic[R]):
         return record
 
     def _fail_blocked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, now_ms: int) -> R:
-        """Fails a record because an earlier one of its key failed and nobody has seen that yet."""
+        """Fails a record because an earlier record of its key failed, and nobody has seen that failure yet."""
         record = self._record_type(None, 0, partition_key, explicit_hash_key, data, now_ms)
         self._lanes.fail_new(record, self._settlement.local_attempt(LocalCode.ORDER, ORDER_MESSAGE, now_ms))
         self.wants_tick = True
@@ -156,23 +159,25 @@ class Pipeline(Generic[R]):
 
     def _check_size(self, data: bytes, partition_key: str) -> None:
         size_bytes = len(data) + len(partition_key.encode())
+        # Data that looks like an aggregate is sent inside one, so that readers return it unchanged.
         if self._lanes.packing.aggregates and data.startswith(MAGIC):
             size_bytes += _WRAPPING_BYTES
         if size_bytes > self._record_bytes_max:
             raise ValueError(
-                f"the record has {size_bytes} bytes with its partition key; stream {self.stream} takes at most "
+                f"the record has {size_bytes} bytes with its partition key; stream {self.stream} accepts at most "
                 f"{self._record_bytes_max}"
             )
 
     def _set_record_bytes_max(self, limit_bytes: int) -> None:
+        """`put` does not check the size of records up to `_fitting_cost_bytes`: they fit with any partition key."""
         self._record_bytes_max = limit_bytes
-        self._small_cost_bytes = limit_bytes - _KEY_BYTES_MAX - _WRAPPING_BYTES
+        self._fitting_cost_bytes = limit_bytes - _KEY_BYTES_MAX - _WRAPPING_BYTES
 
     # time
 
     @property
     def is_idle(self) -> bool:
-        """All records that were put are settled."""
+        """Every record that was put is delivered or failed."""
         return self._lanes.is_settled
 
     def tick(self, now_ms: int, wall_ms: int) -> WriteSteps:
@@ -198,13 +203,13 @@ class Pipeline(Generic[R]):
             self._lingering.popleft()
 
     def _collect(self, now_ms: int, wall_ms: int) -> tuple[Sequence[PutRecordsCall], int | None]:
-        free = self._options.requests_max - self._calls_in_flight
+        free = self._options.requests_in_flight_max - self._requests_in_flight
         if not self._lanes.ready or free <= 0:
             return (), None
         if now_ms < self._settlement.paused_until_ms:
             return (), self._settlement.paused_until_ms
         calls, wake_at_ms = self._lanes.collect(now_ms, wall_ms, free)
-        self._calls_in_flight += len(calls)
+        self._requests_in_flight += len(calls)
         return calls, wake_at_ms
 
     def _deadline_ms(self, wake_at_ms: int | None) -> int | None:
@@ -215,7 +220,7 @@ class Pipeline(Generic[R]):
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _expire(self, now_ms: int) -> None:
-        """Fails records that have waited too long. Those in flight get the outcome of their response, however late."""
+        """Fails unsent records after their delivery timeout. For those in flight the response decides, however late."""
         cutoff_ms = now_ms - self._options.delivery_timeout_ms
 
         def is_expired(record: OutgoingRecord) -> bool:
@@ -240,7 +245,7 @@ class Pipeline(Generic[R]):
     # flushing and closing
 
     def flush(self, now_ms: int) -> int:
-        """Sends everything put so far without lingering. Returns the epoch to pass to `is_flushed`."""
+        """Ends the lingering of everything put so far. Returns the epoch to pass to `is_flushed`."""
         self.wants_tick = True
         try:
             for lane in list(self._lanes.active()):
@@ -256,7 +261,7 @@ class Pipeline(Generic[R]):
         return self._lanes.is_flushed(epoch)
 
     def abandon(self, failure: str | None, now_ms: int) -> None:
-        """Fails everything, because the producer was closed or failed. Records in flight may be written."""
+        """Fails all records, because the producer was closed or failed. Those in flight may still be written."""
         if failure is None:
             code, message = LocalCode.CLOSED, "the producer was closed before the record was delivered"
         else:
@@ -264,25 +269,25 @@ class Pipeline(Generic[R]):
         self._lanes.fail_all(self._settlement.local_attempt(code, message, now_ms))
 
     def count_unfinished(self) -> int:
-        """Undelivered records, and failures that nobody has seen."""
-        undelivered = sum(len(bundle.records) for bundle in self._lanes.bundles.values())
-        return undelivered + len(self.failures)
+        """Unsettled records, and failures that nobody has seen."""
+        unsettled = sum(len(bundle.records) for bundle in self._lanes.bundles.values())
+        return unsettled + len(self.failures)
 
     def count_waiting(self) -> int:
-        """Undelivered records that are not in flight."""
+        """Unsettled records that are not in flight."""
         bundles = (bundle for lane in self._lanes.active() for bundle in (*lane.closed_bundles, lane.open_bundle))
         waiting = sum(len(bundle.records) for bundle in bundles if bundle is not None)
         return waiting + self._settlement.awaiting_map_count
 
     def take_settled(self) -> Iterator[Bundle]:
-        """One at a time, so that after an error the others are still there."""
+        """Yields one bundle at a time. If the caller fails at one, the others stay queued."""
         while self._lanes.settled:
             yield self._lanes.settled.popleft()
 
     # responses
 
     def on_response(self, call: PutRecordsCall, response: PutRecordsResponse | AnabranchError, now_ms: int) -> None:
-        self._calls_in_flight -= 1
+        self._requests_in_flight -= 1
         self.wants_tick = True
         if isinstance(response, AnabranchError):
             self._settlement.on_error(call, response, now_ms)
@@ -290,7 +295,7 @@ class Pipeline(Generic[R]):
             self._settlement.on_response(call, response, now_ms)
 
     def on_listing(self, shards: Sequence[Shard], summary: StreamSummary | None, now_ms: int) -> None:
-        """Takes a complete listing of the open shards, and the stream's summary if it was wanted and available."""
+        """Takes a complete listing of the open shards. `summary` is None if it was not wanted or could not be read."""
         self.wants_tick = True
         self.wants_summary = False
         if summary is not None:

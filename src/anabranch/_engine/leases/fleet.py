@@ -248,7 +248,7 @@ class Fleet:
 
     def _start_heartbeats(self, state: HeartbeatState) -> None:
         ports, on_status, thread = self._ports, self._on_status, None
-        if ports.heart_on_thread:
+        if ports.heartbeats_on_thread:
             loop = asyncio.get_running_loop()
             thread = HeartbeatThread(ports.clock, self._stall_limit_ms, ports.emit)
 

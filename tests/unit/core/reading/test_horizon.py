@@ -1,32 +1,32 @@
 """What a stream has forgotten, and whether a reader may have missed it."""
 
-from anabranch._core.reading.horizon import Horizon, may_have_lost
+from anabranch._core.reading.horizon import TrimHorizon, may_have_lost
 
 DAY = 24 * 3600.0
 
 
 def test_the_horizon_follows_the_clock_at_a_distance_of_the_retention():
-    horizon = Horizon(24, 10 * DAY)
+    horizon = TrimHorizon(24, 10 * DAY)
     assert horizon.at(10 * DAY) == 9 * DAY
     assert horizon.at(10 * DAY + 5) == 9 * DAY + 5
 
 
 def test_the_horizon_never_goes_back():
-    horizon = Horizon(24, 10 * DAY)
-    horizon.look(48, 10 * DAY + 60)
+    horizon = TrimHorizon(24, 10 * DAY)
+    horizon.observe(48, 10 * DAY + 60)
     assert horizon.at(10 * DAY + 60) == 9 * DAY  # what was gone stays gone, and nothing more goes for a day
     assert horizon.at(11 * DAY + 60) == 9 * DAY + 60
-    horizon.look(24, 11 * DAY)
+    horizon.observe(24, 11 * DAY)
     assert horizon.at(11 * DAY) == 10 * DAY
 
 
 def test_an_answer_from_before_the_last_look_is_judged_by_its_own_time():
-    horizon = Horizon(24, 10 * DAY)
-    horizon.look(1, 10 * DAY + 60)
+    horizon = TrimHorizon(24, 10 * DAY)
+    horizon.observe(1, 10 * DAY + 60)
     assert horizon.at(10 * DAY + 30) == 10 * DAY + 30 - 3600
-    assert horizon.reached_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
-    horizon.look(24, 10 * DAY + 10)  # itself a late one
-    assert horizon.reached_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
+    assert horizon.observed_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
+    horizon.observe(24, 10 * DAY + 10)  # itself a late one
+    assert horizon.observed_seconds == horizon.at(10 * DAY + 60) == 10 * DAY + 60 - 3600
 
 
 def test_nothing_was_lost_where_all_was_read_that_has_left_the_stream_since():

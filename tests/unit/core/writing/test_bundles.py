@@ -69,7 +69,7 @@ def test_without_a_map_each_record_goes_alone_and_is_wrapped_where_it_has_to_be(
 
 @pytest.mark.parametrize("explicit_hash_key", [None, "99"])
 def test_the_outer_key_is_what_the_user_says_and_the_hash_key_is_the_first_records(explicit_hash_key):
-    desk = Desk(listing(1), outer_partition_key="a")
+    desk = Desk(listing(1), aggregate_partition_key="a")
     first = desk.put(b"1", "key-1", explicit_hash_key)
     desk.put(b"2", "key-2", explicit_hash_key)
     desk.tick()

@@ -68,7 +68,7 @@ def test_a_lingering_bundle_that_went_by_size_is_not_waited_for():
 
 
 def test_without_order_a_backlog_makes_larger_aggregates():
-    desk = Desk(listing(1), order="none", requests_max=1)
+    desk = Desk(listing(1), order="none", requests_in_flight_max=1)
     desk.put(b"x", "k")
     desk.tick()
     for _ in range(15):
@@ -140,7 +140,7 @@ def test_what_failed_in_the_parent_goes_first_in_the_child():
 
 
 def test_the_child_of_a_merge_waits_for_both_parents():
-    desk = Desk([shard(1, 0, MIDDLE - 1), shard(2, MIDDLE, HIGHEST)], requests_max=2)
+    desk = Desk([shard(1, 0, MIDDLE - 1), shard(2, MIDDLE, HIGHEST)], requests_in_flight_max=2)
     desk.put(b"low", "k", "1")
     desk.tick()
     desk.put(b"high", "l", str(HIGHEST))

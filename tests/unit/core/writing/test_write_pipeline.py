@@ -67,7 +67,7 @@ def test_one_slow_shard_does_not_hold_back_the_others():
 
 
 def test_requests_in_flight_are_bounded():
-    desk = Desk(listing(4), aggregate=None, requests_max=2)
+    desk = Desk(listing(4), aggregate=None, requests_in_flight_max=2)
     for number in range(10):
         desk.put(b"%d" % number, f"key-{number}")
         desk.tick()

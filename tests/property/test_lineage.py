@@ -287,7 +287,7 @@ def any_children_are_all(ranges, within):
 @pytest.mark.parametrize(
     "place, name, broken",
     [
-        (gate, "_unmade_ancestors", only_the_children),
+        (gate, "_unread_ancestors", only_the_children),
         (sys.modules[__name__], "open_parents", no_gate),
         (gate, "gaps", any_children_are_all),
     ],

@@ -14,8 +14,8 @@ from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.worker import SimulatedWorker
 
 SLOW = FleetOptions(
-    worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stops_each=8.0, handler_seconds_max=1.5,
-    drain_seconds=0.05,
+    worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stop_every_seconds=8.0,
+    handler_seconds_max=1.5, drain_seconds=0.05,
 )  # fmt: skip
 CUT_OFF_AT, CUT_OFF_SECONDS = 15.0, 185.0
 PATIENT = FleetOptions(worker_count=2, shard_count=4, record_count=300, faulty_seconds=200.0, handler_seconds_max=0.02)

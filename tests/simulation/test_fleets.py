@@ -59,7 +59,8 @@ def test_the_worlds_of_the_mistakes_are_clean_without_them(name):
 def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
     options = FleetOptions(
         worker_count=4, shard_count=4, record_count=400, key_count=40, faulty_seconds=50, handler_seconds_max=0.3,
-        roll_back_seconds=9, cuts_each=9, stalls_each=15, pauses_each=15, stops_each=15, lost=0.05, late=0.05,
+        roll_back_seconds=9, cut_off_every_seconds=9, stall_every_seconds=15, pause_every_seconds=15,
+        stop_every_seconds=15, lost=0.05, late=0.05,
     )  # fmt: skip
     assert run_fleet(seed, options).violations == (), why
 

@@ -76,9 +76,9 @@ def test_a_seed_is_the_same_world_in_every_process():
 
 def test_every_fault_is_in_many_worlds_and_in_not_all():
     drawn = [options_for(seed) for seed in range(400)]
-    for name in ("lost", "late", "repeated", "lag_ms_max", "clock_error", "clocks_stop", "pauses_each_ms",
-                 "stalls_each_ms", "gaps", "partitions_each_ms", "crashes_each_ms", "stops_each_ms", "outage_ms",
-                 "roll_backs_each_ms", "reset", "rows_deleted_each_ms", "overruns", "same_worker_id",
+    for name in ("lost", "late", "repeated", "lag_ms_max", "clock_error", "clocks_stop", "pause_every_ms",
+                 "stall_every_ms", "gaps", "partition_every_ms", "crash_every_ms", "stop_every_ms", "outage_ms",
+                 "roll_back_every_ms", "reset", "row_deletion_every_ms", "overruns", "same_worker_id",
                  "forced_hand_offs"):  # fmt: skip
         assert 0 < sum(bool(getattr(options, name)) for options in drawn) < 400, name
     assert 0 < sum(len(options.expiry_ms) > 1 for options in drawn) < 400

@@ -1,8 +1,8 @@
-"""Rare calls through botocore, in threads: they change streams (create, delete, split, merge, scale) or list them.
+"""Rare calls through botocore, in threads: they create, delete, reshard and list streams.
 
-botocore's own retries are off, so that the caller decides about retries; its errors become ours. Cancelling a call
-abandons its answer, but the thread finishes the request. A change only starts with its call:
-`describe_stream_summary` shows when it is done.
+botocore's own retries are off: the caller retries. Its errors are translated into ours. Cancelling a call abandons the
+response, but the thread still finishes the request. Changes are asynchronous: a call returns when the change starts,
+and `describe_stream_summary` shows when it is done.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ class BotocoreCalls:
         self._region = region
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix=f"anabranch-{service}")
         self._client: Any = None
-        self._making = asyncio.Lock()
+        self._client_lock = asyncio.Lock()
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        """`operation` is AWS's name (`SplitShard`). Parameters that are None are left out."""
-        async with self._making:
+        """`operation` is the AWS name, such as `SplitShard`. Parameters that are None are omitted."""
+        async with self._client_lock:
             if self._client is None:
                 self._client = await self._account.client(self._service, region=self._region)
         given = {name: value for name, value in parameters.items() if value is not None}
@@ -55,16 +55,16 @@ def _call(client: Any, operation: str, parameters: dict[str, Any]) -> dict[str, 
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 -- as above
 
     try:
-        answer: dict[str, Any] = getattr(client, xform_name(operation))(**parameters)
+        response: dict[str, Any] = getattr(client, xform_name(operation))(**parameters)
     except ClientError as error:
-        raise _refusal(operation, error.response, client.meta.region_name) from error
+        raise _error_response(operation, error.response, client.meta.region_name) from error
     except (BotoCoreError, OSError) as error:
-        raise _failure(operation, error) from error
-    return answer
+        raise _client_failure(operation, error) from error
+    return response
 
 
-def _refusal(operation: str, answer: Any, region: str) -> AnabranchError:
-    error, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
+def _error_response(operation: str, response: Any, region: str) -> AnabranchError:
+    error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
     return service_error(
         operation,
         AwsError(error.get("Code"), error.get("Message") or ""),
@@ -74,7 +74,7 @@ def _refusal(operation: str, answer: Any, region: str) -> AnabranchError:
     )
 
 
-def _failure(operation: str, error: Exception) -> AnabranchError:
+def _client_failure(operation: str, error: Exception) -> AnabranchError:
     from botocore.exceptions import (  # noqa: PLC0415 -- botocore is loaded when first needed
         CredentialRetrievalError,
         EndpointConnectionError,
@@ -92,15 +92,15 @@ def _failure(operation: str, error: Exception) -> AnabranchError:
         return InvalidRequestError(str(error), operation=operation, code="ParamValidation")
     if isinstance(error, EndpointConnectionError):
         return TransportError(
-            f"{operation}: no connection to {error.kwargs.get('endpoint_url')}: check that the server is running, "
-            "and check the region, endpoint_url, DNS and proxy",
+            f"{operation}: cannot connect to {error.kwargs.get('endpoint_url')}: check that the server "
+            "is running, and the region, endpoint_url, DNS and proxy",
             maybe_sent=False,
         )
     return TransportError(f"{operation}: {error}")
 
 
 class ListedStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream in the account's list. Servers other than AWS may return only the name."""
+    """A stream in ListStreams. Servers other than AWS may return only the name."""
 
     name: str
     arn: str | None = None
@@ -126,7 +126,7 @@ class KinesisControl:
         self._botocore.close()
 
     async def create_stream(self, name: str, *, shard_count: int | None = None) -> None:
-        """On demand if `shard_count` is None."""
+        """Creates an on-demand stream if `shard_count` is None."""
         mode = "ON_DEMAND" if shard_count is None else "PROVISIONED"
         await self._botocore.call(
             "CreateStream", StreamName=name, ShardCount=shard_count, StreamModeDetails={"StreamMode": mode}
@@ -160,32 +160,31 @@ class KinesisControl:
         await self._botocore.call("IncreaseStreamRetentionPeriod", RetentionPeriodHours=hours, **stream_members(stream))
 
     async def list_streams(self) -> list[ListedStream]:
-        """All streams, page by page."""
         found: list[ListedStream] = []
         token: str | None = None
-        last: str | None = None
+        last_name: str | None = None
         while True:
             page = await self._botocore.call(
-                "ListStreams", NextToken=token, ExclusiveStartStreamName=None if token is not None else last
+                "ListStreams", NextToken=token, ExclusiveStartStreamName=None if token is not None else last_name
             )
-            described = {summary["StreamName"]: summary for summary in page.get("StreamSummaries", ())}
-            found += [_listed(name, described.get(name, {})) for name in page["StreamNames"]]
+            summaries = {summary["StreamName"]: summary for summary in page.get("StreamSummaries", ())}
+            found += [_listed_stream(name, summaries.get(name, {})) for name in page["StreamNames"]]
             if not page.get("HasMoreStreams") or not page["StreamNames"]:
                 return found
             token = page.get("NextToken")  # older servers know only ExclusiveStartStreamName
-            last = page["StreamNames"][-1]
+            last_name = page["StreamNames"][-1]
 
     async def describe_limits(self) -> AccountLimits:
-        answer = await self._botocore.call("DescribeLimits")
+        response = await self._botocore.call("DescribeLimits")
         return AccountLimits(
-            open_shard_count=answer["OpenShardCount"],
-            shard_count_max=answer["ShardLimit"],
-            on_demand_stream_count=answer.get("OnDemandStreamCount"),
-            on_demand_stream_count_max=answer.get("OnDemandStreamCountLimit"),
+            open_shard_count=response["OpenShardCount"],
+            shard_count_max=response["ShardLimit"],
+            on_demand_stream_count=response.get("OnDemandStreamCount"),
+            on_demand_stream_count_max=response.get("OnDemandStreamCountLimit"),
         )
 
 
-def _listed(name: str, summary: dict[str, Any]) -> ListedStream:
+def _listed_stream(name: str, summary: dict[str, Any]) -> ListedStream:
     created = summary.get("StreamCreationTimestamp")
     return ListedStream(
         name=name,

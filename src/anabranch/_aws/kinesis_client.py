@@ -161,7 +161,7 @@ class KinesisClient:
         signed = self._service.sign(await self._service.credentials(), operation, [body])
         answer = await self._streams.open((*signed.pairs(), ("user-agent", USER_AGENT)), body)
         if isinstance(answer, ClientResponse):
-            raise self._service.refusal(operation, answer)
+            raise self._service.error_from(operation, answer)
         return answer
 
     # Describing

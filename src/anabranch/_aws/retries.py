@@ -1,10 +1,7 @@
-"""Retries as one explicit layer, around small calls that may be repeated: listings, descriptions, registrations.
+"""Retries for small calls that are safe to repeat, such as ListShards and DescribeStreamSummary.
 
-Retries are never nested. The client below sends a call once and repairs only what the service refused without acting or
-never saw; the engine above decides about calls that carry data.
-
-Delays have full jitter. All calls share a budget: retries spend it and successes refill it, so that a failing service
-does not get more calls than a healthy one.
+Retries are never nested: the client sends a call once, and the engine has its own retries. Delays have full jitter. All
+calls share a budget: retries spend it and successes refill it, so retries do not overload a failing service.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +25,7 @@ class RetryPolicy:
     delay_ms_max: int = 10_000
 
     def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
-        """The delay after `failures` failures; at least what the service asked for, up to a minute."""
+        """The delay after `failures` failures. It is at least the service's Retry-After, of up to a minute."""
         jittered = backoff_ms(failures, entropy, first_ms=self.first_delay_ms, max_ms=self.delay_ms_max)
         if retry_after_seconds is None:
             return jittered
@@ -49,7 +46,7 @@ class RetryBudget:
         return self._tokens
 
     def spend(self, error: Exception) -> bool:
-        """False if the budget does not allow another attempt. A transport error costs more than an error answer."""
+        """False if the budget does not allow another attempt. A transport error costs more than an error response."""
         cost = self._transport_cost if isinstance(error, TransportError) else self._retry_cost
         if cost > self._tokens:
             return False
@@ -79,8 +76,8 @@ class Retries:
                 failures += 1
                 if failures >= self._policy.attempts_max or not self._budget.spend(error):
                     raise
-                asked = error.retry_after_seconds if isinstance(error, ServiceError) else None
-                delay_ms = self._policy.delay_ms(failures, self._entropy, asked)
+                retry_after_seconds = error.retry_after_seconds if isinstance(error, ServiceError) else None
+                delay_ms = self._policy.delay_ms(failures, self._entropy, retry_after_seconds)
             else:
                 self._budget.earn()
                 return result

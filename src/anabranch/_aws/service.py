@@ -1,8 +1,12 @@
-"""Signed calls to one AWS service that speaks JSON over `POST /`: Kinesis here, DynamoDB for leases.
+"""Signed calls to an AWS service with a JSON protocol, such as Kinesis.
 
-A call is sent once. Three failures are repaired, each at most once and only if the service has certainly not acted: a
-kept connection that was closed (by the HTTP client, for calls that are harmless to repeat), an expired token (fresh
-credentials), and a wrong clock (corrected by the service's Date header). All other retries are up to the caller.
+A call is sent once. Three failures are repaired, each at most once:
+
+- A kept connection was closed: the HTTP client sends the call again if it is safe to repeat.
+- The security token expired: the call is signed again with fresh credentials.
+- The local clock is wrong: the call is signed again with the time of the service's Date header.
+
+All other retries are up to the caller.
 """
 
 import asyncio
@@ -28,13 +32,14 @@ from anabranch.errors import CodecError, ServiceError, TransportError
 T = TypeVar("T")
 
 USER_AGENT: Final = f"anabranch/{__version__} python/{platform.python_version()}"
-_CLOCK_OFF_MS: Final = 60_000  # signatures are valid for five minutes before and after
+_CLOCK_ERROR_MS_MIN: Final = 60_000
+"""Smaller offsets are no reason to sign again: AWS accepts signatures that are off by five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceName:
     name: str
-    """As in signatures and endpoints: `kinesis`."""
+    """The name in signatures and endpoints: `kinesis`."""
     target_prefix: str
     """The part of X-Amz-Target before the operation: `Kinesis_20131202`."""
 
@@ -59,26 +64,26 @@ class AwsService:
         self._signer: Signer | None = None
         self._targets: dict[str, str] = {}
         self._clock_offset_ms = 0
-        self._seen_offset_ms = 0
-        self._user_agent = f"user-agent: {USER_AGENT}\r\ncontent-length: ".encode("ascii")
-        self._date: tuple[bytes | None, float | None] = (None, None)
+        self._latest_offset_ms = 0
+        self._last_headers = f"user-agent: {USER_AGENT}\r\ncontent-length: ".encode("ascii")
+        self._parsed_date: tuple[bytes | None, float | None] = (None, None)
 
     async def call(
         self,
         purpose: str,
         operation: str,
         pieces: Sequence[bytes],
-        read: Callable[[ClientResponse], T],
+        decode: Callable[[ClientResponse], T],
         *,
         repeatable: bool,
     ) -> T:
-        """`read` turns a successful answer into a value. `repeatable`: sending the call twice does no harm."""
+        """`decode` turns a successful response into a value. `repeatable`: the call is safe to send twice."""
 
         def accept(response: ClientResponse) -> T:
             if response.status != 200:
-                raise self.refusal(operation, response)
+                raise self.error_from(operation, response)
             try:
-                return read(response)
+                return decode(response)
             except CodecError as error:
                 raise TransportError(f"{operation}: {error}") from error
 
@@ -87,13 +92,13 @@ class AwsService:
             credentials = self._source.current()
             if credentials is None:
                 credentials = await self._source.get()
-            lines = self._lines(self.sign(credentials, operation, pieces), pieces)
-            return await self._http.post(purpose, lines, pieces, accept, repeatable=repeatable)
+            headers = self._headers(self.sign(credentials, operation, pieces), pieces)
+            return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable)
         except ServiceError as error:
             if not await self.repair(error, offset_ms):
                 raise
-        lines = self._lines(self.sign(await self._source.get(), operation, pieces), pieces)
-        return await self._http.post(purpose, lines, pieces, accept, repeatable=repeatable)
+        headers = self._headers(self.sign(await self._source.get(), operation, pieces), pieces)
+        return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable)
 
     async def credentials(self) -> SigningCredentials:
         return await self._source.get()
@@ -114,12 +119,12 @@ class AwsService:
         return signer.sign(target, JSON, pieces, self._wall_ms() + self._clock_offset_ms)
 
     async def repair(self, error: ServiceError, used_offset_ms: int) -> bool:
-        """True if the same call, signed again, may succeed: the service refused it without acting on it."""
-        if error.code in CLOCK_CODES and abs(self._seen_offset_ms - used_offset_ms) > _CLOCK_OFF_MS:
-            self._clock_offset_ms = self._seen_offset_ms
+        """True if the call can be signed and sent again: the service rejected it without acting on it."""
+        if error.code in CLOCK_CODES and abs(self._latest_offset_ms - used_offset_ms) > _CLOCK_ERROR_MS_MIN:
+            self._clock_offset_ms = self._latest_offset_ms
             return True
-        if error.code in TOKEN_CODES and (refused := self._credentials) is not None:
-            return await self._source.renew(refused) != refused
+        if error.code in TOKEN_CODES and (rejected := self._credentials) is not None:
+            return await self._source.renew(rejected) != rejected
         return False
 
     @property
@@ -127,13 +132,13 @@ class AwsService:
         """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
         return self._clock_offset_ms
 
-    def refusal(self, operation: str, response: ClientResponse) -> ServiceError:
+    def error_from(self, operation: str, response: ClientResponse) -> ServiceError:
         headers = response.headers
         error_type = headers.get(b"x-amzn-errortype")
         error = decode_aws_error(response.body, error_type.decode("latin-1") if error_type else None)
         server_seconds = self.server_seconds(response)
         if server_seconds is not None:
-            self._seen_offset_ms = round(server_seconds * 1000) - self._wall_ms()
+            self._latest_offset_ms = round(server_seconds * 1000) - self._wall_ms()
         return service_error(
             operation,
             error,
@@ -144,17 +149,17 @@ class AwsService:
         )
 
     def server_seconds(self, response: ClientResponse) -> float | None:
-        """The service's clock, from the Date header of its answer; parsed once a second."""
+        """The service's clock, from the Date header; None without one. Equal headers are parsed once."""
         value = response.headers.get(b"date")
-        if value != self._date[0]:
-            self._date = (value, date_seconds(value))
-        return self._date[1]
+        if value != self._parsed_date[0]:
+            self._parsed_date = (value, date_seconds(value))
+        return self._parsed_date[1]
 
     async def close(self) -> None:
         await self._http.close()
 
-    def _lines(self, signed: SignedHeaders, pieces: Sequence[bytes]) -> bytes:
-        return b"%b%b%d\r\n\r\n" % (signed.lines(), self._user_agent, sum(map(len, pieces)))
+    def _headers(self, signed: SignedHeaders, pieces: Sequence[bytes]) -> bytes:
+        return b"%b%b%d\r\n\r\n" % (signed.lines(), self._last_headers, sum(map(len, pieces)))
 
 
 async def open_service(
@@ -170,8 +175,7 @@ async def open_service(
 
 
 async def make_dialer(address: ServiceAddress, alpn: Sequence[str], timeouts: ClientTimeouts) -> Dialer:
-    """Certificates are read in a thread."""
-    tls = proxy_tls = None
+    tls = proxy_tls = None  # made in a thread: it reads certificate files
     if address.endpoint.tls:
         tls = await asyncio.to_thread(client_tls_context, address.ca_bundle, alpn)
     if address.proxy is not None and address.proxy.tls:
@@ -195,7 +199,7 @@ def date_seconds(value: bytes | None) -> float | None:
 
 
 def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float | None) -> float | None:
-    """The header holds seconds, or a date, which is compared with the service's clock."""
+    """Retry-After holds seconds or a date. A date is relative to the service's clock."""
     value = headers.get(b"retry-after")
     if value is None:
         return None
@@ -205,19 +209,16 @@ def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float |
     return None if at is None or server_seconds is None else max(0.0, at - server_seconds)
 
 
-# An unsigned request, to check the network and the clock
-
-
 @dataclass(frozen=True, slots=True)
-class ProbeAnswer:
+class ProbeResult:
     round_trip_ms: int
     """Includes connecting."""
     clock_ahead_ms: int | None
-    """How far this machine's clock is ahead of the service's, to half a second; None if the answer has no Date."""
+    """How far this machine's clock is ahead of the service's, to half a second; None if the response has no Date."""
 
 
-async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = None) -> ProbeAnswer:
-    """Any answer will do, also an error: it shows that the network works, whatever the permissions."""
+async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = None) -> ProbeResult:
+    """Sends an unsigned request to check the network and the clock. Any response will do, even an error."""
     timeouts = timeouts or ClientTimeouts()
     http = HttpClient(await make_dialer(address, ("http/1.1",), timeouts), purposes={"probe": 1}, timeouts=timeouts)
     headers = (
@@ -235,6 +236,6 @@ async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = No
     finally:
         await http.close()
     now_ms = time.time_ns() // 1_000_000
-    # A Date has whole seconds: half a second later is the best estimate.
+    # A Date has whole seconds; on average the time is half a second later.
     ahead_ms = None if date is None else now_ms - round(date * 1000) - 500
-    return ProbeAnswer(round((time.monotonic() - started) * 1000), ahead_ms)
+    return ProbeResult(round((time.monotonic() - started) * 1000), ahead_ms)

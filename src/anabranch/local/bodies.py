@@ -1,8 +1,11 @@
 """Request and response bodies: JSON for most SDKs, CBOR for the AWS SDK for Java and KCL.
 
-A codec decodes a body into a request whose members have the types of their shapes, or raises SerializationException.
-JSON has blobs as base64 strings and timestamps as seconds. CBOR has byte strings, and milliseconds with or without
-their tag. Unknown members are dropped and null members count as absent. `shapes.validate` checks constraints later.
+A codec decodes a body into the members of a request and converts them to the types of their shapes. A wrong type raises
+SerializationException; `shapes.validate` checks constraints later. Unknown members are dropped, and null members count
+as absent.
+
+JSON encodes blobs as base64 strings and timestamps as seconds. CBOR encodes blobs as byte strings and timestamps as
+milliseconds, with or without a tag.
 """
 
 import binascii
@@ -30,24 +33,26 @@ from anabranch.local.shapes import (
 )
 
 
-def from_json(operation: str, body: Any) -> dict[str, Any]:
-    return _request(operation, body, _JSON_ENCODING)
+def from_json(operation: str, members: Any) -> dict[str, Any]:
+    return _request(operation, members, _JSON_ENCODING)
 
 
-def from_cbor(operation: str, body: Any) -> dict[str, Any]:
-    return _request(operation, body, _CBOR_ENCODING)
+def from_cbor(operation: str, members: Any) -> dict[str, Any]:
+    return _request(operation, members, _CBOR_ENCODING)
 
 
 class _Encoding(NamedTuple):
+    """How one format decodes the types that JSON and CBOR encode differently."""
+
     blob: Callable[[Any], bytes]
     timestamp: Callable[[Any], Timestamp]
 
 
-def _request(operation: str, body: Any, encoding: _Encoding) -> dict[str, Any]:
+def _request(operation: str, members: Any, encoding: _Encoding) -> dict[str, Any]:
     shape = REQUESTS.get(operation)
     if shape is None:
         raise unknown_operation(operation)
-    return _structure(shape, body, encoding)
+    return _structure(shape, members, encoding)
 
 
 def _structure(shape: StructureShape, value: Any, encoding: _Encoding) -> dict[str, Any]:
@@ -138,7 +143,7 @@ def _serialization_error(message: str) -> LocalError:
 
 
 def _type_error(value: Any, expected: str) -> LocalError:
-    """The messages of AWS's Java parser, which name Java classes."""
+    """In the words of AWS's parser, which names Java classes."""
     if isinstance(value, list):
         return _serialization_error("Start of list found where not expected")
     if isinstance(value, dict):
@@ -159,15 +164,15 @@ _JSON_ENCODING = _Encoding(_json_blob, _json_timestamp)
 _CBOR_ENCODING = _Encoding(_cbor_blob, _cbor_timestamp)
 
 
-Call = dict[str, Any] | PutRecordsRequest
-"""The members of a request. PutRecords, the hot path, has a typed form."""
+RequestMembers = dict[str, Any] | PutRecordsRequest
+"""PutRecords is the hot path and has its own type."""
 
 
 class BodyCodec(Protocol):
     @property
     def content_type(self) -> str: ...
-    def decode(self, operation: str, body: bytes | bytearray) -> Call: ...
-    def encode(self, answer: Any) -> bytes: ...
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers: ...
+    def encode(self, response: Any) -> bytes: ...
 
 
 class _Json:
@@ -177,44 +182,44 @@ class _Json:
         self._put_records = msgspec.json.Decoder(PutRecordsRequest)
         self._encoder = msgspec.json.Encoder(enc_hook=json_enc_hook)
 
-    def decode(self, operation: str, body: bytes | bytearray) -> Call:
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
         if operation == "PutRecords":
             try:
                 return self._put_records.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                pass  # the generic path has AWS's error messages
+                pass  # decode it below, for AWS's error messages
         try:
             members = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise LocalError("SerializationException", "") from None
         return from_json(operation, members)
 
-    def encode(self, answer: Any) -> bytes:
-        return self._encoder.encode(answer)
+    def encode(self, response: Any) -> bytes:
+        return self._encoder.encode(response)
 
 
 class _Cbor:
     content_type: Final = "application/x-amz-cbor-1.1"
 
-    def decode(self, operation: str, body: bytes | bytearray) -> Call:
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
         try:
             members = cbor.decode(body)
         except CodecError:
             raise LocalError("SerializationException", "") from None
         return from_cbor(operation, members)
 
-    def encode(self, answer: Any) -> bytes:
-        return cbor.encode(_plain(answer))
+    def encode(self, response: Any) -> bytes:
+        return cbor.encode(_structs_as_dicts(response))
 
 
-def _plain(value: Any) -> Any:
-    """Turns structs into dicts, which the CBOR encoder needs."""
+def _structs_as_dicts(value: Any) -> Any:
+    """The CBOR encoder does not know structs."""
     if isinstance(value, dict):
-        return {name: _plain(member) for name, member in value.items()}
+        return {name: _structs_as_dicts(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_structs_as_dicts(item) for item in value]
     if isinstance(value, msgspec.Struct):
-        return _plain(value.members())  # type: ignore[attr-defined]
+        return _structs_as_dicts(value.members())  # type: ignore[attr-defined]
     return value
 
 

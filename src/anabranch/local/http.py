@@ -21,7 +21,7 @@ from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.actions.registry import REQUESTS
-from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, Call
+from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, RequestMembers
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults, Loss
 from anabranch.local.journal import Journal
@@ -127,7 +127,7 @@ class _Incoming:
 
     operation: str
     codec: BodyCodec
-    call: Call
+    call: RequestMembers
     headers: Headers
 
 

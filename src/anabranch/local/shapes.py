@@ -1,9 +1,8 @@
-"""The shapes of requests, from AWS's service model, and the check that a request satisfies them.
+"""The shapes of requests, from AWS's service model, and `validate`, which checks a request against its shape.
 
-`validate` reports all violations at once, in AWS's words: `2 validation errors detected: Value 'x!' at 'streamName'
-failed to satisfy constraint: Member must ...; Value ...`. It does not check types: `bodies` does that when it decodes a
-body, and a request from Python code is trusted. Patterns must match the whole string. Shapes that only one operation
-uses stand with that operation.
+`validate` reports up to ten violations at once, in AWS's words: `2 validation errors detected: Value 'x!' at
+'streamName' failed to satisfy constraint: Member must ...; Value ...`. It does not check types: `bodies` does that when
+it decodes a body, and Python callers are trusted. A shape that only one operation uses is defined beside it.
 """
 
 import re
@@ -23,6 +22,7 @@ class StringShape(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[str, ...] | None = None
 
     def matches(self, text: str) -> bool:
+        """The pattern must match the whole string."""
         return self.pattern is None or re.fullmatch(self.pattern, text) is not None
 
 
@@ -66,7 +66,7 @@ Shape: TypeAlias = (
 )
 
 _NAME_PATTERN: Final = r"[a-zA-Z0-9_.-]+"
-_VIOLATIONS_MAX: Final = 10  # a request with 500 bad records reports only the first few
+_VIOLATIONS_MAX: Final = 10  # a PutRecords call may have 500 bad records
 
 BOOLEAN: Final = BooleanShape()
 TIMESTAMP: Final = TimestampShape()
@@ -96,7 +96,7 @@ ITERATOR_TYPE: Final = StringShape(
 ENCRYPTION_TYPE: Final = StringShape(values=("NONE", "KMS"))
 KEY_ID: Final = StringShape(length_min=1, length_max=2048)
 POSITIVE_INTEGER: Final = IntegerShape(value_min=1)
-NATURAL_INTEGER: Final = IntegerShape(value_min=0)
+NON_NEGATIVE_INTEGER: Final = IntegerShape(value_min=0)
 MAX_RECORD_SIZE_KIB: Final = IntegerShape(value_min=1024, value_max=10_240)
 DISTRIBUTION_STRATEGY: Final = StringShape(values=("AUTO", "USER_PARTITION_KEY"))
 STREAM_MODE_DETAILS: Final = StructureShape(
@@ -116,10 +116,14 @@ METRIC_NAMES: Final = (
 )
 METRICS: Final = ListShape(item=StringShape(values=(*METRIC_NAMES, "ALL")), length_min=1, length_max=7)
 
-# A stream is named by its name, its ARN or both. AWS reserves StreamId; it is ignored.
-NAMED_STREAM: Final[dict[str, Shape]] = {"StreamName": STREAM_NAME, "StreamARN": STREAM_ARN, "StreamId": STREAM_ID}
+# Members that name a stream (by name, ARN or both) or a resource. AWS reserves StreamId; it is ignored.
+STREAM_BY_NAME_OR_ARN: Final[dict[str, Shape]] = {
+    "StreamName": STREAM_NAME,
+    "StreamARN": STREAM_ARN,
+    "StreamId": STREAM_ID,
+}
 STREAM_BY_ARN: Final[dict[str, Shape]] = {"StreamARN": STREAM_ARN, "StreamId": STREAM_ID}
-RESOURCE: Final[dict[str, Shape]] = {"ResourceARN": RESOURCE_ARN, "StreamId": STREAM_ID}
+RESOURCE_BY_ARN: Final[dict[str, Shape]] = {"ResourceARN": RESOURCE_ARN, "StreamId": STREAM_ID}
 
 
 def validate(shape: StructureShape, request: Mapping[str, Any]) -> None:
@@ -133,7 +137,7 @@ def validate(shape: StructureShape, request: Mapping[str, Any]) -> None:
 
 
 def null_member(path: str) -> LocalError:
-    """For a member that is required only in some states of the stream."""
+    """The error for a missing member that is required only in some states of the stream."""
     return _validation_error([_violation(None, path, "not be null")])
 
 
@@ -143,17 +147,18 @@ def _validation_error(violations: list[str]) -> LocalError:
 
 
 def _violation(value: Any, path: str, constraint: str) -> str:
-    shown = "null" if value is None else f"'{_shown(value)}'"
-    return f"Value {shown} at '{path}' failed to satisfy constraint: Member must {constraint}"
+    text = "null" if value is None else f"'{_java_text(value)}'"
+    return f"Value {text} at '{path}' failed to satisfy constraint: Member must {constraint}"
 
 
-def _shown(value: Any) -> str:
+def _java_text(value: Any) -> str:
+    """The value as Java prints it."""
     if isinstance(value, bytes):
         return f"java.nio.HeapByteBuffer[pos=0 lim={len(value)} cap={len(value)}]"
     if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_java_text, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_shown(key)}={_shown(member)}" for key, member in value.items()) + "}"
+        return "{" + ", ".join(f"{_java_text(key)}={_java_text(member)}" for key, member in value.items()) + "}"
     return str(value)
 
 

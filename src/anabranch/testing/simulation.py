@@ -23,12 +23,12 @@ __all__ = ["Fault", "SimulationReport", "simulate"]
 Fault = Literal["crash", "cut_off", "lost_messages", "pause", "reshard", "stop", "throttle"]
 
 _FAULTS: Final[dict[str, dict[str, Any]]] = {
-    "crash": {"crashes_each": 12.0},
-    "cut_off": {"cuts_each": 12.0},
+    "crash": {"crash_every_seconds": 12.0},
+    "cut_off": {"cut_off_every_seconds": 12.0},
     "lost_messages": {"lost": 0.05, "late": 0.05},
-    "pause": {"pauses_each": 12.0},
-    "reshard": {"reshards_each": 6.0},
-    "stop": {"stops_each": 12.0},
+    "pause": {"pause_every_seconds": 12.0},
+    "reshard": {"reshard_every_seconds": 6.0},
+    "stop": {"stop_every_seconds": 12.0},
     "throttle": {"throttled": 0.2},
 }
 

@@ -27,13 +27,13 @@ from anabranch.stores.row_store import RowLeaseStore
 from anabranch.testing.world import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
-ROUGH = replace(BUSY, pauses_each=10.0, crashes_each=30.0)
-LOADED = replace(BUSY, backlog=0.8, crashes_each=15.0)
-MERGING = replace(BUSY, worker_count=4, shard_count=4, reshards_each=4.0)
+ROUGH = replace(BUSY, pause_every_seconds=10.0, crash_every_seconds=30.0)
+LOADED = replace(BUSY, backlog=0.8, crash_every_seconds=15.0)
+MERGING = replace(BUSY, worker_count=4, shard_count=4, reshard_every_seconds=4.0)
 
 ROLLED_BACK = replace(
     BUSY, worker_count=5, shard_count=8, record_count=600, key_count=40, faulty_seconds=80.0, handler_seconds_max=0.3,
-    cuts_each=9.0, stops_each=6.0, roll_back_seconds=8.0, roll_backs_each=10.0,
+    cut_off_every_seconds=9.0, stop_every_seconds=6.0, roll_back_seconds=8.0, roll_back_every_seconds=10.0,
 )  # fmt: skip
 JOBS = replace(BUSY, ends_at_tip=True, undecodable=0.02)
 TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
@@ -259,13 +259,13 @@ def _gate_by_listing():
 
 MISTAKES = {
     "a lease is taken from an owner that was not sealed": Mistake(
-        _take_without_seal(), "one owner", replace(BUSY, cuts_each=10.0)
+        _take_without_seal(), "one owner", replace(BUSY, cut_off_every_seconds=10.0)
     ),
     "the fence is not checked": Mistake([(LeaseMachine, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "child shards do not wait for their parents": Mistake(
         [(gate, "open_parents", lambda *_: ())],
         "parents first",
-        replace(BUSY, reshards_each=5.0, worker_count=4),
+        replace(BUSY, reshard_every_seconds=5.0, worker_count=4),
     ),
     "the checkpoint includes records that are not finished": Mistake(
         [(Tracker, "checkpoint", _commit_what_was_read(Tracker.checkpoint))], "no loss", replace(BUSY, order="key")
@@ -274,7 +274,7 @@ MISTAKES = {
         [(Session, "starting_position", _from_the_tip)], "no standstill", replace(BUSY, expired=0.1)
     ),
     "a child shard's fence token starts at one": Mistake(
-        [(LeaseMachine, "_epoch_floor", _no_floor)], "one owner", replace(ROUGH, reshards_each=8.0)
+        [(LeaseMachine, "_epoch_floor", _no_floor)], "one owner", replace(ROUGH, reshard_every_seconds=8.0)
     ),
     "a shard is finished before its children have rows": Mistake(
         [(ShardDiscovery, "_write_end", _finish_first)], "children before the end", MERGING
@@ -283,7 +283,9 @@ MISTAKES = {
         [(Checkpointer, "write", _older_after_newer(Checkpointer.write))], "checkpoints advance", BUSY
     ),
     "a clean stop omits its last commit": Mistake(
-        [(Worker, "_leave", _leave_uncommitted(Worker._leave))], "few duplicates", replace(BUSY, stops_each=15.0)
+        [(Worker, "_leave", _leave_uncommitted(Worker._leave))],
+        "few duplicates",
+        replace(BUSY, stop_every_seconds=15.0),
     ),
     "commits wait for the end of the page": Mistake(
         [(Checkpointer, "commit_all", _commit_whole_pages(Checkpointer.commit_all))],
@@ -296,7 +298,7 @@ MISTAKES = {
     "a hand-off does not write the last checkpoint": Mistake(
         [(Checkpointer, "next_row", _give_uncommitted(Checkpointer.next_row))],
         "few duplicates",
-        replace(BUSY, shard_count=6, stops_each=15.0, handler_seconds_max=0.05),
+        replace(BUSY, shard_count=6, stop_every_seconds=15.0, handler_seconds_max=0.05),
     ),
     "bytes are not returned to the budget": Mistake(
         [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
@@ -328,15 +330,17 @@ MISTAKES = {
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
     "a half-finished bootstrap is marked as complete": Mistake(
-        [(StreamBootstrap, "_complete", _mark_and_die), (gate, "_unmade_ancestors", lambda *_: [])],
+        [(StreamBootstrap, "_complete", _mark_and_die), (gate, "_unread_ancestors", lambda *_: [])],
         "parents first",
-        replace(BUSY, shard_count=4, reshards_before=8, reshards_each=10.0),
+        replace(BUSY, shard_count=4, reshards_before=8, reshard_every_seconds=10.0),
     ),
     "running calls are not cancelled at the fence": Mistake(
-        [(FenceWatch, "_on_fence", lambda self: None)], "no overlap", replace(BUSY, cuts_each=10.0, overrunning=0.1)
+        [(FenceWatch, "_on_fence", lambda self: None)],
+        "no overlap",
+        replace(BUSY, cut_off_every_seconds=10.0, overrunning=0.1),
     ),
     "a lease is given away while a call runs": Mistake(
-        [(Drainer, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stops_each=10.0)
+        [(Drainer, "wait", _do_not_drain)], "quiet transfers", replace(BUSY, stop_every_seconds=10.0)
     ),
     "an error in the loop's body hides the consumer's error": Mistake(
         [(ConsumerRun, "leave", _leave_without_errors)],

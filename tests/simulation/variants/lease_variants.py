@@ -21,9 +21,9 @@ ROUGH = WorldOptions(
     lost=0.04,
     late=0.03,
     clock_error=0.01,
-    pauses_each_ms=30_000,
-    partitions_each_ms=30_000,
-    commit_each_ms=10_000,
+    pause_every_ms=30_000,
+    partition_every_ms=30_000,
+    commit_every_ms=10_000,
     settling_ms=0,
 )
 """The worlds of the evidence table: three workers, one lease, four minutes."""
@@ -35,16 +35,16 @@ FORGETFUL = replace(
     ROUGH,
     worker_count=5,
     lease_count=5,
-    partitions_each_ms=15_000,
-    stops_each_ms=20_000,
-    roll_backs_each_ms=30_000,
+    partition_every_ms=15_000,
+    stop_every_ms=20_000,
+    roll_back_every_ms=30_000,
     roll_back_ms=15_000,
 )
 """A store that goes back in time, under a fleet that comes and goes."""
 
 
 RESTLESS = replace(
-    ROUGH, lease_count=4, stops_each_ms=30_000, partitions_each_ms=0, lost=0.1, overruns=0.05, commit_each_ms=2_000
+    ROUGH, lease_count=4, stop_every_ms=30_000, partition_every_ms=0, lost=0.1, overruns=0.05, commit_every_ms=2_000
 )
 """Workers that come and go all the time, so that leases are handed over."""
 
@@ -340,26 +340,26 @@ VARIANTS = {
     "stopwatch from the request, no deadline": Variant(StopwatchFromTheRequest, options=SLOW),
     "validity from the acknowledgement, no deadline": Variant(ValidityFromTheAcknowledgement, options=SLOW),
     "hand-off by force": Variant(
-        HandOffByForce, options=replace(ROUGH, lease_count=4, stops_each_ms=40_000, overruns=0.1)
+        HandOffByForce, options=replace(ROUGH, lease_count=4, stop_every_ms=40_000, overruns=0.1)
     ),
     "clock that stops, believed": Variant(FenceOfOneClock, options=replace(ROUGH, clocks_stop=True)),
     "fence by signal": Variant(FenceBySignal),
     "fence by signal to a loop that stalls": Variant(
-        FenceBySignalToTheLoop, options=replace(ROUGH, pauses_each_ms=0, stalls_each_ms=20_000)
+        FenceBySignalToTheLoop, options=replace(ROUGH, pause_every_ms=0, stall_every_ms=20_000)
     ),
     "fence looked at once for a page": Variant(FenceForAPage),
     "owner is the worker id": Variant(OwnerIsWorkerId, options=replace(ROUGH, same_worker_id=True)),
-    "a missing row is death": Variant(MissingRowIsDeath, options=replace(ROUGH, rows_deleted_each_ms=20_000)),
+    "a missing row is death": Variant(MissingRowIsDeath, options=replace(ROUGH, row_deletion_every_ms=20_000)),
     "lost take is forgotten": Variant(
         LostTakeIsForgotten,
-        options=WorldOptions(lease_count=3, lost=0.1, crashes_each_ms=60_000),
+        options=WorldOptions(lease_count=3, lost=0.1, crash_every_ms=60_000),
         complaint="standstill",
     ),
     "old rows are believed": Variant(
-        OldRowsAreBelieved, options=replace(ROUGH, lease_count=4, stops_each_ms=40_000, lag_ms_max=16_000)
+        OldRowsAreBelieved, options=replace(ROUGH, lease_count=4, stop_every_ms=40_000, lag_ms_max=16_000)
     ),
     "gift is taken back": Variant(
-        GiftIsTakenBack, options=replace(ROUGH, lease_count=4, stops_each_ms=30_000, late=0.1)
+        GiftIsTakenBack, options=replace(ROUGH, lease_count=4, stop_every_ms=30_000, late=0.1)
     ),
     "gift beside a running call": Variant(GiftBesideARunningCall, options=RESTLESS, complaint="hand-off"),
     "gift without the last checkpoint": Variant(GiftWithoutTheLastCheckpoint, options=RESTLESS, complaint="hand-off"),

@@ -1,14 +1,15 @@
 """When a shard may start, which rows its end creates, and when finished rows can be deleted.
 
-- A lease waits for the parents that have a row when it is created (rule S1). It may start when each of them is finished
-  or its row is deleted. Neither a listing nor a worker's limit opens a gate (rule S7).
-- A parent of a merged shard may have no row *yet*, because its own parent is still being read. Its row is created
-  first. Otherwise the child would start before that parent.
+- When a lease is created, it names the parents that have a row (rule S1). Its shard may start when each of them is
+  finished or its row is deleted. Neither a shard listing nor `max_shards` lets it start earlier (rule S7).
+- A parent of a merged shard may have no row *yet*, because its own parent is still being read. That parent's row is
+  created first. Otherwise the child would start before it.
 - A shard is marked as finished only after the rows of its children exist (rule S4). If the known children do not cover
-  its hash keys, some are missing: the end waits and reports why.
-- A shard that the service does not know was trimmed only if the stream is still the same (rule S3). Its heirs are the
-  oldest remaining shards that no other lease leads to. They wait for it, because its owner may still handle records.
-- The member that finishes a child's last parent takes the child at once.
+  its hash keys, some are missing: the shard stays unfinished and reports why.
+- If the service no longer knows a shard, the shard was trimmed, unless the stream is a different one (rule S3). The
+  heirs of a trimmed shard are the oldest remaining shards that do not descend from another lease. They wait for it,
+  because its owner may still handle records.
+- The member that finishes the last parent of a child takes the child at once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,25 +25,25 @@ from anabranch._model.streams import TRIM_HORIZON, Shard
 from anabranch._wire.messages import StreamSummary
 
 CHILDREN_UNKNOWN: Final = "children unknown"
-"""The stall reason of a shard that was read to its end while some of its children are still unknown."""
+"""Why a shard that was read to its end is stalled: some of its children are still unknown."""
 
 _SAME_CREATION_SECONDS: Final = 1.0
-"""JSON and CBOR round creation times differently. Deleting and creating a stream takes longer than this."""
+"""JSON and CBOR round creation times differently, by less than this. Deleting and creating a stream takes longer."""
 
 
 class ShardEnd(msgspec.Struct, frozen=True):
-    """What to write at the end of a shard: first the rows, in this order, each put-if-absent; then the finish."""
+    """What to write at the end of a shard: first `rows`, in this order, each only if it is absent; then `finish`."""
 
     rows: tuple[LeaseRow, ...]
     finish: Finish
 
 
 def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:
-    """The parents that this shard still waits for; it may start when there are none (rule S1). `leases` are all
-    unfinished leases, and any finished ones: a parent without a row is finished.
+    """The unfinished parents; the shard may start when there are none (rule S1). `leases` must have all unfinished
+    leases: a parent that is not in it is finished.
     """
     stream_key, generation = row.key.stream_key, row.key.generation
-    parents = [leases.get(LeaseKey(stream_key, generation, name)) for name in row.waits_for]
+    parents = [leases.get(LeaseKey(stream_key, generation, shard_id)) for shard_id in row.waits_for]
     return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
@@ -58,45 +59,47 @@ def plan_end(
     rows: Sequence[LeaseRow],
     read_through_seconds: float | None = None,
 ) -> ShardEnd | None:
-    """The end of a shard that was read completely; None while its children are unknown: list shards and call again.
+    """The end of a shard that was read completely. None if more has to be known: list the shards and call again.
 
-    `scope` is a complete listing made after the end was seen, or None. It is needed only if a parent of a child has no
-    row. `rows` are all rows of this stream and generation, including finished ones. The shard was read until
-    `read_through_seconds` (rule T4).
+    `scope` has the shards of a complete listing made after the end was seen. It may be None if all parents of the
+    children have rows. `rows` are all rows of this stream and generation, including finished ones. The shard was read
+    until `read_through_seconds` (rule T4).
     """
     children = sorted(graph.children(row.key.shard_id))
-    if not _are_complete(graph, row.key.shard_id, children):
+    if not _cover_hash_keys(graph, row.key.shard_id, children):
         return None
     with_rows = {other.key.shard_id: None for other in (*rows, row)}
-    is_simple = all(parent in with_rows for child in children for parent in graph.parents(child))
-    if scope is None and not is_simple:
+    parents_have_rows = all(parent in with_rows for child in children for parent in graph.parents(child))
+    if scope is None and not parents_have_rows:
         return None
-    above = () if scope is None or is_simple else _unmade_ancestors(graph, scope, children, with_rows)
-    made = [shard_id for shard_id in (*above, *children) if shard_id not in with_rows]
-    known = with_rows | dict.fromkeys(made)
-    now = [*rows, replace(row, checkpoint=Checkpoint(seen_through_seconds=read_through_seconds))]
-    return ShardEnd(tuple(_row(row, each, graph, now, known) for each in made), Finish("end", tuple(children)))
+    ancestors = () if scope is None or parents_have_rows else _unread_ancestors(graph, scope, children, with_rows)
+    new = [shard_id for shard_id in (*ancestors, *children) if shard_id not in with_rows]
+    known = with_rows | dict.fromkeys(new)
+    rows_at_end = [*rows, replace(row, checkpoint=Checkpoint(seen_through_seconds=read_through_seconds))]
+    return ShardEnd(
+        tuple(_new_row(row, shard_id, graph, rows_at_end, known) for shard_id in new), Finish("end", tuple(children))
+    )
 
 
-def _are_complete(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> bool:
+def _cover_hash_keys(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> bool:
     ranges = [known for child in children if (known := graph.hash_key_range(child)) is not None]
-    own = graph.hash_key_range(shard_id)
-    return bool(children) and len(ranges) == len(children) and (own is None or not gaps(ranges, own))
+    parent = graph.hash_key_range(shard_id)
+    return bool(children) and len(ranges) == len(children) and (parent is None or not gaps(ranges, parent))
 
 
-def _unmade_ancestors(
+def _unread_ancestors(
     graph: ShardGraph, scope: Mapping[str, Shard], children: Sequence[str], with_rows: Ids
 ) -> list[str]:
-    """Ancestors of the children that still have to be read: in scope, without a row, and not an ancestor of any row."""
+    """Ancestors of the children that still have to be read: in scope, without a row, and with no row below them."""
     done = with_rows | graph.ancestors(with_rows)
     found = [shard_id for shard_id in graph.ancestors(children) if shard_id in scope and shard_id not in done]
     # Parents first: an ancestor has fewer ancestors than its descendants.
     return sorted(found, key=lambda shard_id: (len(graph.ancestors([shard_id])), shard_id))
 
 
-def _row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[LeaseRow], known: Ids) -> LeaseRow:
-    # A shard that was read to its end has child rows to wait for. A trimmed one may have none, and only its own row
-    # knows its fence token (rule U3).
+def _new_row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[LeaseRow], known: Ids) -> LeaseRow:
+    # A shard that was read to its end has child rows to wait for. A trimmed one may have none, and only its own row has
+    # its fence token (rule U3).
     older = (
         other.key.shard_id
         for other in ancestors_by_keys(graph, shard_id, rows)
@@ -121,21 +124,21 @@ def plan_trimmed(
 ) -> ShardEnd:
     """The end of a shard that was trimmed before it was read to its end.
 
-    `scope` is a listing made after that. The heirs get all hash keys that only this lease accounted for. These can be
-    more than its own keys, because an earlier trimmed shard may have left some to it. Nothing after
-    `read_through_seconds` was read of its keys; if that is unknown, nothing was read at all (rule T4).
+    `scope` has the shards of a listing made after the trim. The heirs get all hash keys that only this lease covered.
+    These can be more than its own, because an earlier trimmed shard may have passed its keys on. Nothing after
+    `read_through_seconds` was read; None counts as nothing read at all (rule T4).
     """
     since_seconds = stream.created_seconds if read_through_seconds is None else read_through_seconds
-    now = replace(row, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=since_seconds))
+    trimmed = replace(row, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=since_seconds))
     others = [other for other in rows if other.key != row.key]
-    left = missing_leases(stream, graph, scope, [*others, now])
+    uncovered = missing_leases(stream, graph, scope, [*others, trimmed])
     heirs = tuple(
         replace(
             heir,
             waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})),
             start=TRIM_HORIZON,
         )
-        for heir in left
+        for heir in uncovered
     )
     with_rows = {other.key.shard_id for other in others}
     children = {heir.key.shard_id for heir in heirs} | {
@@ -150,8 +153,8 @@ def classify_missing_shard(
     """Why the service does not know a shard. `summary` is None if it does not know the stream either."""
     if summary is None or summary.status == "DELETING":
         return "stream_deleted"
-    moved_seconds = abs(summary.created_seconds - stream.created_seconds)
-    if summary.arn != stream.arn or moved_seconds >= _SAME_CREATION_SECONDS:
+    difference_seconds = abs(summary.created_seconds - stream.created_seconds)
+    if summary.arn != stream.arn or difference_seconds >= _SAME_CREATION_SECONDS:
         return "stream_recreated"
     return "trimmed"
 
@@ -162,29 +165,31 @@ def removable(rows: Sequence[LeaseRow], graph: ShardGraph, listed_now: Collectio
     `rows` are all rows of one stream and generation; `listed_now` are the shards of a complete, recent listing.
 
     A finished row decides whether its children may start, prevents a listed shard from being read again, and has the
-    fence token that its descendants go above (rule U3). So it stays until its shard is gone from the stream, all its
-    followers have begun, and no row of an ancestor is left. Followers are its children and every row that waits for it.
-    The hash keys of a trimmed shard may go to shards that another row names: it also stays until those have begun.
+    fence token that its descendants must exceed (rule U3). So it stays until its shard is gone from the stream, all its
+    followers have started, and its parents have no rows. Followers are its children and every row that waits for it.
+    The hash keys of a trimmed shard may go to shards that another row names: it also stays until those have started.
     """
     by_id = {row.key.shard_id: row for row in rows}
-    united = graph.united(rows=rows)
+    full_graph = graph.united(rows=rows)
     waiting: dict[str, list[str]] = {}
     for row in rows:
-        for older in row.waits_for:
-            waiting.setdefault(older, []).append(row.key.shard_id)
+        for parent in row.waits_for:
+            waiting.setdefault(parent, []).append(row.key.shard_id)
     return tuple(
         row
         for row in rows
         if row.finish is not None
         and row.key.shard_id not in listed_now
-        and _is_followed(row, row.finish, waiting.get(row.key.shard_id, ()), by_id)
-        and not any(parent in by_id for parent in united.parents(row.key.shard_id))
+        and _followers_have_started(row, row.finish, waiting.get(row.key.shard_id, ()), by_id)
+        and not any(parent in by_id for parent in full_graph.parents(row.key.shard_id))
     )
 
 
-def _is_followed(row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: Mapping[str, LeaseRow]) -> bool:
-    followers = [by_id.get(name) for name in (*finish.children, *waiting)]
-    if not all(_has_begun(follower) for follower in followers):
+def _followers_have_started(
+    row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: Mapping[str, LeaseRow]
+) -> bool:
+    followers = [by_id.get(shard_id) for shard_id in (*finish.children, *waiting)]
+    if not all(_has_started(follower) for follower in followers):
         return False
     if finish.reason == "end" or row.hash_key_range is None:
         return True
@@ -192,6 +197,6 @@ def _is_followed(row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: M
     return not gaps(ranges, row.hash_key_range)
 
 
-def _has_begun(child: LeaseRow | None) -> bool:
-    """A child without a row is lost. Its parent's row is needed to create it again."""
-    return child is not None and (child.is_finished or child.checkpoint.watermark is not None)
+def _has_started(follower: LeaseRow | None) -> bool:
+    """False for a lost row: it is created again from its parent's row."""
+    return follower is not None and (follower.is_finished or follower.checkpoint.watermark is not None)

@@ -40,12 +40,12 @@ from anabranch.local.shapes import (
     DATA,
     HASH_KEY,
     ITERATOR_TYPE,
-    NAMED_STREAM,
     PAGE_SIZE,
     PARTITION_KEY,
     SEQUENCE_NUMBER,
     SHARD_ID,
     STREAM_BY_ARN,
+    STREAM_BY_NAME_OR_ARN,
     TIMESTAMP,
     ListShape,
     StringShape,
@@ -65,7 +65,7 @@ from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
 
 _SECONDS_AHEAD_MAX: Final = 60  # after fast resharding, the seconds in sequence numbers run ahead of the clock
-_STREAM: Final = StructureShape({**NAMED_STREAM})
+_STREAM: Final = StructureShape({**STREAM_BY_NAME_OR_ARN})
 _HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
 
 
@@ -119,7 +119,7 @@ class Placement:
 @action(
     "PutRecord",
     {
-        **NAMED_STREAM,
+        **STREAM_BY_NAME_OR_ARN,
         "Data": DATA,
         "PartitionKey": PARTITION_KEY,
         "ExplicitHashKey": HASH_KEY,
@@ -172,7 +172,7 @@ _PUT_RECORDS: Final = declare(
             length_min=1,
             length_max=PUT_RECORDS_ENTRIES_MAX,
         ),
-        **NAMED_STREAM,
+        **STREAM_BY_NAME_OR_ARN,
         "DryRun": BOOLEAN,
     },
     required=("Records",),
@@ -311,7 +311,7 @@ def _check_entries(request: PutRecordsRequest) -> None:
 @action(
     "GetShardIterator",
     {
-        **NAMED_STREAM,
+        **STREAM_BY_NAME_OR_ARN,
         "ShardId": SHARD_ID,
         "ShardIteratorType": ITERATOR_TYPE,
         "StartingSequenceNumber": SEQUENCE_NUMBER,

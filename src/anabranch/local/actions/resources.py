@@ -10,8 +10,8 @@ from anabranch.local.actions.lookups import find_active_stream, find_resource, f
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, not_found
 from anabranch.local.shapes import (
-    NAMED_STREAM,
-    RESOURCE,
+    RESOURCE_BY_ARN,
+    STREAM_BY_NAME_OR_ARN,
     TAG_KEY,
     TAG_KEYS,
     TAG_MAP,
@@ -52,7 +52,7 @@ def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
     return [{"Key": key, "Value": resource.tags[key]} for key in sorted(resource.tags)]
 
 
-@action("AddTagsToStream", {**NAMED_STREAM, "Tags": TAG_MAP}, required=("Tags",))
+@action("AddTagsToStream", {**STREAM_BY_NAME_OR_ARN, "Tags": TAG_MAP}, required=("Tags",))
 def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     _add_tags(stream, request["Tags"])
@@ -60,7 +60,7 @@ def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answe
     return {}
 
 
-@action("RemoveTagsFromStream", {**NAMED_STREAM, "TagKeys": TAG_KEYS}, required=("TagKeys",))
+@action("RemoveTagsFromStream", {**STREAM_BY_NAME_OR_ARN, "TagKeys": TAG_KEYS}, required=("TagKeys",))
 def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:
     """Unknown keys are ignored."""
     stream = find_active_stream(account, request)
@@ -71,7 +71,7 @@ def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> 
 
 @action(
     "ListTagsForStream",
-    {**NAMED_STREAM, "ExclusiveStartTagKey": TAG_KEY, "Limit": IntegerShape(value_min=1, value_max=50)},
+    {**STREAM_BY_NAME_OR_ARN, "ExclusiveStartTagKey": TAG_KEY, "Limit": IntegerShape(value_min=1, value_max=50)},
 )
 def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
@@ -81,7 +81,7 @@ def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Ans
     return {"Tags": tags[:limit], "HasMoreTags": len(tags) > limit}
 
 
-@action("TagResource", {**RESOURCE, "Tags": TAG_MAP}, required=("Tags", "ResourceARN"))
+@action("TagResource", {**RESOURCE_BY_ARN, "Tags": TAG_MAP}, required=("Tags", "ResourceARN"))
 def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     _add_tags(resource, request["Tags"])
@@ -89,7 +89,7 @@ def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("UntagResource", {**RESOURCE, "TagKeys": TAG_KEYS}, required=("TagKeys", "ResourceARN"))
+@action("UntagResource", {**RESOURCE_BY_ARN, "TagKeys": TAG_KEYS}, required=("TagKeys", "ResourceARN"))
 def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     _remove_tags(resource, request["TagKeys"])
@@ -97,13 +97,13 @@ def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("ListTagsForResource", {**RESOURCE}, required=("ResourceARN",))
+@action("ListTagsForResource", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
 def list_tags_for_resource(account: Account, request: Request, now_ms: int) -> Answer:
     _, resource = find_resource(account, request)
     return {"Tags": _list_tags(resource)}
 
 
-@action("PutResourcePolicy", {**RESOURCE, "Policy": StringShape()}, required=("ResourceARN", "Policy"))
+@action("PutResourcePolicy", {**RESOURCE_BY_ARN, "Policy": StringShape()}, required=("ResourceARN", "Policy"))
 def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     """Stored and returned, never enforced."""
     stream, resource = find_resource(account, request)
@@ -116,7 +116,7 @@ def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answ
     return {}
 
 
-@action("GetResourcePolicy", {**RESOURCE}, required=("ResourceARN",))
+@action("GetResourcePolicy", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
 def get_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     _, resource = find_resource(account, request)
     if resource.policy is None:
@@ -124,7 +124,7 @@ def get_resource_policy(account: Account, request: Request, now_ms: int) -> Answ
     return {"Policy": resource.policy}
 
 
-@action("DeleteResourcePolicy", {**RESOURCE}, required=("ResourceARN",))
+@action("DeleteResourcePolicy", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
 def delete_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     if resource.policy is None:

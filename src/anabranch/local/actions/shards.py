@@ -16,11 +16,11 @@ from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, limit_exceeded, stream_not_found
 from anabranch.local.shapes import (
     HASH_KEY,
-    NAMED_STREAM,
     NEXT_TOKEN,
     PAGE_SIZE,
     POSITIVE_INTEGER,
     SHARD_ID,
+    STREAM_BY_NAME_OR_ARN,
     TIMESTAMP,
     StringShape,
     StructureShape,
@@ -45,7 +45,7 @@ _SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateSha
 @action(
     "ListShards",
     {
-        **NAMED_STREAM,
+        **STREAM_BY_NAME_OR_ARN,
         "NextToken": NEXT_TOKEN,
         "ExclusiveStartShardId": SHARD_ID,
         "MaxResults": PAGE_SIZE,
@@ -138,7 +138,7 @@ def _filter(query: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:
 
 @action(
     "SplitShard",
-    {**NAMED_STREAM, "ShardToSplit": SHARD_ID, "NewStartingHashKey": HASH_KEY},
+    {**STREAM_BY_NAME_OR_ARN, "ShardToSplit": SHARD_ID, "NewStartingHashKey": HASH_KEY},
     required=("ShardToSplit", "NewStartingHashKey"),
 )
 def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
@@ -161,7 +161,7 @@ def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
 
 @action(
     "MergeShards",
-    {**NAMED_STREAM, "ShardToMerge": SHARD_ID, "AdjacentShardToMerge": SHARD_ID},
+    {**STREAM_BY_NAME_OR_ARN, "ShardToMerge": SHARD_ID, "AdjacentShardToMerge": SHARD_ID},
     required=("ShardToMerge", "AdjacentShardToMerge"),
 )
 def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
@@ -181,7 +181,11 @@ def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
 
 @action(
     "UpdateShardCount",
-    {**NAMED_STREAM, "TargetShardCount": POSITIVE_INTEGER, "ScalingType": StringShape(values=("UNIFORM_SCALING",))},
+    {
+        **STREAM_BY_NAME_OR_ARN,
+        "TargetShardCount": POSITIVE_INTEGER,
+        "ScalingType": StringShape(values=("UNIFORM_SCALING",)),
+    },
     required=("TargetShardCount", "ScalingType"),
 )
 def update_shard_count(account: Account, request: Request, now_ms: int) -> Answer:

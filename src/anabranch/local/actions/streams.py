@@ -29,13 +29,13 @@ from anabranch.local.shapes import (
     MAX_RECORD_SIZE_KIB,
     METRIC_NAMES,
     METRICS,
-    NAMED_STREAM,
-    NATURAL_INTEGER,
     NEXT_TOKEN,
+    NON_NEGATIVE_INTEGER,
     PAGE_SIZE,
     POSITIVE_INTEGER,
     SHARD_ID,
     STREAM_BY_ARN,
+    STREAM_BY_NAME_OR_ARN,
     STREAM_MODE_DETAILS,
     STREAM_NAME,
     TAG_MAP,
@@ -51,9 +51,13 @@ _CREATING_MAX: Final = 5  # API reference: streams in CREATING at any time
 _PAGE_MAX: Final = 100  # API reference: shards of DescribeStream, streams of ListStreams; also the default
 _WARM_THROUGHPUT_MIBPS_MAX: Final = 10 * 1024  # API reference: 10 GiB per second
 
-_RETENTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "RetentionPeriodHours": IntegerShape()}
-_MONITORING_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "ShardLevelMetrics": METRICS}
-_ENCRYPTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "EncryptionType": ENCRYPTION_TYPE, "KeyId": KEY_ID}
+_RETENTION_MEMBERS: Final[dict[str, Shape]] = {**STREAM_BY_NAME_OR_ARN, "RetentionPeriodHours": IntegerShape()}
+_MONITORING_MEMBERS: Final[dict[str, Shape]] = {**STREAM_BY_NAME_OR_ARN, "ShardLevelMetrics": METRICS}
+_ENCRYPTION_MEMBERS: Final[dict[str, Shape]] = {
+    **STREAM_BY_NAME_OR_ARN,
+    "EncryptionType": ENCRYPTION_TYPE,
+    "KeyId": KEY_ID,
+}
 
 
 @action(
@@ -63,7 +67,7 @@ _ENCRYPTION_MEMBERS: Final[dict[str, Shape]] = {**NAMED_STREAM, "EncryptionType"
         "ShardCount": POSITIVE_INTEGER,
         "StreamModeDetails": STREAM_MODE_DETAILS,
         "Tags": TAG_MAP,
-        "WarmThroughputMiBps": NATURAL_INTEGER,
+        "WarmThroughputMiBps": NON_NEGATIVE_INTEGER,
         "MaxRecordSizeInKiB": MAX_RECORD_SIZE_KIB,
         "RecordDistributionStrategy": DISTRIBUTION_STRATEGY,
     },
@@ -134,7 +138,7 @@ def _warm_throughput(account: Account, request: Request, mode: str, now_ms: int)
     return warm_throughput
 
 
-@action("DeleteStream", {**NAMED_STREAM, "EnforceConsumerDeletion": BOOLEAN})
+@action("DeleteStream", {**STREAM_BY_NAME_OR_ARN, "EnforceConsumerDeletion": BOOLEAN})
 def delete_stream(account: Account, request: Request, now_ms: int) -> Answer:
     """Fails while consumers are registered, unless EnforceConsumerDeletion is set."""
     stream = find_stream(account, request)
@@ -148,7 +152,7 @@ def delete_stream(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("DescribeStream", {**NAMED_STREAM, "Limit": PAGE_SIZE, "ExclusiveStartShardId": SHARD_ID})
+@action("DescribeStream", {**STREAM_BY_NAME_OR_ARN, "Limit": PAGE_SIZE, "ExclusiveStartShardId": SHARD_ID})
 def describe_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
     stream.forget_expired_shards(account.horizon_ms(stream, now_ms))
@@ -162,7 +166,7 @@ def describe_stream(account: Account, request: Request, now_ms: int) -> Answer:
     return {"StreamDescription": description}
 
 
-@action("DescribeStreamSummary", {**NAMED_STREAM})
+@action("DescribeStreamSummary", {**STREAM_BY_NAME_OR_ARN})
 def describe_stream_summary(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
     summary = _describe_settings(stream)
@@ -328,7 +332,7 @@ def disable_enhanced_monitoring(account: Account, request: Request, now_ms: int)
 
 @action(
     "UpdateStreamMode",
-    {**STREAM_BY_ARN, "StreamModeDetails": STREAM_MODE_DETAILS, "WarmThroughputMiBps": NATURAL_INTEGER},
+    {**STREAM_BY_ARN, "StreamModeDetails": STREAM_MODE_DETAILS, "WarmThroughputMiBps": NON_NEGATIVE_INTEGER},
     required=("StreamARN", "StreamModeDetails"),
 )
 def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answer:
@@ -364,7 +368,7 @@ def update_stream_record_distribution_strategy(account: Account, request: Reques
 
 @action(
     "UpdateStreamWarmThroughput",
-    {**NAMED_STREAM, "WarmThroughputMiBps": NATURAL_INTEGER},
+    {**STREAM_BY_NAME_OR_ARN, "WarmThroughputMiBps": NON_NEGATIVE_INTEGER},
     required=("WarmThroughputMiBps",),
 )
 def update_stream_warm_throughput(account: Account, request: Request, now_ms: int) -> Answer:

@@ -24,13 +24,13 @@ class Faults:
         self._long_ms, self._short_ms = options.expiries(*_LONG), options.expiries(*_SHORT)
         self._restart_ms = options.expiries(*_RESTART)
         for index in range(options.worker_count):
-            self._each(options.pauses_each_ms, self._pause, index)
-            self._each(options.stalls_each_ms, self._stall, index)
-            self._each(options.partitions_each_ms, self._cut_off, index)
-            self._each(options.crashes_each_ms, self._crash, index)
-            self._each(options.stops_each_ms, self._stop, index)
-            self._each(options.rows_deleted_each_ms, self._delete_row, index)
-        self._each(options.roll_backs_each_ms, self._roll_back, 0)
+            self._each(options.pause_every_ms, self._pause, index)
+            self._each(options.stall_every_ms, self._stall, index)
+            self._each(options.partition_every_ms, self._cut_off, index)
+            self._each(options.crash_every_ms, self._crash, index)
+            self._each(options.stop_every_ms, self._stop, index)
+            self._each(options.row_deletion_every_ms, self._delete_row, index)
+        self._each(options.roll_back_every_ms, self._roll_back, 0)
         for is_wanted, action in (
             (options.outage_ms, self._go_away),
             (options.reset, self._reset),

@@ -38,27 +38,27 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How much faster or slower a worker's clock may run; 0.01 is 1 %."""
     clocks_stop: bool = False
     """Whether clocks stand still while their machine is paused."""
-    pauses_each_ms: int = 0
+    pause_every_ms: int = 0
     """Mean time between two pauses of a worker; 0: none."""
-    stalls_each_ms: int = 0
+    stall_every_ms: int = 0
     """As pauses, of all but the heartbeats."""
     gaps: float = 0.0
     """The share of starts that are paused between the look at the clock and the call."""
-    partitions_each_ms: int = 0
-    crashes_each_ms: int = 0
-    stops_each_ms: int = 0
+    partition_every_ms: int = 0
+    crash_every_ms: int = 0
+    stop_every_ms: int = 0
     """Mean time between two clean stops of a worker, each followed by a start."""
     outage_ms: int = 0
     """Once, the store is away for so long."""
-    roll_backs_each_ms: int = 0
+    roll_back_every_ms: int = 0
     """Mean time between two times that the store goes back in time, and says that it is another one."""
     roll_back_ms: int = 10_000
     """How far it goes back."""
     reset: bool = False
     """Once, the store loses everything; fresh workers find a new application."""
-    rows_deleted_each_ms: int = 0
+    row_deletion_every_ms: int = 0
     """Mean time between two deletions of a live member's row by somebody's hand."""
-    commit_each_ms: int = 2_000
+    commit_every_ms: int = 2_000
     overruns: float = 0.0
     """The share of handler calls that take 4 to 20 s."""
     same_worker_id: bool = False
@@ -105,18 +105,18 @@ def options_for(seed: int) -> WorldOptions:
         lag_ms_max=sometimes(0.2, 0.05, 1.6),
         clock_error=one_of(0.0, 0.005, 0.01),
         clocks_stop=dice.random() < 0.25,
-        pauses_each_ms=sometimes(0.6, 1, 4),
-        stalls_each_ms=sometimes(0.25, 1, 4),
+        pause_every_ms=sometimes(0.6, 1, 4),
+        stall_every_ms=sometimes(0.25, 1, 4),
         gaps=one_of(0.0, 0.0, 0.03),
-        partitions_each_ms=sometimes(0.6, 1, 4),
-        crashes_each_ms=sometimes(0.35, 1.5, 6),
-        stops_each_ms=sometimes(0.4, 1, 4),
+        partition_every_ms=sometimes(0.6, 1, 4),
+        crash_every_ms=sometimes(0.35, 1.5, 6),
+        stop_every_ms=sometimes(0.4, 1, 4),
         outage_ms=sometimes(0.1, 0.3, 2),
-        roll_backs_each_ms=sometimes(0.15, 1, 4),
+        roll_back_every_ms=sometimes(0.15, 1, 4),
         roll_back_ms=expiries(0.05, 2),
         reset=dice.random() < 0.03,
-        rows_deleted_each_ms=sometimes(0.1, 1, 4),
-        commit_each_ms=(1_000, 2_000, 10_000)[dice.between(0, 3)],
+        row_deletion_every_ms=sometimes(0.1, 1, 4),
+        commit_every_ms=(1_000, 2_000, 10_000)[dice.between(0, 3)],
         overruns=one_of(0.0, 0.0, 0.05),
         same_worker_id=dice.random() < 0.2,
         forced_hand_offs=dice.random() < 0.4,

@@ -79,7 +79,7 @@ class Reader:
             self._drain(now_ms - self._drain_since_ms)
         elif not self._running and self.may_start():
             self._start()
-        if now_ms - self._committed_at_ms >= worker.options.commit_each_ms:
+        if now_ms - self._committed_at_ms >= worker.options.commit_every_ms:
             self.commit()
 
     def may_start(self) -> bool:

@@ -62,7 +62,7 @@ class World:
         self.dice = Dice(f"world {seed}")
         self.agenda = Agenda()
         self.journal = TickJournal()
-        self.store = store_class(keeps_history=bool(options.lag_ms_max or options.roll_backs_each_ms))
+        self.store = store_class(keeps_history=bool(options.lag_ms_max or options.roll_back_every_ms))
         self.workers: list[TickWorker] = []
         self.is_calm = False
         self._worker_class = worker_class

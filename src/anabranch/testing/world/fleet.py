@@ -208,13 +208,13 @@ class FaultSchedule:
         self._ended = False
         options = fleet.options
         for index in range(options.worker_count):
-            self._each(options.pauses_each, self._pause, index)
-            self._each(options.stalls_each, self._stall, index)
-            self._each(options.cuts_each, self._cut_off, index)
-            self._each(options.crashes_each, self._crash, index)
-            self._each(options.stops_each, self._stop, index)
-        self._each(options.reshards_each, lambda _: fleet.stream.reshard(), 0)
-        self._each(options.rescales_each, lambda _: fleet.stream.rescale(), 0)
+            self._each(options.pause_every_seconds, self._pause, index)
+            self._each(options.stall_every_seconds, self._stall, index)
+            self._each(options.cut_off_every_seconds, self._cut_off, index)
+            self._each(options.crash_every_seconds, self._crash, index)
+            self._each(options.stop_every_seconds, self._stop, index)
+        self._each(options.reshard_every_seconds, lambda _: fleet.stream.reshard(), 0)
+        self._each(options.rescale_every_seconds, lambda _: fleet.stream.rescale(), 0)
         if options.trims:
             self._loop().call_later(fleet.random.uniform(20, 40), self._trim)
         for at_seconds, action in options.script:
@@ -226,8 +226,8 @@ class FaultSchedule:
             self._once(self._empty_store)
         if options.deleted:
             self._loop().call_later(fleet.random.uniform(3, options.faulty_seconds / 2), self._delete_stream)
-        if options.roll_back_seconds and options.roll_backs_each:
-            self._each(options.roll_backs_each, lambda _: self._roll_store_back(), 0)
+        if options.roll_back_seconds and options.roll_back_every_seconds:
+            self._each(options.roll_back_every_seconds, lambda _: self._roll_store_back(), 0)
         elif options.roll_back_seconds:
             self._once(self._roll_store_back)
 

@@ -1,4 +1,6 @@
-"""The options of a simulated fleet: sizes, faults and how records are consumed. A seed decides all of them."""
+"""The options of a simulated fleet: sizes, faults and how records are consumed. `fleet_options_for` derives them from a
+seed.
+"""
 
 from random import Random
 from typing import Literal, get_args
@@ -8,14 +10,18 @@ import msgspec
 __all__ = ["OVERRUN_SECONDS_MAX", "ConsumeMode", "FleetOptions", "ScriptAction", "fleet_options_for"]
 
 ConsumeMode = Literal["batches", "manual_ack", "records", "run", "run_batches"]
-"""How a process consumes: with a handler (`run`, `run_batches`), or in its own loop over records or batches."""
+"""How a process consumes: `run` and `run_batches` call a handler; the others loop over records or batches."""
 ScriptAction = Literal["crash", "cut_off", "merge", "pause", "rescale", "split", "stop"]
 
-
 OVERRUN_SECONDS_MAX = 40.0
+"""The longest that an overrunning handler call takes."""
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """An `..._every_seconds` is the mean time between two such faults; 0: none. A fault of a process is counted per
+    process. Fields without a unit are shares, from 0 to 1.
+    """
+
     worker_count: int = 2
     shard_count: int = 2
     record_count: int = 100
@@ -25,99 +31,107 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 8
     loop_order: Literal["fifo", "shuffle"] = "fifo"
     faulty_seconds: float = 40.0
-    """For so long records are written and faults strike."""
+    """How long records are written and faults occur."""
     script: tuple[tuple[float, ScriptAction], ...] = ()
-    """What happens at which second, in addition to the faults that the seed decides."""
+    """Actions and the second of each, in addition to the random faults."""
     checkpoint_seconds: float = 1.0
     """The interval between two commits."""
     settling_seconds: float = 180.0
-    """After the faults, everything must be handled within this time, plus the time that the handlers take."""
+    """After the faults end, all records must be handled within this time plus `work_seconds`."""
     handler_seconds_max: float = 0.5
     failing: float = 0.0
-    """The share of records whose first attempt, or first two, fail."""
+    """Records whose first attempt, or first two, fail."""
     ends_at_tip: bool = False
-    """Processes end at the tip of the stream, as batch jobs do, and are started again."""
+    """Processes end at the tip of the stream, like batch jobs, and are started again."""
     undecodable: float = 0.0
-    """The share of records that do not decode while the faults last. They stop their shards; a process that starts
-    later tries them again.
+    """Records that cannot be decoded while the faults last. They stop their shards; a process that starts later tries
+    them again.
     """
     overrunning: float = 0.0
-    """The share of records whose first attempt takes far too long and does not end at once when cancelled."""
+    """Records whose first attempt takes far too long and does not end at once when cancelled."""
     timeout_seconds: float = 0.0
     """The timeout of a handler call; 0: none."""
     aggregated: float = 0.0
-    """The share of writes that are aggregates of up to five records."""
+    """Writes that are aggregates of up to five records."""
     budget_bytes: int = 0
-    """The byte budget on top of the reserve for one read; 0: the default budget."""
+    """The byte budget beyond the reserve for one read; 0: the default budget."""
     lost: float = 0.0
+    """Requests that are lost, and responses."""
     late: float = 0.0
+    """Requests and responses that take seconds."""
     repeated: float = 0.0
+    """Requests that arrive twice."""
     throttled: float = 0.0
-    """The share of Kinesis calls that are throttled."""
+    """Kinesis calls that are throttled."""
     unavailable: float = 0.0
-    """The share of Kinesis calls that fail with a 5xx status."""
+    """Kinesis calls that fail with a 5xx status."""
     expired: float = 0.0
-    """The share of reads that fail because the iterator expired."""
+    """Reads that fail because the iterator expired."""
     clock_error: float = 0.0
+    """How much faster or slower a process's clock may run; 0.01 is 1 %."""
     clocks_stop: bool = False
-    pauses_each: float = 0.0
-    """Mean seconds between two pauses of a process; 0: none."""
-    stalls_each: float = 0.0
+    """The clock of a paused process stops."""
+    pause_every_seconds: float = 0.0
+    stall_every_seconds: float = 0.0
+    """Like a pause, but heartbeats continue."""
     paused_starts: float = 0.0
-    """The share of calls whose process is paused between the check of the fence and the call."""
-    cuts_each: float = 0.0
-    """Mean seconds between two times that a process is cut off from the store, the stream, or both."""
-    crashes_each: float = 0.0
-    stops_each: float = 0.0
-    reshards_each: float = 0.0
+    """Handler calls whose process is paused between the check of the fence and the call."""
+    cut_off_every_seconds: float = 0.0
+    """A process loses its connection to the store, the stream, or both."""
+    crash_every_seconds: float = 0.0
+    stop_every_seconds: float = 0.0
+    """A graceful stop, followed by a new start."""
+    reshard_every_seconds: float = 0.0
     backlog: float = 0.0
-    """The share of records that are written before the first process starts."""
+    """Records that are written before the first process starts."""
     reshards_before: int = 0
-    """How many times the stream is resharded before the first process starts, with a third of the records."""
-    rescales_each: float = 0.0
-    """Mean seconds between two calls of UpdateShardCount."""
+    """How many times the stream is resharded before the first process starts, among a third of the records."""
+    rescale_every_seconds: float = 0.0
+    """UpdateShardCount is called."""
     trims: bool = False
-    """About every 40 s the service trims: only records of the last half minute are left."""
+    """About every 40 s the stream is trimmed: only records of the last half minute remain."""
     trims_unread: bool = False
-    """Only records of the last few seconds are left, so some were never read."""
+    """Trims leave only the last few seconds, so some records are never read."""
     deleted: bool = False
-    """The stream is deleted once, and created again some seconds later."""
+    """The stream is deleted once, and created again a few seconds later."""
     listing_page: int = 0
-    """Shards per page of a listing: the shards may change between two pages. 0: as many as the service returns."""
+    """Shards per page of ListShards: shards may change between two pages. 0: the service's default."""
     expiries_differ: bool = False
     """Each process has its own lease expiry."""
     store_outage_seconds: float = 0.0
+    """How long the store is unreachable, once; 0: never."""
     roll_back_seconds: float = 0.0
-    """How far the store is rolled back; 0: it is not."""
-    roll_backs_each: float = 0.0
-    """Mean seconds between two roll-backs; 0: it happens once."""
+    """How far the store is rolled back; 0: never."""
+    roll_back_every_seconds: float = 0.0
+    """0: it is rolled back once."""
     store_is_emptied: bool = False
     """The store is emptied once while the fleet is running."""
     same_worker_id: bool = False
+    """All processes are configured with one worker id."""
     hand_off: Literal["keep", "force"] = "keep"
     drain_seconds: float = 30.0
     """How long a hand-off waits for running calls."""
 
     @property
     def work_seconds(self) -> float:
-        """The most that all handler calls take, if one worker makes them one after another. `overrunning` is a mean, so
-        up to three times as many records may overrun.
+        """An upper bound for all handler calls, one after another. `overrunning` is a mean: up to three times as many
+        records may overrun.
         """
         attempts = 1 + 2 * self.failing
         return self.record_count * (attempts * self.handler_seconds_max + 3 * self.overrunning * OVERRUN_SECONDS_MAX)
 
 
 def fleet_options_for(seed: int) -> FleetOptions:
-    """Most seeds draw every option. The last digit of the seed selects four special kinds of fleets:
+    """Most seeds draw every option at random. Four last digits of the seed select special fleets:
 
     - 1: the store is rolled back while workers are cut off, paused, stalled and stopped;
-    - 3: a backlog. Every read returns many records, each takes a while, and processes crash in the middle of a page.
-      The ways to consume and the commit intervals take turns;
-    - 5: the processes are jobs that end at the tip, and some records do not decode at first;
+    - 3: a backlog. Reads return many records, handlers are slow, and processes crash in the middle of a page. The seeds
+      take turns with consume modes and commit intervals;
+    - 5: the processes are jobs that end at the tip, and some records cannot be decoded at first;
     - 7: shards are trimmed, leave the listing, and their lease rows are cleaned up. In half of these fleets everything
       is read before it is trimmed; in the others, workers must report what was lost.
     """
-    options = _drawn(seed)
+    options = _random_options(seed)
     if seed % 10 == 5:
         return msgspec.structs.replace(
             options, consume_mode=get_args(ConsumeMode)[seed // 10 % 5], ends_at_tip=True, undecodable=0.03
@@ -133,14 +147,14 @@ def fleet_options_for(seed: int) -> FleetOptions:
             backlog=0.8,
             faulty_seconds=60.0,
             handler_seconds_max=0.5,
-            crashes_each=8.0,
+            crash_every_seconds=8.0,
             reshards_before=0,
             budget_bytes=0,
             roll_back_seconds=0.0,
             **dict.fromkeys(("deleted", "store_is_emptied"), False),
         )
     if seed % 10 == 1:
-        return _rolled_back(seed, options)
+        return _roll_back_options(seed, options)
     if seed % 10 != 7:
         return options
     if seed % 20 == 17:
@@ -158,19 +172,28 @@ def fleet_options_for(seed: int) -> FleetOptions:
         trims=True,
         faulty_seconds=100.0,
         handler_seconds_max=0.02,
-        reshards_each=8.0,
+        reshard_every_seconds=8.0,
         **dict.fromkeys(
             ("lost", "late", "throttled", "unavailable", "paused_starts", "overrunning", "store_outage_seconds"), 0.0
         ),
-        **dict.fromkeys(("pauses_each", "stalls_each", "cuts_each", "crashes_each", "roll_back_seconds"), 0.0),
+        **dict.fromkeys(
+            (
+                "pause_every_seconds",
+                "stall_every_seconds",
+                "cut_off_every_seconds",
+                "crash_every_seconds",
+                "roll_back_seconds",
+            ),
+            0.0,
+        ),
         **dict.fromkeys(("deleted", "store_is_emptied"), False),
         budget_bytes=0,
     )
 
 
-def _rolled_back(seed: int, options: FleetOptions) -> FleetOptions:
-    """Some workers learn late that the store was rolled back, or start just then. All have the same lease expiry: a
-    worker cannot wait for the expiry of a member that the store lost before the worker saw it.
+def _roll_back_options(seed: int, options: FleetOptions) -> FleetOptions:
+    """Some workers notice the roll-back late, or start during it. All have the same lease expiry: a worker cannot wait
+    for the expiry of a member that it never saw because the store lost it.
     """
     random = Random(f"roll-back {seed}")  # noqa: S311 -- a simulation's dice, not a secret
     return msgspec.structs.replace(
@@ -182,18 +205,18 @@ def _rolled_back(seed: int, options: FleetOptions) -> FleetOptions:
         faulty_seconds=60.0,
         handler_seconds_max=0.3,
         roll_back_seconds=round(random.uniform(4, 12), 1),
-        roll_backs_each=random.choice([0.0, 10.0, 20.0]),
-        pauses_each=random.choice([0.0, 15.0]),
-        stalls_each=random.choice([0.0, 15.0]),
-        cuts_each=random.choice([6.0, 9.0]),
-        stops_each=random.choice([6.0, 15.0]),
+        roll_back_every_seconds=random.choice([0.0, 10.0, 20.0]),
+        pause_every_seconds=random.choice([0.0, 15.0]),
+        stall_every_seconds=random.choice([0.0, 15.0]),
+        cut_off_every_seconds=random.choice([6.0, 9.0]),
+        stop_every_seconds=random.choice([6.0, 15.0]),
         lost=random.choice([0.0, 0.05]),
         late=random.choice([0.0, 0.05]),
         **dict.fromkeys(("deleted", "expiries_differ", "store_is_emptied"), False),
     )
 
 
-def _drawn(seed: int) -> FleetOptions:
+def _random_options(seed: int) -> FleetOptions:
     random = Random(f"fleet {seed}")  # noqa: S311 -- a simulation's dice, not a secret
     large = seed % 25 == 24
 
@@ -226,15 +249,15 @@ def _drawn(seed: int) -> FleetOptions:
         expired=random.choice([0.0, 0.0, 0.02]),
         clock_error=random.choice([0.0, 0.005, 0.01]),
         clocks_stop=random.random() < 0.2,
-        pauses_each=sometimes(0.4, 10, 40),
-        stalls_each=sometimes(0.3, 10, 40),
+        pause_every_seconds=sometimes(0.4, 10, 40),
+        stall_every_seconds=sometimes(0.3, 10, 40),
         paused_starts=random.choice([0.0, 0.0, 0.005]),
-        cuts_each=sometimes(0.4, 10, 40),
-        crashes_each=sometimes(0.4, 10, 50),
-        stops_each=sometimes(0.4, 10, 50),
-        reshards_each=sometimes(0.5, 8, 30),
+        cut_off_every_seconds=sometimes(0.4, 10, 40),
+        crash_every_seconds=sometimes(0.4, 10, 50),
+        stop_every_seconds=sometimes(0.4, 10, 50),
+        reshard_every_seconds=sometimes(0.5, 8, 30),
         reshards_before=random.choice([0, 0, 0, 3, 8]),
-        rescales_each=sometimes(0.15, 10, 40),
+        rescale_every_seconds=sometimes(0.15, 10, 40),
         deleted=deleted,
         hand_off=random.choice(["keep", "force"]),
         listing_page=random.choice([0, 0, 0, 1, 3]) * (10 if large else 1),

@@ -17,6 +17,8 @@ SUSPECTED_FROM_LIFE = 3
 class Process:
     """One life of a worker: a record that kills ends it in that step, and nothing of it has an effect any more."""
 
+    checkpoint_interval = 1.0
+
     def __init__(self, world, store, life, effects, order):
         self._store = store
         self._life = life

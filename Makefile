@@ -79,7 +79,7 @@ bench: .venv/bench.stamp  ## all benchmarks, or ONLY=codec
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
 sim: .venv/dev.stamp  ## SEED=n replays a world; SECONDS=n or WORLDS=n tries fresh ones; PROTOCOL=1 for leases alone
-	@$(BIN)/python -m anabranch.testing.sim $(if $(PROTOCOL),--protocol) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python $(if $(PROTOCOL),tests/simulation/protocol/run.py,-m anabranch.testing.sim) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(WORLDS),--worlds $(WORLDS)) $(if $(SECONDS_OF_SIMULATION),--seconds $(SECONDS_OF_SIMULATION))
 
 matrix: .venv/dev.stamp  ## other Pythons and the oldest dependencies, where they are installed

@@ -6,10 +6,11 @@ The same worlds, with the protocol as it is, must all be clean. Its table is in 
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+from protocol.variants import VARIANTS, NoGapRule
+from protocol.world import run_world
 from test_lease_protocol import OUTAGE, catches
-from variants.lease_variants import VARIANTS, NoGapRule
 
-from anabranch.testing.tick import TickWorker, run_world
+from anabranch._core.leases.machine import LeaseMachine
 
 WORLDS = 250
 OUTAGES = 200
@@ -23,8 +24,8 @@ def broken_as_it_is(name: str) -> int:
     return sum(bool(run_world(seed, VARIANTS[name].options).violations) for seed in range(WORLDS))
 
 
-def moves(worker_class: type[TickWorker]) -> int:
-    return sum(run_world(seed, OUTAGE, worker_class=worker_class).takes - 3 for seed in range(OUTAGES))
+def moves(machine_class: type[LeaseMachine]) -> int:
+    return sum(run_world(seed, OUTAGE, machine_class=machine_class).takes - 3 for seed in range(OUTAGES))
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
         lines = [f"| as it is, in the worlds of all the others ({WORLDS * len(alike):,}) | {as_it_is} |"]
         for (name, variant), count in zip(VARIANTS.items(), pool.map(caught, VARIANTS), strict=True):
             lines.append(f"| {name} | {count} ({variant.complaint}) |")
-        with_rule, without = pool.map(moves, (TickWorker, NoGapRule))
+        with_rule, without = pool.map(moves, (LeaseMachine, NoGapRule))
         lines.append(f"moves in {OUTAGES} outages: {with_rule} with the gap rule, {without} without it")
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -121,8 +121,6 @@ def test_the_command_replays_a_seed_and_says_what_it_is_like(capsys):
     shown = capsys.readouterr().out
     assert f"worker_count={fleet_options_for(2).worker_count}" in shown
     assert shown.endswith("clean\n")
-    assert main(["--protocol", "--seed", "2"]) == 0
-    assert "0 stale dispatches" in capsys.readouterr().out
 
 
 def test_the_command_names_the_seed_and_the_way_to_replay_it(monkeypatch, capsys):
@@ -137,12 +135,6 @@ def test_the_command_names_the_seed_and_the_way_to_replay_it(monkeypatch, capsys
 @pytest.mark.timeout(300)
 def test_many_fresh_fleets_keep_their_promises():
     assert main(["--worlds", "300", "--first", "1000", "--cores", "1"]) == 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_many_fresh_worlds_of_the_protocol_keep_their_promises():
-    assert main(["--protocol", "--worlds", "2000", "--first", "1000", "--cores", "1"]) == 0
 
 
 def test_a_record_that_a_loop_works_on_when_its_run_fails_is_reported_before_others_start_it():

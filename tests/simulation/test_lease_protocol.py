@@ -1,4 +1,4 @@
-"""The lease protocol in the tick simulation: clean over many worlds, and every broken variant is caught."""
+"""The lease machine in the protocol simulation: clean over many worlds, and every broken variant is caught."""
 
 import subprocess
 import sys
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from variants.lease_variants import ROUGH, VARIANTS, NoGapRule
+from protocol.faults import WorldOptions, options_for
+from protocol.run import PROTOCOL
+from protocol.variants import ROUGH, VARIANTS, NoGapRule
+from protocol.world import run_world
 
-from anabranch.testing.tick import TickWorker, WorldOptions, options_for, run_world
+from anabranch._core.leases.machine import LeaseMachine
+from anabranch.testing.sim import main
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 OUTAGE = WorldOptions(lease_count=3, faulty_ms=90_000, outage_ms=30_000, settling_ms=20_000, clock_error=0.01)
@@ -20,14 +24,14 @@ def seeds_that_once_failed():
 
 
 def catches(variant, seed):
-    verdict = run_world(seed, variant.options, worker_class=variant.worker_class, store_class=variant.store_class)
+    verdict = run_world(seed, variant.options, machine_class=variant.machine_class, reader_class=variant.reader_class)
     return any(violation.what.startswith(variant.complaint) for violation in verdict.violations)
 
 
 @pytest.mark.parametrize("first", range(0, 2_000, 250))
 def test_no_world_breaks_a_promise(first):
     for seed in range(first, first + 250):
-        assert run_world(seed).violations == (), f"python -m anabranch.testing.sim --protocol --seed {seed}"
+        assert run_world(seed).violations == (), f"{PROTOCOL.command} --seed {seed}"
 
 
 @pytest.mark.parametrize("seed", seeds_that_once_failed())
@@ -53,21 +57,25 @@ def test_the_mixed_worlds_have_teeth_too(name):
 
 def test_an_outage_of_the_store_moves_nothing():
     moves = {
-        worker_class: sum(run_world(seed, OUTAGE, worker_class=worker_class).takes - 3 for seed in range(20))
-        for worker_class in (TickWorker, NoGapRule)
+        machine_class: sum(run_world(seed, OUTAGE, machine_class=machine_class).takes - 3 for seed in range(20))
+        for machine_class in (LeaseMachine, NoGapRule)
     }
-    assert moves[TickWorker] == 0
+    assert moves[LeaseMachine] == 0
     assert moves[NoGapRule] > 0
 
 
 def test_a_seed_is_the_same_world_in_every_process():
     code = (
-        "from anabranch.testing.tick import run_world;"
+        "from protocol.world import run_world;"
         "print([(v.events, v.starts, v.takes, v.repeats) for v in map(run_world, range(900, 910))])"
     )
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": hash_seed}
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)},
         ).stdout
         for hash_seed in ("1", "2")
     ]
@@ -82,3 +90,16 @@ def test_every_fault_is_in_many_worlds_and_in_not_all():
                  "forced_hand_offs"):  # fmt: skip
         assert 0 < sum(bool(getattr(options, name)) for options in drawn) < 400, name
     assert 0 < sum(len(options.expiry_ms) > 1 for options in drawn) < 400
+
+
+def test_one_command_replays_a_world_and_tries_fresh_ones(capsys):
+    assert main(["--seed", "2"], PROTOCOL) == 0
+    assert capsys.readouterr().out.endswith("clean\n")
+    assert main(["--worlds", "400", "--first", "1000", "--cores", "1"], PROTOCOL) == 0
+    assert capsys.readouterr().out.endswith("all clean\n")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_many_fresh_worlds_keep_their_promises():
+    assert main(["--worlds", "2000", "--first", "1000", "--cores", "1"], PROTOCOL) == 0

@@ -3,10 +3,9 @@
     --seed 42               replay one world and print its options
     --seconds 60            try fresh seeds for this long (10 s by default)
     --worlds 100000         try this many seeds, from --first on
-    --protocol              simulate only the lease protocol, without asyncio: about 300 worlds per second and core
 
-Without --protocol, a world is a fleet of real engines. For each failure it prints the seed and the command that replays
-it. A seed gives the same world in every process and on every machine.
+A world is a fleet of real engines. For each failure it prints the seed and the command that replays it. A seed gives
+the same world in every process and on every machine.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 from random import SystemRandom
@@ -23,23 +22,41 @@ from typing import Any
 
 import msgspec
 
-from anabranch.testing.tick import options_for, run_world
 from anabranch.testing.world import fleet_options_for, run_fleet
 
 __all__ = ["main"]
 
-_CHUNK = {"protocol": 200, "fleet": 20}
-"""Worlds that take about half a second to a second, so that --seconds ends in time."""
 _PROGRESS_EACH = 10_000
-_COUNTS = {
-    "protocol": ("events", "starts", "tenures", "takes", "seals", "gifts", "zombies", "stale_dispatches"),
-    "fleet": ("steps", "starts", "commits", "zombies"),
-}
 
 
-def main(arguments: list[str] | None = None) -> int:
+class Simulation(msgspec.Struct, frozen=True):
+    """What a world is. Its functions go to other processes, so they stand at the top of a module."""
+
+    name: str
+    command: str
+    """The command that runs it."""
+    run: Callable[[int], Any]
+    """A seed's verdict."""
+    options_for: Callable[[int], msgspec.Struct]
+    counts: tuple[str, ...]
+    """The numbers of a verdict that are added up."""
+    chunk: int
+    """Worlds that take about half a second to a second, so that --seconds ends in time."""
+
+
+FLEET = Simulation(
+    "fleet",
+    "python -m anabranch.testing.sim",
+    run_fleet,
+    fleet_options_for,
+    ("steps", "starts", "commits", "zombies"),
+    20,
+)
+
+
+def main(arguments: list[str] | None = None, simulation: Simulation = FLEET) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m anabranch.testing.sim",
+        prog=simulation.command,
         description="Simulates whole fleets from a seed, with faults and checkers.",
     )
     what = parser.add_mutually_exclusive_group()
@@ -47,32 +64,26 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--seconds", type=float, help="try fresh seeds for this long")
     what.add_argument("--worlds", type=int, help="try this many seeds")
     parser.add_argument("--first", type=int, help="the first seed (default: random)")
-    parser.add_argument("--protocol", action="store_true", help="simulate only the lease protocol, without asyncio")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    kind = "protocol" if options.protocol else "fleet"
     if options.seed is not None:
-        return _replay(kind, options.seed)
+        return _replay(simulation, options.seed)
     first = SystemRandom().randrange(1 << 40) if options.first is None else options.first
     seconds = options.seconds or (None if options.worlds else 10.0)
-    return _try_many(kind, _chunks(kind, first, options.worlds, seconds), options.cores)
+    return _try_many(simulation, _chunks(simulation, first, options.worlds, seconds), options.cores)
 
 
-def _run(kind: str, seed: int) -> Any:
-    return run_world(seed) if kind == "protocol" else run_fleet(seed)
-
-
-def _replay(kind: str, seed: int) -> int:
-    _say(f"{kind} {seed}: {_described(kind, seed)}")
-    verdict = _run(kind, seed)
-    _say(", ".join(f"{getattr(verdict, name)} {name.replace('_', ' ')}" for name in _COUNTS[kind]))
+def _replay(simulation: Simulation, seed: int) -> int:
+    _say(f"{simulation.name} {seed}: {_described(simulation, seed)}")
+    verdict = simulation.run(seed)
+    _say(", ".join(f"{getattr(verdict, name)} {name.replace('_', ' ')}" for name in simulation.counts))
     for violation in verdict.violations:
         _say(f"  {violation}")
     _say("broken" if verdict.violations else "clean")
     return 1 if verdict.violations else 0
 
 
-def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> int:
+def _try_many(simulation: Simulation, chunks: Iterator[tuple[Simulation, int, int]], cores: int) -> int:
     began = time.monotonic()
     totals: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
@@ -88,42 +99,43 @@ def _try_many(kind: str, chunks: Iterator[tuple[str, int, int]], cores: int) -> 
                 if totals["worlds"] // _PROGRESS_EACH > (totals["worlds"] - counts["worlds"]) // _PROGRESS_EACH:
                     _say(f"{totals['worlds']} worlds so far, {len(broken)} broken")
                 running |= {pool.submit(_run_chunk, next_one) for next_one in islice(chunks, 1)}
-    counted = ", ".join(f"{totals[name]} {name.replace('_', ' ')}" for name in _COUNTS[kind])
+    counted = ", ".join(f"{totals[name]} {name.replace('_', ' ')}" for name in simulation.counts)
     each_ms = totals["cpu_ms"] / max(1, totals["worlds"])
     _say(
         f"{totals['worlds']} worlds in {time.monotonic() - began:.0f} s on {cores} cores, "
         f"{each_ms:.3g} ms of processor time each: {counted}"
     )
     for seed, what in sorted(broken)[:10]:
-        flag = "--protocol " if kind == "protocol" else ""
-        _say(f"{kind} {seed}: {_described(kind, seed)}\n  {what}")
-        _say(f"  replay: python -m anabranch.testing.sim {flag}--seed {seed}")
+        _say(f"{simulation.name} {seed}: {_described(simulation, seed)}\n  {what}")
+        _say(f"  replay: {simulation.command} --seed {seed}")
     _say(f"{len(broken)} broken" if broken else "all clean")
     return 1 if broken else 0
 
 
-def _chunks(kind: str, first: int, worlds: int | None, seconds: float | None) -> Iterator[tuple[str, int, int]]:
+def _chunks(
+    simulation: Simulation, first: int, worlds: int | None, seconds: float | None
+) -> Iterator[tuple[Simulation, int, int]]:
     until = None if seconds is None else time.monotonic() + seconds
     begin = first
     while (until is None or time.monotonic() < until) and (worlds is None or begin < first + worlds):
-        end = begin + _CHUNK[kind] if worlds is None else min(begin + _CHUNK[kind], first + worlds)
-        yield kind, begin, end
+        end = begin + simulation.chunk if worlds is None else min(begin + simulation.chunk, first + worlds)
+        yield simulation, begin, end
         begin = end
 
 
-def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[int, str]]]:
-    kind, begin, end = chunk
+def _run_chunk(chunk: tuple[Simulation, int, int]) -> tuple[Counter[str], list[tuple[int, str]]]:
+    simulation, begin, end = chunk
     totals: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
     began_ns = time.process_time_ns()
     for seed in range(begin, end):
         try:
-            verdict = _run(kind, seed)
+            verdict = simulation.run(seed)
         except Exception as error:  # noqa: BLE001 -- any error of a world is a finding
             broken.append((seed, f"{type(error).__name__}: {error}"))
             continue
         totals["worlds"] += 1
-        for name in _COUNTS[kind]:
+        for name in simulation.counts:
             totals[name] += getattr(verdict, name)
         if verdict.violations:
             broken.append((seed, str(verdict.violations[0])))
@@ -131,9 +143,9 @@ def _run_chunk(chunk: tuple[str, int, int]) -> tuple[Counter[str], list[tuple[in
     return totals, broken
 
 
-def _described(kind: str, seed: int) -> str:
+def _described(simulation: Simulation, seed: int) -> str:
     """The options of a world that are not zero."""
-    options = options_for(seed) if kind == "protocol" else fleet_options_for(seed)
+    options = simulation.options_for(seed)
     return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items() if value)
 
 

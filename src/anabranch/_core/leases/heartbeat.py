@@ -22,6 +22,8 @@ class HeartbeatStatus(msgspec.Struct, frozen=True):
 
     fence: Fence
     row: MemberRow | None = None
+    trouble: str | None = None
+    """Why the last heartbeat had no answer; None if it had one."""
 
 
 class HeartbeatState:
@@ -64,7 +66,7 @@ class HeartbeatState:
                 # it may have forgotten that this member was sealed (rule L13).
                 storage, moment = yield ReadIncarnation()
                 if isinstance(storage, NoAnswer):
-                    self.failed(moment.now_ms)
+                    self.failed(moment.now_ms, storage.error)
                     continue
                 if storage != self._storage:
                     self.end("rolled_back")
@@ -73,7 +75,7 @@ class HeartbeatState:
             answer, moment = yield SendHeartbeat(write)
             if isinstance(answer, NoAnswer):
                 self._is_sure = False
-                self.failed(moment.now_ms)
+                self.failed(moment.now_ms, answer.error)
             elif self._shows_roll_back(answer):
                 self.end("rolled_back")
             else:
@@ -116,12 +118,13 @@ class HeartbeatState:
         if fence.ending is None:
             self.next_heartbeat_ms = began_now_ms + self.timing.heartbeat_interval_ms
 
-    def failed(self, now_ms: int) -> None:
+    def failed(self, now_ms: int, error: str) -> None:
         """Timeout or error: the outcome is unknown, so only the time of the next attempt changes."""
         if self._began is None:
             return
         self._began = None
         if self.status.fence.ending is None:
+            self.status = replace(self.status, trouble=error)
             self.next_heartbeat_ms = max(now_ms, self._tried_at_ms + self.timing.call_deadline_ms)
 
     def wake(self, now_ms: int) -> None:

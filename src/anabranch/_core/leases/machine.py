@@ -184,6 +184,8 @@ class LeaseMachine:
         self._changes: list[Change] = []
         self._followed: dict[LeaseKey, Holding] = {}
         """The holdings that were handed out as `Held`."""
+        self._writing: dict[LeaseKey, None] = {}
+        """Leases with a write in flight. A round does not repeat a transfer meanwhile (rule L7)."""
         self._is_round_due = False
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
@@ -370,14 +372,14 @@ class LeaseMachine:
 
     def _observe(self) -> Steps[bool]:
         table = self.table
-        asked, failures, acknowledged = self._moment, self._failures.count, self.heartbeat.status.row
+        failures, acknowledged = self._failures.count, self.heartbeat.status.row
         poll = yield from self._ask(PollStore())
         if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
         self._recognise(poll.app)
         if poll.evidence is None and acknowledged is not None:
             self._compare_counter(poll.members, acknowledged)
-        self._observe_members(poll.members, asked)
+        apply_members(table, self.detector, poll.members, self._moment.now_ms)
         self._known_dead = poll.known_dead
         if table.wants_leases(self._moment.now_ms):
             failures, held = self._failures.count, {key: holding.row.version for key, holding in table.held.items()}
@@ -394,10 +396,6 @@ class LeaseMachine:
             apply_leases(table, self.detector, leases, self._moment.now_ms)
         self._follow()
         return self.ending is None
-
-    def _observe_members(self, members: Collection[MemberRow], asked: Moment) -> None:  # noqa: ARG002
-        """Timers start when the answer arrives, not when it was asked for (rule L5)."""
-        apply_members(self.table, self.detector, tuple(members), self._moment.now_ms)
 
     def _compare_counter(self, members: Collection[MemberRow], acknowledged: MemberRow) -> None:
         """Without an identity in each answer, a row older than an acknowledged write shows a roll-back (rule L13)."""
@@ -441,9 +439,12 @@ class LeaseMachine:
             case DeleteMember():
                 yield from self._ask(step)
             case Drain():
-                self._changes.append(HandOffRequested(step.request))
+                holding = self.table.held.get(step.request.key)
+                if holding is not None and holding.request == step.request:  # it may have been lost since the plan
+                    self._changes.append(HandOffRequested(step.request))
             case Write():
-                yield from self.write(step, self._moment)
+                if step.row.key not in self._writing:
+                    yield from self.write(step, self._moment)
 
     def _report(self) -> Steps[None]:
         """What the next heartbeat reports."""
@@ -640,7 +641,11 @@ class LeaseMachine:
         holding = self.table.held.get(step.row.key)
         if holding is None or self.ending is not None:
             return "lost"  # also in a forked child, which has the name of its parent: the store would accept the write
-        answer = yield from self._ask(WriteLease(step.row, self.member_id, step.expected_version))
+        self._writing[step.row.key] = None
+        try:
+            answer = yield from self._ask(WriteLease(step.row, self.member_id, step.expected_version))
+        finally:
+            self._writing.pop(step.row.key, None)
         if self.table.held.get(step.row.key) is not holding:
             return "lost"  # an answer to an earlier holding says nothing about the one that there is now
         outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)

@@ -101,7 +101,8 @@ class Fleet:
         """Why nothing may be started on any lease now; None if it may."""
         if self.may_start():
             return None
-        return f"no heartbeat was acknowledged in time: {self.trouble or 'the next one will tell'}"
+        trouble = self._machine.heartbeat.status.trouble or self.trouble
+        return f"no heartbeat was acknowledged in time: {trouble or 'the next one will tell'}"
 
     @property
     def valid_until_ms(self) -> int | None:

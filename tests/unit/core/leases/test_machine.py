@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.machine import Ended, Joined, ReportChanged
-from anabranch._core.leases.plan import Write
+from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, ReportChanged
+from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import PollStore, ReadLease, RegisterMember, TakeLease
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import AppRow, Finish, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
@@ -192,6 +192,17 @@ def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_again_leaves_th
     assert machine.table.held[KEY] is driver.held[1]
     assert machine.ending is None
     assert now(store.read_lease(KEY)).owner == machine.member_id
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_hand_off_is_not_asked_for_if_the_lease_was_lost_since_the_plan(is_lost):
+    driver = holder()
+    table, request = driver.machine.table, HandOffRequest(KEY, "b#1")
+    table.drain(request)
+    if is_lost:
+        table.drop(KEY)
+    assert list(driver.machine._perform(Drain(request))) == []
+    assert [type(change) for change in driver.machine.take_changes()] == ([] if is_lost else [HandOffRequested])
 
 
 class StoreThatAcceptsNoWrite(MemoryLeaseStore):

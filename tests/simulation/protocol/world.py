@@ -1,4 +1,4 @@
-"""One world of the tick simulation: a fleet, a store, faults from a seed, then calm, and a verdict.
+"""One world of the protocol simulation: a fleet, a store, faults from a seed, then calm, and a verdict.
 
 While there are faults only safety is judged. Then they stop, and within a bound every lease must be worked on again by
 somebody, and the leases must be shared fairly.
@@ -9,20 +9,12 @@ from functools import cache
 import msgspec
 from msgspec.structs import replace
 
+from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.timing import LeaseTiming, lease_timing
-from anabranch._model.leases import LeaseKey, LeaseRow
-from anabranch.testing.tick.agenda import Agenda
-from anabranch.testing.tick.dice import Dice
-from anabranch.testing.tick.faults import Faults
-from anabranch.testing.tick.host import Host
-from anabranch.testing.tick.journal import TickJournal, Violation
-from anabranch.testing.tick.network import Link
-from anabranch.testing.tick.options import WorldOptions, options_for
-from anabranch.testing.tick.process import Process
-from anabranch.testing.tick.store import TickStore
-from anabranch.testing.tick.worker import TickWorker
-
-__all__ = ["Verdict", "World", "run_world"]
+from protocol.faults import Dice, Faults, WorldOptions, options_for
+from protocol.journal import Journal, Violation
+from protocol.network import Agenda, Link, Process, Storage
+from protocol.worker import Host, Reader, Worker
 
 _SILENCE_MS_MAX = 8_000
 _SETTLED_MS = 100_000
@@ -54,24 +46,26 @@ class World:
         seed: int,
         options: WorldOptions,
         *,
-        worker_class: type[TickWorker] = TickWorker,
-        store_class: type[TickStore] = TickStore,
+        machine_class: type[LeaseMachine] = LeaseMachine,
+        reader_class: type[Reader] = Reader,
     ) -> None:
         self.seed = seed
         self.options = options
         self.dice = Dice(f"world {seed}")
         self.agenda = Agenda()
-        self.journal = TickJournal()
-        self.store = store_class(keeps_history=bool(options.lag_ms_max or options.roll_back_every_ms))
-        self.workers: list[TickWorker] = []
+        self.journal = Journal()
+        self.storage = Storage(
+            options.lease_count, keeps_history=bool(options.lag_ms_max or options.roll_back_every_ms)
+        )
+        self.workers: list[Worker] = []
         self.is_calm = False
-        self._worker_class = worker_class
+        self._machine_class, self._reader_class = machine_class, reader_class
         self._process_count = 0
         for index in range(options.worker_count):
             self.workers.append(self.start_worker(index))
         self._faults = Faults(self)
 
-    def start_worker(self, index: int) -> TickWorker:
+    def start_worker(self, index: int) -> Worker:
         """A new process on host number `index`."""
         options, dice = self.options, self.dice
         error_ppm = int(options.clock_error * 1_000_000)
@@ -81,7 +75,7 @@ class World:
             offset_ms=dice.between(0, 1_000_000),
             clock_stops=options.clocks_stop,
         )
-        link = Link(self.agenda, self.store, process, options, dice)
+        link = Link(self.agenda, self.storage, process, options, dice)
         if self.is_calm:
             link.calm_down()
         self._process_count += 1
@@ -90,13 +84,13 @@ class World:
             worker_id="billing" if options.same_worker_id else f"worker-{index}",
             process=process,
             link=link,
-            store=self.store,
+            storage=self.storage,
             timing=_timing(options.expiry_ms[index % len(options.expiry_ms)], options.polls_per_expiry),
             options=options,
             journal=self.journal,
             dice=dice,
         )
-        return self._worker_class(host, self._leases())
+        return Worker(host, self._machine_class, self._reader_class)
 
     def run(self) -> Verdict:
         events = self.agenda.run_until(self.options.faulty_ms)
@@ -111,31 +105,27 @@ class World:
             violations=tuple(self.journal.violations),
             events=events,
             starts=self.journal.starts,
-            takes=self.store.takes,
+            takes=self.storage.takes,
             tenures=self.journal.tenures,
-            seals=self.store.seals,
-            gifts=self.store.gifts,
+            seals=self.storage.seals,
+            gifts=self.storage.gifts,
             zombies=self.journal.zombies,
             repeats=self.journal.repeats,
             longest_gap_ms=self.journal.longest_gap_ms,
         )
 
-    def _leases(self) -> list[LeaseRow]:
-        """What a first worker would write: it stands only if there is no application yet."""
-        keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(self.options.lease_count)]
-        return [LeaseRow(key=key) for key in keys]
-
     def _judge_settled(self) -> None:
-        now_ms, app = self.agenda.now_ms, self.store.app
+        now_ms, app = self.agenda.now_ms, self.storage.app
         running = [worker for worker in self.workers if worker.process.alive and not worker.has_stopped]
         if app is None or not running:
             return
-        for key, row in self.store.leases.items():
+        for row in self.storage.leases(app.app_id):
+            key = row.key
             silent_ms = now_ms - self.journal.silent_since(app.app_id, key)
             if silent_ms > _SILENCE_MS_MAX:
                 what = f"nothing of {key.shard_id} was started for {silent_ms} ms; its owner is {row.owner}"
                 self.journal.stood_still(now_ms, what)
-        loads = [len(worker.table.held) for worker in running if worker.app_id == app.app_id]
+        loads = [len(worker.machine.table.held) for worker in running if worker.app_id == app.app_id]
         if loads and max(loads) - min(loads) > 1:
             self.journal.stood_still(now_ms, f"the leases are shared as {loads}")
 
@@ -149,8 +139,8 @@ def run_world(
     seed: int,
     options: WorldOptions | None = None,
     *,
-    worker_class: type[TickWorker] = TickWorker,
-    store_class: type[TickStore] = TickStore,
+    machine_class: type[LeaseMachine] = LeaseMachine,
+    reader_class: type[Reader] = Reader,
 ) -> Verdict:
-    world = World(seed, options or options_for(seed), worker_class=worker_class, store_class=store_class)
+    world = World(seed, options or options_for(seed), machine_class=machine_class, reader_class=reader_class)
     return world.run()

@@ -18,8 +18,6 @@ import msgspec
 
 from anabranch._model.leases import LeaseKey
 
-__all__ = ["Tenure", "TickJournal", "Violation"]
-
 
 class Violation(msgspec.Struct, frozen=True):
     at_ms: int
@@ -56,7 +54,7 @@ class _Line(msgspec.Struct):
     """Up to which record, if the tenure ended in good order."""
 
 
-class TickJournal:
+class Journal:
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.zombies = 0

@@ -1,16 +1,41 @@
-"""What one world is like: sizes, faults and their rates, drawn from its seed before it runs.
+"""What a world is like and what goes wrong in it, and when: drawn from its seed before it runs.
 
 Each world gets its own mix, and leaves most faults out: worlds that have everything at once hide the bugs that need a
 long calm stretch before one fault.
 """
 
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from anabranch.testing.tick.dice import Dice
-
-__all__ = ["WorldOptions", "options_for"]
+if TYPE_CHECKING:
+    from protocol.world import World
 
 _EXPIRIES_MS = ((10_000,), (5_000,), (3_000,), (10_000, 5_000), (5_000, 3_000), (5_000, 10_000, 3_000))
+
+
+class Dice:
+    """All chances of a world come from one seed. Quicker than `random.Random`, since a world throws them a thousand
+    times. Not every number is exactly as likely as the next, which does not matter here.
+    """
+
+    __slots__ = ("getrandbits", "random", "wait")
+
+    def __init__(self, seed: str) -> None:
+        source = Random(seed)
+        self.random = source.random
+        """A share: from 0 to just under 1."""
+        self.getrandbits = source.getrandbits
+        self.wait = source.expovariate
+
+    def randrange(self, start: int, stop: int, /) -> int:
+        return self.between(start, stop)
+
+    def between(self, low: int, high: int) -> int:
+        """From `low` to `high - 1`."""
+        return low + int(self.random() * (high - low))
 
 
 class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,3 +146,108 @@ def options_for(seed: int) -> WorldOptions:
         same_worker_id=dice.random() < 0.2,
         forced_hand_offs=dice.random() < 0.4,
     )
+
+
+_LONG = (0.1, 2.5)
+_SHORT = (0.005, 0.1)
+_RESTART = (0.02, 0.6)
+"""In expiries."""
+
+
+class Faults:
+    """Each kind strikes again and again, at random times with the given mean, until the faults end."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._ended = False
+        options = world.options
+        self._long_ms, self._short_ms = options.expiries(*_LONG), options.expiries(*_SHORT)
+        self._restart_ms = options.expiries(*_RESTART)
+        for index in range(options.worker_count):
+            self._each(options.pause_every_ms, self._pause, index)
+            self._each(options.stall_every_ms, self._stall, index)
+            self._each(options.partition_every_ms, self._cut_off, index)
+            self._each(options.crash_every_ms, self._crash, index)
+            self._each(options.stop_every_ms, self._stop, index)
+            self._each(options.row_deletion_every_ms, self._delete_row, index)
+        self._each(options.roll_back_every_ms, self._roll_back, 0)
+        for is_wanted, action in (
+            (options.outage_ms, self._go_away),
+            (options.reset, self._reset),
+        ):
+            if is_wanted:
+                world.agenda.at(world.dice.between(options.faulty_ms // 8, options.faulty_ms), action)
+
+    def end(self) -> None:
+        """Whatever is still broken is mended now; messages on their way stay so."""
+        self._ended = True
+        self._world.storage.is_away = False
+        for worker in self._world.workers:
+            worker.link.calm_down()
+
+    def _each(self, mean_ms: int, action: Callable[[int], None], index: int) -> None:
+        if mean_ms:
+            wait_ms = 1 + int(self._world.dice.wait(1 / mean_ms))
+            self._world.agenda.after(wait_ms, self._strike, mean_ms, action, index)
+
+    def _strike(self, mean_ms: int, action: Callable[[int], None], index: int) -> None:
+        if not self._ended:
+            action(index)
+            self._each(mean_ms, action, index)
+
+    def _duration_ms(self) -> int:
+        return self._world.dice.between(*(self._long_ms if self._world.dice.random() < 0.7 else self._short_ms))
+
+    def _pause(self, index: int) -> None:
+        self._world.workers[index].process.pause(self._duration_ms())
+
+    def _stall(self, index: int) -> None:
+        self._world.workers[index].process.stall(self._duration_ms())
+
+    def _cut_off(self, index: int) -> None:
+        self._world.workers[index].link.cut_until_ms = self._world.agenda.now_ms + self._duration_ms()
+
+    def _crash(self, index: int) -> None:
+        self._world.workers[index].process.kill()
+        self._start_again(index)
+
+    def _stop(self, index: int) -> None:
+        worker = self._world.workers[index]
+        if not worker.machine.draining:
+            worker.process.deliver("main", worker.stop)
+            self._start_again(index)
+
+    def _start_again(self, index: int) -> None:
+        old = self._world.workers[index]
+
+        def start() -> None:
+            if self._world.workers[index] is old:
+                self._world.workers[index] = self._world.start_worker(index)
+
+        self._world.agenda.after(self._world.dice.between(*self._restart_ms), start)
+
+    def _delete_row(self, index: int) -> None:
+        world = self._world
+        world.storage.now_ms = world.agenda.now_ms
+        world.storage.remove_member(world.workers[index].machine.member_id)
+
+    def _go_away(self) -> None:
+        world = self._world
+        world.storage.is_away = True
+        world.agenda.after(world.options.outage_ms, self._come_back)
+
+    def _come_back(self) -> None:
+        self._world.storage.is_away = False
+
+    def _roll_back(self, _: int) -> None:
+        world = self._world
+        world.storage.now_ms = world.agenda.now_ms
+        world.journal.store_went_back = True
+        world.storage.roll_back(world.options.roll_back_ms)
+
+    def _reset(self) -> None:
+        world = self._world
+        world.storage.now_ms = world.agenda.now_ms
+        world.storage.reset()
+        for index in range(0, world.options.worker_count, 2):
+            self._crash(index)

@@ -160,6 +160,9 @@ class _StreamCheckup:
         except AnabranchError as error:
             yield _failure("reading", "ListShards", error)
             return
+        if shard_id is None:
+            yield Finding("reading", "skip", "the stream lists no open shard yet", "wait until it is ACTIVE")
+            return
         supports_dry_runs, reading = await self._reading(shard_id)
         yield reading
         yield (
@@ -169,11 +172,11 @@ class _StreamCheckup:
         )
         yield await self._fan_out(summary)
 
-    async def _first_open_shard(self) -> str:
+    async def _first_open_shard(self) -> str | None:
         from anabranch._model.streams import AT_LATEST
 
         page = await self._client.list_shards(self._stream, shard_filter=AT_LATEST, max_results=1)
-        return page.shards[0].shard_id
+        return page.shards[0].shard_id if page.shards else None
 
     async def _reading(self, shard_id: str) -> tuple[bool, Finding]:
         """Also checks whether the service supports dry runs. If not, a dry run of PutRecord would write a record."""
@@ -191,9 +194,14 @@ class _StreamCheckup:
 
     async def _writing(self) -> Finding:
         try:
-            await self._dry_run("PutRecord", Data=b"dry run", PartitionKey="doctor")
+            confirmed = await self._dry_run("PutRecord", Data=b"dry run", PartitionKey="doctor")
         except AnabranchError as error:
             return _failure("writing", "PutRecord", error)
+        if not confirmed:
+            return Finding(
+                "writing", "warn", "the service did not confirm the dry run of PutRecord",
+                "it may have written one record with the partition key 'doctor'",
+            )  # fmt: skip
         return Finding("writing", "ok", "PutRecord is allowed (dry run: nothing was written)")
 
     async def _fan_out(self, summary: "StreamSummary") -> Finding:

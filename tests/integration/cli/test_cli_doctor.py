@@ -76,6 +76,13 @@ def test_a_service_that_does_not_support_dry_runs_is_not_written_to(server, cli)
     assert states(ended)["writing"] == "skip"
 
 
+def test_a_dry_run_of_a_write_that_is_not_confirmed_is_a_warning(server, cli):
+    server.local.faults.on("PutRecord").error("ValidationException", "unknown member DryRun")
+    ended = cli("doctor", "orders")
+    assert states(ended)["writing"] == "warn"
+    assert "it may have written one record" in ended.out
+
+
 def test_checks_are_skipped_if_what_they_need_has_failed(cli, monkeypatch):
     nowhere = cli("doctor")
     assert nowhere.code == 1

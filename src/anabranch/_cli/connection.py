@@ -7,15 +7,26 @@ so a prompt can be interrupted. Reads are retried; calls that change something a
 import argparse
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anabranch._cli.options import aws_from
 from anabranch._cli.output import CommandFailed
+from anabranch._core.backoff import backoff_ms
+from anabranch._model.entropy import Entropy
 from anabranch._model.streams import Shard, ShardFilter, StreamName
-from anabranch.errors import AnabranchError, StreamNotFoundError
+from anabranch._ports import Clock
+from anabranch.errors import (
+    AnabranchError,
+    ServiceError,
+    StreamNotFoundError,
+    ThrottledError,
+    TransportError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from anabranch._aws.account import AwsAccount
@@ -23,7 +34,77 @@ if TYPE_CHECKING:
     from anabranch._aws.kinesis_client import KinesisClient
     from anabranch._wire.messages import ConsumerDescription, StreamSummary
 
+
 T = TypeVar("T")
+
+_RETRY_AFTER_MS_MAX: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    attempts_max: int = 5
+    first_delay_ms: int = 100
+    delay_ms_max: int = 10_000
+
+    def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
+        """The delay after `failures` failures. It is at least the service's Retry-After, of up to a minute."""
+        jittered = backoff_ms(failures, entropy, first_ms=self.first_delay_ms, max_ms=self.delay_ms_max)
+        if retry_after_seconds is None:
+            return jittered
+        return max(jittered, min(round(retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
+
+
+class RetryBudget:
+    """A token bucket: a retry costs several tokens, a success earns one."""
+
+    def __init__(self, tokens_max: int = 500, *, retry_cost: int = 5, transport_cost: int = 10) -> None:
+        self._tokens_max = tokens_max
+        self._tokens = tokens_max
+        self._retry_cost = retry_cost
+        self._transport_cost = transport_cost
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def spend(self, error: Exception) -> bool:
+        """False if the budget does not allow another attempt. A transport error costs more than an error response."""
+        cost = self._transport_cost if isinstance(error, TransportError) else self._retry_cost
+        if cost > self._tokens:
+            return False
+        self._tokens -= cost
+        return True
+
+    def earn(self) -> None:
+        self._tokens = min(self._tokens_max, self._tokens + 1)
+
+
+class Retries:
+    def __init__(
+        self, clock: Clock, entropy: Entropy, *, policy: RetryPolicy | None = None, budget: RetryBudget | None = None
+    ) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._policy = policy or RetryPolicy()
+        self._budget = budget or RetryBudget()
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once."""
+        failures = 0
+        while True:
+            try:
+                result = await attempt()
+            except (ThrottledError, UnavailableError, TransportError) as error:
+                failures += 1
+                if failures >= self._policy.attempts_max or not self._budget.spend(error):
+                    raise
+                retry_after_seconds = error.retry_after_seconds if isinstance(error, ServiceError) else None
+                delay_ms = self._policy.delay_ms(failures, self._entropy, retry_after_seconds)
+            else:
+                self._budget.earn()
+                return result
+            await self._clock.sleep_until_ms(self._clock.now_ms() + delay_ms)
+
 
 _ATTEMPTS_MAX: Final = 3
 _NAMES_SHOWN_MAX: Final = 10
@@ -60,7 +141,7 @@ class Connection:
         control: "KinesisControl",
         region: str | None,
     ) -> None:
-        from anabranch._aws.retries import Retries, RetryPolicy
+        from anabranch._cli.connection import Retries, RetryPolicy
         from anabranch._engine.clock import SystemClock
 
         self.client = client

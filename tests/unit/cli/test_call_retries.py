@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from anabranch._aws.retries import Retries, RetryBudget, RetryPolicy
+from anabranch._cli.connection import Retries, RetryBudget, RetryPolicy
 from anabranch.errors import (
     AccessDeniedError,
     AnabranchError,

@@ -63,7 +63,7 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
         except TypeError as error:
             raise ConfigurationError(f"decode={decode!r} is not a type that JSON can decode to: {error}") from error
     if inspect.iscoroutinefunction(decode):
-        raise ConfigurationError(f"decode={decode!r} is an async function; it must be a plain one that takes bytes")
+        raise ConfigurationError(f"decode={decode!r} is an async function; pass a plain function that takes bytes")
     if callable(decode):
         function: Callable[[bytes], Any] = decode
         return function
@@ -83,7 +83,7 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
     if _is_type(encode):
         return msgspec.json.Encoder().encode
     if inspect.iscoroutinefunction(encode):
-        raise ConfigurationError(f"encode={encode!r} is an async function; it must be a plain one that returns bytes")
+        raise ConfigurationError(f"encode={encode!r} is an async function; pass a plain function that returns bytes")
     if callable(encode):
         return partial(_encode_by, encode)
     raise ConfigurationError(f"encode must be a type or a function that returns bytes, not {encode!r}")

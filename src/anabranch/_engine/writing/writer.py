@@ -639,7 +639,7 @@ class Writer:
             returned = hook(record.put_result)
             if inspect.iscoroutine(returned):
                 returned.close()
-                raise TypeError("on_undelivered is an async function; it must be a plain one")  # noqa: TRY301 -- as below
+                raise TypeError("on_undelivered is an async function; pass a plain function")  # noqa: TRY301 -- as below
         except Exception as error:  # noqa: BLE001 -- supervisor: the next flush raises the failure instead
             self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])

@@ -32,6 +32,7 @@ class Driver:
         self.store = store
         self.now_ms = 0
         self.changes = []
+        self.described = Description()
         profile = {"worker_id": "w", "fingerprint": ""} | profile
         self.machine = LeaseMachine(MemberProfile(**profile), lease_timing(), random.Random(1))
         self.machine.app = now(store.open(APP))
@@ -58,7 +59,7 @@ class Driver:
             self.now_ms = max(self.now_ms, action.until_ms)
             value = None
         elif isinstance(action, Describe):
-            value = Description()
+            value = self.described
         else:
             try:
                 value = now(send(self.store, action))

@@ -18,6 +18,7 @@ from anabranch._model.leases import (
     LeaseRows,
     MemberRow,
     Poll,
+    StatusRow,
     StreamRow,
 )
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
@@ -137,7 +138,9 @@ class LeaseStore(Protocol):
         """Writes the app row's incarnation if it is still the expected one; returns the stored row."""
 
     async def renew_watch(self) -> None:
-        """Adds one to `watch` in the application's row: somebody looks at the fleet."""
+        """Adds one to `watch` in the application's row: somebody looks at the fleet, so members write their status more
+        often.
+        """
 
     async def delete_app(self, app_id: str) -> bool:
         """Deletes the application's row, if it still has this id, then all rows under the id. False if there were none.
@@ -164,7 +167,13 @@ class LeaseStore(Protocol):
         """Adds to a live donor's `wanted`, once; returns the donor's stored row."""
 
     async def delete_member(self, member_id: str) -> bool:
-        """Deletes a sealed or left member. The caller has seen that no lease names it."""
+        """Deletes a sealed or left member, and its status. The caller has seen that no lease names it."""
+
+    async def write_status(self, row: StatusRow) -> None:
+        """Replaces the member's status, if its revision is lower. A status without a member does no harm."""
+
+    async def read_statuses(self) -> Sequence[StatusRow]:
+        """Sorted by member. Only viewers read them."""
 
     # streams
     async def put_stream(self, row: StreamRow) -> StreamRow:

@@ -116,10 +116,15 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     """Wall-clock time of its machine, in seconds since 1970."""
     shard_count: int
     shards_max: int | None
-    records_per_second: float
+    records_per_second: float | None
+    """None if unknown: until a new status is seen."""
     reads_healthy: bool
     draining: bool
     """It is stopping, and takes no more shards."""
+    status_seen: bool = False
+    """Whether it has just written a new status. Always False on the first look."""
+    millis_behind_latest: int | None = None
+    """The largest of its shards; None if unknown."""
 
     @property
     def is_live(self) -> bool:
@@ -156,7 +161,7 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     checkpointed_seconds: float | None
     """When the checkpoint was written, in seconds since 1970."""
     millis_behind_latest: int | None
-    """From its owner's last heartbeat; None if unknown."""
+    """From its owner's status; None if unknown, or if the status is not new."""
     records_per_second: float | None
     records_handled: int
     waits_for: tuple[str, ...]
@@ -176,8 +181,8 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FleetMember, ...]
     shards: tuple[FleetShard, ...]
     unreported_count: int
-    """Shards of live members without a report: those just taken and, if a member holds more than fit into a heartbeat,
-    those that are least behind."""
+    """Shards of live members without a report: those just taken and, if a member holds more than 20, those that are
+    least behind."""
 
     @property
     def live_members(self) -> tuple[FleetMember, ...]:
@@ -195,9 +200,10 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def millis_behind_latest(self) -> int | None:
         """The largest of all shards; None if unknown."""
-        lags = [shard.millis_behind_latest for shard in self.shards if shard.millis_behind_latest is not None]
-        return max(lags, default=None)
+        lags = [shard.millis_behind_latest for shard in self.shards]
+        lags += [member.millis_behind_latest for member in self.members]  # of shards that its status does not name
+        return max((lag for lag in lags if lag is not None), default=None)
 
     @property
     def records_per_second(self) -> float:
-        return sum(member.records_per_second for member in self.members)
+        return sum(member.records_per_second or 0.0 for member in self.members)

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from anabranch import Application, Retry
-from anabranch.errors import LeaseStoreInvalidError, UsageError
+from anabranch._model.leases import AppRow
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 
@@ -130,5 +131,19 @@ def test_a_fleet_that_was_killed_can_be_deleted_and_one_that_hangs_is_watched_fi
         finally:
             process.kill()
             process.communicate()
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [LeaseStoreError("busy"), LeaseStoreInvalidError("read-only")])
+def test_a_store_that_refuses_writes_can_still_be_looked_at(error):
+    class ReadOnlyStore(MemoryLeaseStore):
+        async def renew_watch(self):
+            raise error
+
+    async def main():
+        store = ReadOnlyStore()
+        await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
+        assert (await Application("billing", leases=store).status()).app == "billing"
 
     run(main)

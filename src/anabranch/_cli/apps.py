@@ -21,6 +21,7 @@ from anabranch._cli.output import confirm, counted, make_console, print_json, pr
 
 if TYPE_CHECKING:
     from anabranch.reports import FleetStatus
+    from anabranch.stores.catalogue import StoredApplication
 
 _EXAMPLES: Final = """\
 examples:
@@ -98,27 +99,26 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.application import Application
     from anabranch.stores.catalogue import stored_applications
 
-    found: list[ListedApplicationDocument] = []
-    for stored in await stored_applications(leases, os.environ):
+    async def look(stored: "StoredApplication") -> ListedApplicationDocument:
         async with Application(stored.app, leases=stored.leases) as application:
-            status = await application.status()
-        found.append(
-            ListedApplicationDocument(
-                app=stored.app,
-                leases=stored.leases,
-                streams=status.streams,
-                live_member_count=len(status.live_members),
-                unfinished_shard_count=len(status.unfinished_shards),
-                stalled_shard_count=len(status.stalled_shards),
-                millis_behind_latest=status.millis_behind_latest,
-                records_per_second=status.records_per_second,
-            )
+            status = await application.status(watch=True)
+        return ListedApplicationDocument(
+            app=stored.app,
+            leases=stored.leases,
+            streams=status.streams,
+            live_member_count=len(status.live_members),
+            unfinished_shard_count=len(status.unfinished_shards),
+            stalled_shard_count=len(status.stalled_shards),
+            millis_behind_latest=status.millis_behind_latest,
+            records_per_second=status.records_per_second,
         )
-    return found
+
+    # Together: each waits until its workers have reported.
+    return await asyncio.gather(*(look(stored) for stored in await stored_applications(leases, os.environ)))
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    status = asyncio.run(_status(arguments))
+    status = asyncio.run(_status(arguments, watch=True))
     if arguments.json:
         print_json(status)
         return 0
@@ -130,11 +130,11 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _status(arguments: argparse.Namespace) -> "FleetStatus":
+async def _status(arguments: argparse.Namespace, *, watch: bool = False) -> "FleetStatus":
     from anabranch.application import Application
 
     async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.status()
+        return await application.status(watch=watch)
 
 
 def _delete(arguments: argparse.Namespace) -> int:

@@ -116,7 +116,7 @@ def _member_cells(member: "FleetMember", style: str) -> Cells:
         (state, _MEMBER_STYLES[member.state]),
         (ago(member.heartbeat_age) if member.heartbeat_seen and member.state in {"live", "silent"} else "-", ""),
         (str(member.shard_count), ""),
-        (rate(member.records_per_second) if member.is_live else "-", ""),
+        (rate(member.records_per_second) if member.is_live and member.records_per_second is not None else "-", ""),
     )
 
 

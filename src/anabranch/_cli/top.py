@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from anabranch.application import Application
     from anabranch.reports import FleetStatus
 
+_INTERVAL_WITHOUT_WAIT: Final = 10.0
+
 _EXAMPLES: Final = """\
 examples:
   anabranch top billing
@@ -56,14 +58,14 @@ async def _watch(arguments: argparse.Namespace) -> None:
         if arguments.json or arguments.once or not console.is_terminal:
             await _print(application, arguments, console)
         else:
-            await _draw(application, arguments.interval, console)
+            await _draw(application, arguments, console)
 
 
 async def _print(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
     import msgspec
 
     while True:
-        status = await application.status()
+        status = await application.status(watch=_waits(arguments))
         if arguments.json:
             print(msgspec.json.encode(status).decode())
         else:
@@ -77,7 +79,12 @@ async def _print(application: "Application", arguments: argparse.Namespace, cons
             print()
 
 
-async def _draw(application: "Application", interval: float, console: "Console") -> None:
+def _waits(arguments: argparse.Namespace) -> bool:
+    """Whether to wait for new reports. With a short interval, the next frame has them."""
+    return bool(arguments.once) or arguments.interval > _INTERVAL_WITHOUT_WAIT
+
+
+async def _draw(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -93,12 +100,12 @@ async def _draw(application: "Application", interval: float, console: "Console")
     ):
         while not over.is_set():
             try:
-                shown = _frame(await application.status(), height=console.height)
+                shown = _frame(await application.status(watch=_waits(arguments)), height=console.height)
             except LeaseStoreError as error:  # retried at the next update
                 shown = [*shown[: console.height - 1], styled(" ".join(str(error).split()), "red")]
             live.update(Group(*shown), refresh=True)
             try:
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(arguments.interval):
                     await over.wait()
             except TimeoutError:
                 continue

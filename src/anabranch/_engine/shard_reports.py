@@ -1,7 +1,7 @@
-"""What a heartbeat reports about the member's shards: lag, rate, and why a shard is stalled.
+"""What a member reports about its shards: lag, rate, and why a shard is stalled.
 
-The report is bounded: stalled shards first, then those furthest behind. Other members only know how many more there are
-(`load`). Rates are measured over a fixed interval, independent of how often reports are made.
+Stalled shards come first, then those furthest behind. Rates are measured over a fixed interval, independent of how
+often reports are made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +16,9 @@ from anabranch._model.leases import LeaseKey, ShardStatus
 from anabranch.events import Event, StandstillBegan
 from anabranch.reports import ShardState
 
-SHARDS_MAX: Final = 64
 REASON_CHARACTERS_MAX: Final = 200
-RATE_INTERVAL_MS: Final = 2_000
-"""Shorter than the default heartbeat interval, so each heartbeat has a new rate."""
+RATE_INTERVAL_MS: Final = 5_000
+"""As often as a viewer asks for it, so that no work is missed."""
 STALLED_AFTER_MS: Final = 10_000
 """After this long without a finished record, a shard is reported as stalled, with its oldest unfinished record."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000
@@ -59,7 +58,7 @@ class ShardReports:
         statuses = [self._status(progress, now_ms, blocked_reason, overdue) for progress in progresses.values()]
         self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
         statuses.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
-        return tuple(statuses[:SHARDS_MAX])
+        return tuple(statuses)
 
     def states(
         self, sessions: Iterable[Session], now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]

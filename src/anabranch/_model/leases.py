@@ -146,7 +146,7 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
-    """What a member reports about one of its shards; short, because it is in every heartbeat."""
+    """What a member reports about one of its shards."""
 
     shard_id: str
     reason: str | None = None
@@ -154,6 +154,24 @@ class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     millis_behind_latest: int | None = None
     records_per_second: float = 0.0
     stream_key: str = ""
+
+
+class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member reports about its shards, for those who look at the fleet. No worker reads it."""
+
+    member_id: str
+    revision: int
+    """Grows with each write. A viewer sees by it that the status is new."""
+    shard_count: int = 0
+    stalled_count: int = 0
+    millis_behind_latest: int | None = None
+    """The largest of all shards."""
+    records_per_second: float = 0.0
+    """Of all shards."""
+    shards: tuple[ShardStatus, ...] = ()
+    """The worst, at most 20: stalled ones first, then those furthest behind."""
+    extra: dict[str, Any] = {}
+    """Fields of a newer version. Every write keeps them."""
 
 
 REQUESTS_MAX: Final = 8
@@ -188,7 +206,6 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     reads_healthy: bool = True
     draining: bool = False
     wanted: tuple[HandOffRequest, ...] = ()
-    status: tuple[ShardStatus, ...] = ()
     streams: tuple[str, ...] = ()
     """The streams that this member reads."""
     joined_wall_ms: int = 0
@@ -206,7 +223,6 @@ class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
     lease_version: int = 0
     reads_healthy: bool = True
     draining: bool = False
-    status: tuple[ShardStatus, ...] = ()
     answered: tuple[HandOffRequest, ...] = ()
     """Requests that this member has answered; they are removed from `wanted`."""
 

@@ -16,6 +16,7 @@ from anabranch._model.leases import (
     OpenKey,
     Poll,
     ShardStatus,
+    StatusRow,
     Stopped,
     StreamRow,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Scope",
     "ShardStatus",
     "SqliteLeaseStore",
+    "StatusRow",
     "Stopped",
     "StreamRow",
     "Update",

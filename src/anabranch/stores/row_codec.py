@@ -17,6 +17,7 @@ from anabranch._model.leases import (
     LeaseRow,
     MemberRow,
     ShardStatus,
+    StatusRow,
     StreamRow,
 )
 from anabranch._model.streams import Position, StartingPosition, at_timestamp
@@ -40,18 +41,23 @@ LEASE_COLUMNS: Final = (
 )  # fmt: skip
 MEMBER_COLUMNS: Final = (
     "application", "app_id", "member", "worker", "counter", "state", "expiry_ms", "protocol", "fingerprint",
-    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "status", "streams",
-    "joined_wall_ms", "extra",
+    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "streams", "joined_wall_ms", "extra",
+)  # fmt: skip
+STATUS_COLUMNS: Final = (
+    "application", "app_id", "member", "revision", "shard_count", "stalled_count", "millis_behind_latest",
+    "records_per_second", "shards", "extra",
 )  # fmt: skip
 CONTROL_COLUMNS: Final = (
     "application", "app_id", "command", "action", "stream", "generation", "shard", "arguments", "requested_by",
     "requested_wall_ms", "state", "result", "extra",
 )  # fmt: skip
 
+_SHARD_DIGITS: Final = 12
+
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
 _OPEN_KEYS = msgspec.json.Decoder(tuple[tuple[str, str, int, str], ...])
-_WANTED = msgspec.json.Decoder(tuple[HandOffRequest, ...])
-_STATUS = msgspec.json.Decoder(tuple[ShardStatus, ...])
+_WANTED = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[int, int, int, int | str], ...]])
+_SHARDS = msgspec.json.Decoder(tuple[ShardStatus, ...])
 _ARGUMENTS = msgspec.json.Decoder(dict[str, str])
 _EXTRA = msgspec.json.Decoder(dict[str, Any])
 
@@ -177,7 +183,7 @@ def member_columns(app: str, app_id: str, row: MemberRow) -> Columns:
     return (
         app, app_id, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
         row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
-        _json(row.wanted), _json(row.status), _json(row.streams), row.joined_wall_ms, _json(row.extra),
+        _wanted_text(row.wanted), _json(row.streams), row.joined_wall_ms, _json(row.extra),
     )  # fmt: skip
 
 
@@ -190,12 +196,75 @@ def member_row(columns: Columns) -> MemberRow:
             "worker_id": column["worker"],
             "reads_healthy": bool(column["reads_healthy"]),
             "draining": bool(column["draining"]),
-            "wanted": _WANTED.decode(column["wanted"]),
-            "status": _STATUS.decode(column["status"]),
+            "wanted": _wanted(column["wanted"]),
             "streams": _STRINGS.decode(column["streams"]),
             "extra": _EXTRA.decode(column["extra"]),
         },
         MemberRow,
+    )
+
+
+def _wanted_text(wanted: tuple[HandOffRequest, ...]) -> str:
+    """Short, because each heartbeat writes it: each name once, and for each request the numbers of requester and
+    stream, the generation, and the number of the shard.
+    """
+    if not wanted:
+        return "[]"
+    names = {name: 0 for request in wanted for name in (request.requester, request.key.stream_key)}
+    names = {name: number for number, name in enumerate(names)}
+    requests = [
+        (
+            names[request.requester],
+            names[request.key.stream_key],
+            request.key.generation,
+            _shard_number(request.key.shard_id),
+        )
+        for request in wanted
+    ]
+    return _json((list(names), requests))
+
+
+def _wanted(text: str) -> list[dict[str, Any]]:
+    if text == "[]":
+        return []
+    names, requests = _WANTED.decode(text)
+    return [
+        {
+            "key": {
+                "stream_key": names[stream],
+                "generation": generation,
+                "shard_id": shard if isinstance(shard, str) else f"shardId-{shard:012d}",
+            },
+            "requester": names[requester],
+        }
+        for requester, stream, generation, shard in requests
+    ]
+
+
+def _shard_number(shard_id: str) -> int | str:
+    """As Kinesis names shards; any other name as it is."""
+    number = shard_id.removeprefix("shardId-")
+    is_usual = number != shard_id and len(number) == _SHARD_DIGITS and number.isascii() and number.isdigit()
+    return int(number) if is_usual else shard_id
+
+
+def status_columns(app: str, app_id: str, row: StatusRow) -> Columns:
+    return (
+        app, app_id, row.member_id, row.revision, row.shard_count, row.stalled_count, row.millis_behind_latest,
+        row.records_per_second, _json(row.shards), _json(row.extra),
+    )  # fmt: skip
+
+
+def status_row(columns: Columns) -> StatusRow:
+    column = dict(zip(STATUS_COLUMNS, columns, strict=True))
+    return msgspec.convert(
+        column
+        | {
+            "member_id": column["member"],
+            "shards": _SHARDS.decode(column["shards"]),
+            "extra": _EXTRA.decode(column["extra"]),
+        },
+        StatusRow,
     )
 
 
@@ -293,6 +362,8 @@ def _flat(row: Row) -> tuple[tuple[str, ...], Columns]:
             return LEASE_COLUMNS, lease_columns("", "", row)
         case MemberRow():
             return MEMBER_COLUMNS, member_columns("", "", row)
+        case StatusRow():
+            return STATUS_COLUMNS, status_columns("", "", row)
         case ControlRow():
             return CONTROL_COLUMNS, control_columns("", "", row)
 
@@ -303,5 +374,6 @@ _READERS: Final[dict[str, tuple[tuple[str, ...], Callable[[Columns], Row]]]] = {
     "stream": (STREAM_COLUMNS, stream_row),
     "lease": (LEASE_COLUMNS, lease_row),
     "member": (MEMBER_COLUMNS, member_row),
+    "status": (STATUS_COLUMNS, status_row),
     "command": (CONTROL_COLUMNS, control_row),
 }

@@ -26,6 +26,7 @@ from anabranch._model.leases import (
     LeaseRows,
     MemberRow,
     Poll,
+    StatusRow,
     StreamRow,
 )
 from anabranch._ports import LeaseStore
@@ -33,8 +34,8 @@ from anabranch.errors import UsageError
 
 __all__ = ["Changed", "Found", "Kind", "Row", "RowKey", "RowLeaseStore", "Scope", "Update"]
 
-Kind = Literal["app", "command", "lease", "member", "stream"]
-Row = AppRow | ControlRow | LeaseRow | MemberRow | StreamRow
+Kind = Literal["app", "command", "lease", "member", "status", "stream"]
+Row = AppRow | ControlRow | LeaseRow | MemberRow | StatusRow | StreamRow
 R = TypeVar("R", bound=Row)
 
 
@@ -46,7 +47,9 @@ class RowKey(NamedTuple):
     app_id: str
     """Empty for the application's own row."""
     name: tuple[str | int, ...] = ()
-    """A member or command id, a stream key; of a lease: stream key, generation, shard id."""
+    """A member or command id, a stream key; of a status: its member's id; of a lease: stream key, generation, shard
+    id.
+    """
 
 
 class Scope(NamedTuple):
@@ -193,7 +196,19 @@ class RowLeaseStore(LeaseStore, ABC):
         return await self._change_row(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
-        return await self._delete_row(self._member_key(member_id), rows.may_delete_member)
+        key = self._member_key(member_id)
+        # Ended is final, so this needs no condition over two rows. The status goes first: after a failure, the caller
+        # still sees the member and tries again.
+        if not rows.may_delete_member(_member((await self.get([key])).rows)):
+            return False
+        await self.change([self._status_key(member_id)], lambda _: [None])
+        return await self._delete_row(key, rows.may_delete_member)
+
+    async def write_status(self, row: StatusRow) -> None:
+        await self._change_row(self._status_key(row.member_id), lambda stored: rows.write_status(stored, row))
+
+    async def read_statuses(self) -> Sequence[StatusRow]:
+        return await self._scan_rows("status", StatusRow)
 
     # streams
 
@@ -275,6 +290,9 @@ class RowLeaseStore(LeaseStore, ABC):
     def _member_key(self, member_id: str) -> RowKey:
         return RowKey("member", self.app, self._opened, (member_id,))
 
+    def _status_key(self, member_id: str) -> RowKey:
+        return RowKey("status", self.app, self._opened, (member_id,))
+
     def _lease_key(self, key: LeaseKey) -> RowKey:
         return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
 
@@ -317,7 +335,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return sorted((row for row in found.rows if isinstance(row, row_type)), key=_name)
 
 
-_DELETED: tuple[Kind, ...] = ("member", "stream", "lease", "command")
+_DELETED: tuple[Kind, ...] = ("member", "status", "stream", "lease", "command")
 _DELETED_TOGETHER_MAX = 100
 
 
@@ -327,7 +345,7 @@ def _app(stored: Sequence[Row | None]) -> AppRow | None:
 
 def _name(row: Row) -> tuple[str | int, ...]:
     match row:
-        case MemberRow():
+        case MemberRow() | StatusRow():
             return (row.member_id,)
         case LeaseRow():
             return (row.key.stream_key, row.key.generation, row.key.shard_id)
@@ -344,6 +362,7 @@ _KINDS: dict[type[Row], Kind] = {
     ControlRow: "command",
     LeaseRow: "lease",
     MemberRow: "member",
+    StatusRow: "status",
     StreamRow: "stream",
 }
 

@@ -149,6 +149,10 @@ _TABLES: Final[dict[Kind, tuple[Table[Any], Callable[[RowKey, Any], Columns]]]] 
         Table("anabranch_members", row_codec.MEMBER_COLUMNS, 3, row_codec.member_row),
         lambda key, row: row_codec.member_columns(key.app, key.app_id, row),
     ),
+    "status": (
+        Table("anabranch_statuses", row_codec.STATUS_COLUMNS, 3, row_codec.status_row),
+        lambda key, row: row_codec.status_columns(key.app, key.app_id, row),
+    ),
 }
 
 
@@ -221,7 +225,7 @@ class SqliteLeaseStore(RowLeaseStore):
         await self._workers.close(self._presence.close)
 
     def _database(self, kind: Kind) -> Database:
-        return self._workers if kind == "member" else self._main
+        return self._workers if kind in {"member", "status"} else self._main
 
     # the application
     async def open(self, app: AppRow) -> AppRow:

@@ -1,8 +1,8 @@
 """The SQLite tables, and the migration of earlier ones.
 
-Leases, streams and commands are in the file that the user names, members in `<path>-workers`: a long write transaction
-on the first file cannot delay a heartbeat (rule L16). Table names have a prefix because the first file may be the
-user's own database. A column holds one field of a row (`row_codec`).
+Leases, streams and commands are in the file that the user names, members and their statuses in `<path>-workers`: a long
+write transaction on the first file cannot delay a heartbeat (rule L16). Table names have a prefix because the first
+file may be the user's own database. A column holds one field of a row (`row_codec`).
 """
 
 import sqlite3
@@ -137,9 +137,23 @@ MEMBERS: Final = (
         reads_healthy INTEGER NOT NULL,
         draining INTEGER NOT NULL,
         wanted TEXT NOT NULL,
-        status TEXT NOT NULL,
         streams TEXT NOT NULL,
         joined_wall_ms INTEGER NOT NULL,
+        extra TEXT NOT NULL,
+        PRIMARY KEY (application, app_id, member)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS anabranch_statuses (
+        application TEXT NOT NULL,
+        app_id TEXT NOT NULL,
+        member TEXT NOT NULL,
+        revision INTEGER NOT NULL,
+        shard_count INTEGER NOT NULL,
+        stalled_count INTEGER NOT NULL,
+        millis_behind_latest INTEGER,
+        records_per_second REAL NOT NULL,
+        shards TEXT NOT NULL,
         extra TEXT NOT NULL,
         PRIMARY KEY (application, app_id, member)
     ) WITHOUT ROWID
@@ -283,6 +297,6 @@ _MIGRATED: Final[dict[str, tuple[tuple[str, ...], Fields]]] = {
     "anabranch_streams": (STREAM_COLUMNS, {"extra": "{}"}),
     "anabranch_leases": (LEASE_COLUMNS, {"extra": "{}"}),
     "anabranch_commands": (CONTROL_COLUMNS, {"extra": "{}"}),
-    "anabranch_members": (MEMBER_COLUMNS, {"streams": "[]", "extra": "{}"}),
+    "anabranch_members": (MEMBER_COLUMNS, {"wanted": "[]", "streams": "[]", "extra": "{}"}),
 }
 """The tables of version 1: their columns now, and the values of those that are new."""

@@ -31,6 +31,7 @@ from anabranch._model.leases import (
     MemberRow,
     OpenKey,
     ShardStatus,
+    StatusRow,
     Stopped,
     StreamRow,
 )
@@ -233,6 +234,42 @@ async def somebody_who_looks_is_noticed(arena: Arena) -> None:
     expect(await store.read_app() is None, "renew_watch makes no row")
 
 
+async def a_status_is_a_row_of_its_own_and_the_newest_stays(arena: Arena) -> None:
+    store, other = await arena.open(), await arena.open()
+    await store.register_member(member("a"))
+    row = StatusRow(
+        member_id="a",
+        revision=3,
+        shard_count=2,
+        stalled_count=1,
+        millis_behind_latest=1_500,
+        records_per_second=2.5,
+        shards=(
+            ShardStatus("shardId-000000000000", "paused", 1_500, 2.5, STREAM),
+            ShardStatus("shardId-000000000001"),
+        ),
+        extra={"colour": "red"},
+    )
+    await store.write_status(row)
+    await store.write_status(StatusRow(member_id="A", revision=1))
+    found = list(await other.read_statuses())
+    expect(found == [StatusRow(member_id="A", revision=1), row], "read_statuses shows all, in the order of ids", found)
+    for late in (2, 3):
+        await other.write_status(StatusRow(member_id="a", revision=late))
+    expect((await store.read_statuses())[1] == row, "a status that arrives late changes nothing")
+    await other.write_status(StatusRow(member_id="a", revision=4))
+    newest = (await store.read_statuses())[1]
+    expect(newest == StatusRow(member_id="a", revision=4, extra=row.extra), "a newer one replaces all else", newest)
+    expect(list((await store.poll()).members) == [member("a")], "a status changes no member and makes none")
+    await store.delete_member("a")
+    expect(len(await store.read_statuses()) == 2, "the status of a live member stays")
+    await store.leave("a")
+    await store.delete_member("a")
+    expect([one.member_id for one in await store.read_statuses()] == ["A"], "a status is deleted with its member")
+    await store.delete_app(APP_ID)
+    expect(not await store.read_statuses(), "statuses are deleted with their application")
+
+
 async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     store = await arena.open()
     extra = {"colour": "red", "sizes": [1, 2], "more": {"a": None}}
@@ -263,6 +300,7 @@ _APPLICATION_CHECKS = (
     an_application_is_deleted_whole,
     a_poll_shows_the_application_its_members_and_what_is_asked_of_it,
     somebody_who_looks_is_noticed,
+    a_status_is_a_row_of_its_own_and_the_newest_stays,
     fields_of_a_newer_version_are_kept,
     the_incarnation_stays_and_is_recorded_under_a_condition,
     a_stream_is_put_once_and_written_by_version,
@@ -285,7 +323,6 @@ async def a_member_is_registered_once(arena: Arena) -> None:
         reads_healthy=False,
         draining=True,
         wanted=(HandOffRequest(lease_key(1), "b"),),
-        status=(ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001")),
         joined_wall_ms=6,
     )
     new = await store.register_member(row)
@@ -302,12 +339,9 @@ async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Are
     expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None")
     expect(not (await store.poll()).members, "a heartbeat is never an upsert")
     await store.register_member(member("a"))
-    status = (ShardStatus("shardId-000000000000", "paused", 1_500, 2.5), ShardStatus("shardId-000000000001"))
-    beat = HeartbeatWrite(
-        member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status
-    )
+    beat = HeartbeatWrite(member_id="a", attempt=3, load=7, lease_version=2, reads_healthy=False, draining=True)
     row = await _beat(store, beat)
-    expected = member("a", counter=3, load=7, lease_version=2, reads_healthy=False, draining=True, status=status)
+    expected = member("a", counter=3, load=7, lease_version=2, reads_healthy=False, draining=True)
     expect(row == expected, "a heartbeat writes its attempt as the counter, and all that it carries", row)
     late = await _beat(store, HeartbeatWrite(member_id="a", attempt=2))
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
@@ -685,6 +719,7 @@ async def what_comes_late_does_not_show_in_the_next_application_of_the_name(aren
         await old.create_lease(lease())
         await old.register_member(member("a"))
         await old.put_control(ControlRow(command_id="a", action="pause"))
+        await old.write_status(StatusRow(member_id="a", revision=1))
         await old.renew_watch()
         await old.record_incarnation(await old.identity(), "another")
         app = await new.read_app()
@@ -692,6 +727,7 @@ async def what_comes_late_does_not_show_in_the_next_application_of_the_name(aren
         rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *(await new.poll()).members]
         expect(not rest, "rows are stored under the app_id that their handle opened", rest)
         expect(not await new.read_controls(), "so are commands")
+        expect(not await new.read_statuses(), "so are statuses")
         poll = await old.poll()
         expect(poll.app == app, "a poll shows the application that there is now", poll.app)
         await old.open(arena.app_row(successor))

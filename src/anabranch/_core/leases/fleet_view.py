@@ -5,16 +5,19 @@ is used (rule L5). On the first look a live row counts as alive, unless its proc
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from anabranch._core.shards import gate
-from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StreamRow
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StatusRow, StreamRow
 from anabranch._model.streams import StartingPosition
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
 
 State = Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+FRESH_MS: Final = 15_000
+"""A status counts as new for this long. While somebody looks, it is written every 5 s."""
+
 MemberState = Literal["live", "silent", "dead", "sealed", "left"]
 
 
@@ -26,6 +29,7 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
     members: Sequence[MemberRow]
     leases: Sequence[LeaseRow]
     """Including finished ones."""
+    statuses: Sequence[StatusRow] = ()
     dead_members: Collection[str] = ()
 
 
@@ -55,22 +59,47 @@ class HeartbeatObserver:
         return seen
 
 
-def view_fleet(rows: FleetRows, counters: Mapping[str, ObservedCounter], now_ms: int) -> FleetStatus:
-    """`counters` must cover all members in `rows`."""
+class StatusObserver:
+    """Tells which statuses are new. Nobody writes one while nobody watches, so a stored one may be old."""
+
+    def __init__(self) -> None:
+        self._revisions: dict[str, int] = {}
+        self._moved_ms: dict[str, int] = {}
+        self._looked_ms: int | None = None
+
+    def observe(self, statuses: Sequence[StatusRow], now_ms: int) -> Collection[str]:
+        """The members whose status was written shortly before this look: after one that is not long ago."""
+        if self._looked_ms is not None and now_ms - self._looked_ms < FRESH_MS:
+            for row in statuses:
+                if self._revisions.get(row.member_id) != row.revision:
+                    self._moved_ms[row.member_id] = now_ms
+        self._revisions = {row.member_id: row.revision for row in statuses}
+        self._looked_ms = now_ms
+        return {name for name, moved_ms in self._moved_ms.items() if now_ms - moved_ms < FRESH_MS}
+
+
+def view_fleet(
+    rows: FleetRows, counters: Mapping[str, ObservedCounter], now_ms: int, fresh: Collection[str] = ()
+) -> FleetStatus:
+    """`counters` must cover all members in `rows`. `fresh` are the members whose status is new: of the others, lag and
+    rate are unknown, and reasons may be a minute old.
+    """
     streams = _current_streams(rows.streams)
     leases = [row for row in rows.leases if _is_current(row, streams)]
-    said = {
-        (member.member_id, status.stream_key, status.shard_id): status
-        for member in rows.members
-        for status in member.status
-    }
+    said = {(row.member_id, shard.stream_key, shard.shard_id): shard for row in rows.statuses for shard in row.shards}
+    totals = {row.member_id: row for row in rows.statuses if row.member_id in fresh}
     held: dict[str, int] = {}
     for row in leases:
         if row.owner is not None and not row.is_finished:
             held[row.owner] = held.get(row.owner, 0) + 1
     members = {
         row.member_id: _member(
-            row, counters[row.member_id], now_ms, row.member_id in rows.dead_members, held.get(row.member_id, 0)
+            row,
+            counters[row.member_id],
+            now_ms,
+            row.member_id in rows.dead_members,
+            held.get(row.member_id, 0),
+            totals.get(row.member_id),
         )
         for row in rows.members
     }
@@ -102,14 +131,22 @@ def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
     return stream is not None and stream.generation == row.key.generation
 
 
-def _member(row: MemberRow, observed: ObservedCounter, now_ms: int, is_dead: bool, shard_count: int) -> FleetMember:  # noqa: FBT001 -- a private function
+def _member(
+    row: MemberRow,
+    observed: ObservedCounter,
+    now_ms: int,
+    is_dead: bool,  # noqa: FBT001 -- a private function
+    shard_count: int,
+    totals: StatusRow | None,
+) -> FleetMember:
     age_ms = now_ms - observed.since_ms
     state: MemberState = row.state
     if row.state == "live" and is_dead:
         state = "dead"
     elif row.state == "live" and age_ms >= row.expiry_ms:
         state = "silent"
-    live = state == "live"
+    if state != "live":
+        totals = None
     return FleetMember(
         member_id=row.member_id,
         worker_id=row.worker_id,
@@ -120,9 +157,11 @@ def _member(row: MemberRow, observed: ObservedCounter, now_ms: int, is_dead: boo
         joined_seconds=row.joined_wall_ms / 1000,
         shard_count=shard_count,
         shards_max=row.shards_max,
-        records_per_second=round(sum(status.records_per_second for status in row.status), 1) if live else 0.0,
+        records_per_second=None if totals is None else totals.records_per_second,
         reads_healthy=row.reads_healthy,
         draining=row.draining,
+        status_seen=totals is not None,
+        millis_behind_latest=None if totals is None else totals.millis_behind_latest,
     )
 
 
@@ -140,6 +179,7 @@ class _View(msgspec.Struct, frozen=True):
         status = self.said.get((row.owner or "", row.key.stream_key, row.key.shard_id))
         heard = status if owner is not None and owner.is_live else None
         state, reason = self._state(row, owner, heard)
+        measured = heard if owner is not None and owner.status_seen else None
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
         return FleetShard(
@@ -152,8 +192,8 @@ class _View(msgspec.Struct, frozen=True):
             checkpoint=None if watermark is None else str(watermark),
             starts_at=_start(row.start),
             checkpointed_seconds=None if written_ms is None else written_ms / 1000,
-            millis_behind_latest=None if heard is None else heard.millis_behind_latest,
-            records_per_second=None if heard is None else heard.records_per_second,
+            millis_behind_latest=None if measured is None else measured.millis_behind_latest,
+            records_per_second=None if measured is None else measured.records_per_second,
             records_handled=row.records_handled,
             waits_for=() if row.is_finished else gate.open_parents(row, self.leases),
             children=() if row.finish is None else row.finish.children,

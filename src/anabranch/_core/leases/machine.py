@@ -11,7 +11,7 @@ It does not send heartbeats. It reads the status that `HeartbeatState` publishes
 sender runs.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
@@ -43,6 +43,7 @@ from anabranch._core.leases.plan import (
     give_unreadable,
     plan_round,
 )
+from anabranch._core.leases.status import StatusReporter
 from anabranch._core.leases.store_calls import (
     CreateLease,
     DeleteMember,
@@ -67,11 +68,12 @@ from anabranch._core.leases.store_calls import (
     TakeLease,
     Wait,
     WriteLease,
+    WriteStatus,
 )
 from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._model.entropy import Entropy
-from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow, ShardStatus
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import (
     Event,
@@ -179,6 +181,7 @@ class LeaseMachine:
         self._failures = failures or StoreFailures()
         self._moment = Moment(0, 0)
         self._me = self._new_row("")
+        self._status = StatusReporter("")
         self._ending: Ending | None = None
         """How this side ended its member. The heartbeats' side publishes its own."""
         self._changes: list[Change] = []
@@ -309,6 +312,7 @@ class LeaseMachine:
         self._me = self._new_row(self._new_member_id())
         self.heartbeat = self._new_heartbeat(self._me.member_id)
         self.table.become(self._me.member_id)
+        self._status = StatusReporter(self._me.member_id)
         self._ending = None
 
     def _new_member_id(self) -> str:
@@ -346,10 +350,13 @@ class LeaseMachine:
         self._moment = moment
         if self.ending is not None:
             yield from self._start_again(self.ending)
-        if (yield from self._observe()):
+        has_observed = yield from self._observe()
+        if has_observed:
             self._check_compatibility()
             yield from self._plan_and_perform()
-        yield from self._report()  # also if the store did not answer: what stalled because of that is reported
+        shards = yield from self._report()  # also if the store did not answer: a stall because of that is reported
+        if has_observed and self.ending is None:
+            yield from self._write_status(shards)
 
     def _start_again(self, ending: Ending) -> Steps[None]:
         if ending == "rolled_back":
@@ -376,7 +383,7 @@ class LeaseMachine:
         poll = yield from self._ask(PollStore())
         if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
-        self._recognise(poll.app)
+        self._status.observe_mark(self._recognise(poll.app).watch)
         if poll.evidence is None and acknowledged is not None:
             self._compare_counter(poll.members, acknowledged)
         apply_members(table, self.detector, poll.members, self._moment.now_ms)
@@ -446,8 +453,8 @@ class LeaseMachine:
                 if step.row.key not in self._writing:
                     yield from self.write(step, self._moment)
 
-    def _report(self) -> Steps[None]:
-        """What the next heartbeat reports."""
+    def _report(self) -> Steps[Sequence[ShardStatus]]:
+        """What the next heartbeat reports. Returns what the worker says about its shards."""
         answer = yield Describe()
         self._moment = answer.moment
         described: Description = answer.value
@@ -460,7 +467,6 @@ class LeaseMachine:
             answered=tuple(self.table.answered),
             reads_healthy=described.reads_healthy,
             draining=self.draining,
-            status=described.status,
         )
         if (before.lease_version, before.answered, before.draining) != (
             report.lease_version,
@@ -468,6 +474,12 @@ class LeaseMachine:
             report.draining,
         ):
             self._changes.append(ReportChanged())
+        return described.shards
+
+    def _write_status(self, shards: Sequence[ShardStatus]) -> Steps[None]:
+        row = self._status.next_row(shards, self._moment.now_ms)
+        if row is not None and not isinstance((yield from self._ask(WriteStatus(row))), NoAnswer):
+            self._status.written(shards, self._moment.now_ms)
 
     def _tell_unplaced(self) -> None:
         unplaced = self.table.unplaced

@@ -20,6 +20,7 @@ from anabranch._model.leases import (
     HeartbeatWrite,
     LeaseRow,
     MemberRow,
+    StatusRow,
     StreamRow,
 )
 
@@ -36,7 +37,6 @@ def heartbeat(row: MemberRow | None, write: HeartbeatWrite) -> MemberRow | None:
         lease_version=write.lease_version,
         reads_healthy=write.reads_healthy,
         draining=write.draining,
-        status=write.status,
         wanted=tuple(request for request in row.wanted if request not in answered) if answered else row.wanted,
     )
 
@@ -97,6 +97,13 @@ def write_lease(
 
 def may_delete_lease(row: LeaseRow | None, expected_version: int) -> bool:
     return row is not None and row.is_finished and row.version == expected_version
+
+
+def write_status(stored: StatusRow | None, row: StatusRow) -> StatusRow:
+    """A write that arrives late changes nothing."""
+    if stored is None:
+        return row
+    return replace(row, extra=stored.extra) if row.revision > stored.revision else stored
 
 
 def write_stream(stored: StreamRow | None, row: StreamRow, expected_version: int) -> StreamRow | None:

@@ -23,6 +23,7 @@ from anabranch._model.leases import (
     MemberRow,
     Poll,
     ShardStatus,
+    StatusRow,
     StreamRow,
 )
 
@@ -108,6 +109,10 @@ class DeleteMember(StoreCall[bool], frozen=True):
     member_id: str
 
 
+class WriteStatus(StoreCall[None], frozen=True):
+    row: StatusRow
+
+
 class ReadStreams(StoreCall[Sequence[StreamRow]], frozen=True): ...
 
 
@@ -149,10 +154,11 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What only the worker knows and its heartbeats report."""
+    """What only the worker knows: for its heartbeats, and for its status row."""
 
     reads_healthy: bool = True
-    status: tuple[ShardStatus, ...] = ()
+    shards: tuple[ShardStatus, ...] = ()
+    """All, from the worst to the best."""
 
 
 class Describe(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from anabranch._core.leases.store_calls import (
     StoreCall,
     TakeLease,
     WriteLease,
+    WriteStatus,
 )
 from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow
@@ -104,6 +105,8 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
             return store.request_hand_off(call.donor, call.request)
         case DeleteMember():
             return store.delete_member(call.member_id)
+        case WriteStatus():
+            return store.write_status(call.row)
         case ReadStreams():
             return store.read_streams()
         case CreateLease():

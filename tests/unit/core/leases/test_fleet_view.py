@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, view_fleet
+from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, StatusObserver, view_fleet
 from anabranch._model.leases import (
     AppRow,
     Checkpoint,
@@ -12,6 +12,7 @@ from anabranch._model.leases import (
     LeaseRow,
     MemberRow,
     ShardStatus,
+    StatusRow,
     Stopped,
     StreamRow,
 )
@@ -34,12 +35,16 @@ def said(number=0, reason=None, behind_ms=0, rate=0.0):
     return ShardStatus(f"shard-{number}", reason, behind_ms, rate, KEY)
 
 
-def view(leases=(), members=(), dead=(), streams=(STREAM,), watched_ms=0):
+def status_of(name, *shards, **totals):
+    return StatusRow(member_id=name, revision=1, shards=shards, **totals)
+
+
+def view(leases=(), members=(), dead=(), streams=(STREAM,), watched_ms=0, statuses=(), fresh=("a",)):
     sightings = HeartbeatObserver()
     sightings.observe(members, 1_000)
     now_ms = 1_000 + watched_ms
-    rows = FleetRows(app=APP, streams=streams, members=members, leases=leases, dead_members=dead)
-    return view_fleet(rows, sightings.observe(members, now_ms), now_ms)
+    rows = FleetRows(app=APP, streams=streams, members=members, leases=leases, statuses=statuses, dead_members=dead)
+    return view_fleet(rows, sightings.observe(members, now_ms), now_ms, fresh)
 
 
 def one(*leases, **others):
@@ -49,7 +54,8 @@ def one(*leases, **others):
 
 def test_a_held_shard_moves_as_its_owner_says():
     row = lease(owner="a", checkpoint=Checkpoint(Position(7, 2)), checkpointed_at_wall_ms=9_000, records_handled=40)
-    status = view([row], [member(status=(said(behind_ms=1_500, rate=12.5),))])
+    told = status_of("a", said(behind_ms=1_500, rate=12.5), records_per_second=12.5, millis_behind_latest=1_500)
+    status = view([row], [member()], statuses=[told])
     shard = status.shards[0]
     assert (shard.stream, shard.state, shard.reason, shard.worker_id) == ("orders", "moving", None, "worker a")
     assert (shard.checkpoint, shard.checkpointed_seconds, shard.records_handled) == ("7:2", 9.0, 40)
@@ -59,8 +65,36 @@ def test_a_held_shard_moves_as_its_owner_says():
     assert status.stalled_shards == ()
 
 
-def test_a_shard_that_no_heartbeat_has_spoken_of_is_counted():
-    status = view([lease(0, owner="a"), lease(1, owner="a")], [member(status=(said(0),))])
+def test_a_status_that_may_be_old_shows_reasons_but_no_lag_and_no_rate():
+    told = status_of("a", said(reason="slow", behind_ms=1_500, rate=12.5), records_per_second=12.5)
+    status = view([lease(owner="a")], [member()], statuses=[told], fresh=())
+    assert (status.shards[0].state, status.shards[0].reason) == ("stalled", "slow")
+    assert (status.shards[0].millis_behind_latest, status.shards[0].records_per_second) == (None, None)
+    assert (status.members[0].records_per_second, status.members[0].status_seen) == (None, False)
+    assert (status.millis_behind_latest, status.records_per_second) == (None, 0.0)
+
+
+def test_the_totals_count_shards_that_the_status_does_not_name():
+    told = status_of("a", said(behind_ms=10), records_per_second=70.0, millis_behind_latest=9_000)
+    status = view([lease(0, owner="a"), lease(1, owner="a")], [member()], statuses=[told])
+    assert (status.millis_behind_latest, status.records_per_second) == (9_000, 70.0)
+
+
+def test_a_status_is_new_if_it_moved_between_two_looks_in_a_row():
+    observer = StatusObserver()
+    first, second = StatusRow(member_id="a", revision=1), StatusRow(member_id="a", revision=2)
+    assert not observer.observe([first], 0), "it may be of yesterday"
+    assert not observer.observe([first], 1_000)
+    assert "a" in observer.observe([second], 2_000)
+    assert "a" in observer.observe([second], 7_000)
+    assert not observer.observe([second], 17_000), "nobody writes it any more"
+    assert not observer.observe([StatusRow(member_id="a", revision=9)], 600_000), (
+        "written long ago, after the last look"
+    )
+
+
+def test_a_shard_that_no_status_has_spoken_of_is_counted():
+    status = view([lease(0, owner="a"), lease(1, owner="a")], [member()], statuses=[status_of("a", said(0))])
     assert status.unreported_count == 1
     assert status.shards[1].millis_behind_latest is None
     assert status.shards[1].state == "moving"
@@ -69,14 +103,13 @@ def test_a_shard_that_no_heartbeat_has_spoken_of_is_counted():
 def test_what_an_owner_says_of_a_shard_of_another_stream_does_not_count():
     other = replace(STREAM, stream_key="1:returns:1", name="returns", arn="arn:returns")
     rows = [lease(owner="a"), lease(owner="a", key="1:returns:1")]
-    status = view(rows, [member(status=(said(reason="slow"),))], streams=(STREAM, other))
+    status = view(rows, [member()], streams=(STREAM, other), statuses=[status_of("a", said(reason="slow"))])
     assert [(shard.stream, shard.reason) for shard in status.shards] == [("orders", "slow"), ("returns", None)]
 
 
 @pytest.mark.parametrize(
     "row, members, dead, state, reason",
     [
-        ({"owner": "a"}, [member(status=(said(reason="throttled"),))], (), "stalled", "throttled"),
         ({"owner": "a"}, [member()], ("a",), "orphaned", "the process of its worker worker a is dead"),
         ({"owner": "a", "paused": True}, [member()], (), "paused", "it is paused"),
         ({}, [], (), "unowned", "no worker of the application is alive"),
@@ -94,12 +127,19 @@ def test_why_a_shard_does_not_move(row, members, dead, state, reason):
     assert one(lease(**row), members=members, dead=dead) == (state, reason)
 
 
+def test_a_shard_is_stalled_for_the_reason_that_its_owner_says():
+    told = status_of("a", said(reason="throttled"))
+    assert one(lease(owner="a"), members=[member()], statuses=[told]) == ("stalled", "throttled")
+
+
 def test_a_member_without_heartbeats_for_its_expiry_is_silent():
     row = lease(owner="a")
     assert one(row, members=[member()], watched_ms=9_999) == ("moving", None)
     orphaned = ("orphaned", "its worker worker a has not sent a heartbeat for 10 s")
     assert one(row, members=[member()], watched_ms=10_000) == orphaned
-    assert view([row], [member(status=(said(rate=5.0),))], watched_ms=10_000).records_per_second == 0
+    told = status_of("a", said(rate=5.0), records_per_second=5.0, millis_behind_latest=9)
+    silent = view([row], [member()], watched_ms=10_000, statuses=[told])
+    assert (silent.records_per_second, silent.millis_behind_latest) == (0, None)
 
 
 def test_heartbeats_are_seen_from_the_second_look_on():

@@ -1,13 +1,24 @@
 """The lease machine: what follows at once, what waits for the next look at the store, and what an answer proves."""
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
 from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, ReportChanged
 from anabranch._core.leases.plan import Drain, Write
-from anabranch._core.leases.store_calls import PollStore, ReadLease, RegisterMember, TakeLease
+from anabranch._core.leases.store_calls import Description, PollStore, ReadLease, RegisterMember, TakeLease
 from anabranch._core.leases.timing import lease_timing
-from anabranch._model.leases import AppRow, Finish, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import (
+    AppRow,
+    Finish,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    ShardStatus,
+)
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import (
     MemberDiffers,
@@ -651,3 +662,44 @@ def test_the_next_poll_shows_that_the_application_is_gone(app):
     driver.now_ms += 1_000
     with pytest.raises(LeaseStoreInvalidError, match="Nothing was created in its place"):
         driver.round()
+
+
+# status
+
+
+def test_a_member_writes_its_status_in_the_round_that_sees_a_viewer():
+    driver = holder()
+    driver.round()
+    assert now(driver.store.read_statuses()) == []
+    now(driver.store.renew_watch())
+    driver.round()
+    (row,) = now(driver.store.read_statuses())
+    assert row.member_id == driver.machine.member_id
+
+
+def test_a_new_reason_is_written_without_a_viewer_and_leaves_the_heartbeat_as_it_is():
+    driver = holder()
+    stalled = ShardStatus(KEY.shard_id, "throttled", 5, 0.0, KEY.stream_key)
+    driver.described = Description(shards=(stalled,))
+    before = driver.machine.heartbeat.report
+    driver.round()
+    (row,) = now(driver.store.read_statuses())
+    assert row.shards == (stalled,)
+    assert driver.machine.heartbeat.report == before
+
+
+def test_a_status_that_the_store_does_not_answer_is_written_in_a_later_round():
+    class StoreWithoutStatuses(MemoryLeaseStore):
+        async def write_status(self, row):
+            raise LeaseStoreError("away")
+
+    driver = holder(StoreWithoutStatuses())
+    driver.round()
+    now(driver.store.renew_watch())
+    driver.round()
+    assert driver.machine.ending is None
+    assert driver.machine.trouble == "away"
+    driver.store.write_status = partial(MemoryLeaseStore.write_status, driver.store)
+    driver.round()
+    (row,) = now(driver.store.read_statuses())
+    assert row.revision == 2

@@ -147,7 +147,7 @@ def test_a_program_that_a_signal_ends_is_reported_as_a_shell_does():
         (("--port", "x"), "is not a port from 0 to 65535"),
         (("--limits", "some"), "invalid choice"),
         (("--region", "Mars"), "is not a region such as us-east-1"),
-        (("--account-id", "12"), "is not 12 digits"),
+        (("--account-id", "12"), "does not have 12 digits"),
         (("--time-scale", "0"), "is not a factor from 0.0001 to 1000"),
         (("--state-delay", "-1"), "is not a number of seconds from 0 to 86400"),
         (("--certificate", "/nowhere.pem"), "no such file: /nowhere.pem"),

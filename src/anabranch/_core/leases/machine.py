@@ -70,7 +70,7 @@ from anabranch._core.leases.store_calls import (
     WriteLease,
     WriteStatus,
 )
-from anabranch._core.leases.timing import Ending, LeaseTiming
+from anabranch._core.leases.timing import CLOCK_JUMP_MS_MAX, Ending, LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._model.entropy import Entropy
 from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow, ShardStatus
@@ -212,10 +212,15 @@ class LeaseMachine:
 
     def may_start(self, now_ms: int, wall_ms: int) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
+        fence = self.heartbeat.status.fence
+        until_ms = fence.valid_until_ms
+        # `fence.may_start`, without the call: this is asked for each record.
         return (
-            self._ending is None
+            until_ms is not None
+            and now_ms < until_ms
+            and wall_ms - now_ms - fence.wall_ahead_ms <= CLOCK_JUMP_MS_MAX
+            and self._ending is None
             and not self.table.rolled_back
-            and self.heartbeat.status.fence.may_start(now_ms, wall_ms)
         )
 
     def may_start_on(self, key: LeaseKey, now_ms: int, wall_ms: int) -> bool:

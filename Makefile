@@ -44,7 +44,7 @@ INSTALL = if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/py
 demo: .venv/app.stamp  ## the product on a local Kinesis, no AWS account needed
 	@$(BIN)/anabranch demo
 
-test: .venv/dev.stamp  ## all tests that need only PyPI packages (about 2 minutes)
+test: .venv/dev.stamp  ## all tests that need only PyPI packages (about 3 minutes)
 	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak"
 
 test-all: .venv/dev.stamp  ## adds real servers, processes, long simulation, examples

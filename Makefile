@@ -1,9 +1,10 @@
 # The front door. Every target sets up what it needs in .venv, from a bare Python 3.11 and PyPI alone;
-# `make services` is the only one that calls apt-get.
+# `make services` is the only one that calls apt-get or npm's registry.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-long services check lint types layers docs bench sim matrix lock format clean
+.PHONY: help demo test test-all test-compiled test-long wheels smoke services guard check lint types layers docs bench sim matrix \
+  example-model-serving lock format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -16,15 +17,23 @@ PROTOCOL ?=
 WORLDS ?=
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
 
 # Installing: uv where there is one, else pip. A second run finds the stamp and starts at once.
 INSTALL = if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/python $(1); \
           else $(BIN)/python -m pip install -q --disable-pip-version-check $(1); fi
 
-.venv/bin/python:
+# A .venv of somebody else, or one that was copied with its folder, would be changed or misused silently.
+.PHONY: own-venv
+own-venv:
+	@if [ -e .venv ] && ! { [ -e .venv/made-by-make ] || [ -e .venv/app.stamp ]; } || \
+	    { [ -e .venv ] && ! grep -qsF "$(CURDIR)/.venv" .venv/made-by-make .venv/pyvenv.cfg; }; then \
+	  echo ".venv was not made by make in this folder: move it away, or remove it with 'make clean', and run make again" >&2; exit 2; fi
+
+.venv/bin/python: | own-venv
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"anabranch needs Python 3.11 or newer, this is {v[0]}.{v[1]}: make PYTHON=python3.11")'
 	@"$(PYTHON)" -m venv .venv
+	@echo "$(CURDIR)/.venv" > .venv/made-by-make
 
 .venv/app.stamp: pyproject.toml | .venv/bin/python
 	@echo "installing anabranch into .venv" >&2
@@ -41,19 +50,42 @@ INSTALL = if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/py
 	@$(call INSTALL,-r requirements/bench.txt)
 	@touch $@
 
-demo: .venv/app.stamp  ## the product on a local Kinesis, no AWS account needed
+# It needs another aiobotocore than the tests, so it gets an environment of its own.
+.venv/native-kcl/stamp: requirements/native-kcl.txt | .venv/bin/python
+	@echo "installing native-aws-kcl-py for the benchmarks" >&2
+	@"$(BIN)/python" -m venv .venv/native-kcl
+	@.venv/native-kcl/bin/python -m pip install -q --disable-pip-version-check -r requirements/native-kcl.txt
+	@touch $@
+
+.venv/example.stamp: requirements/example.txt .venv/dev.stamp
+	@echo "installing what examples/model_serving needs" >&2
+	@$(call INSTALL,-r requirements/example.txt)
+	@touch $@
+
+.venv/demo.stamp: requirements/bench.txt .venv/app.stamp
+	@$(call INSTALL,-c requirements/bench.txt -c requirements/dev.txt async-kinesis)
+	@touch $@
+
+demo: .venv/demo.stamp  ## the product on a local Kinesis, no AWS account needed
 	@$(BIN)/anabranch demo
 
 test: .venv/dev.stamp  ## all tests that need only PyPI packages (about 3 minutes)
-	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak"
+	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak and not services"
 
-test-all: .venv/dev.stamp  ## adds real servers, processes, long simulation, examples
+test-all: .venv/example.stamp  ## adds real servers, processes, long simulation, examples
 	@$(BIN)/python tests/run.py tests/property tests/conformance tests/integration tests/chaos tests/simulation -m "long or services"
+	@$(MAKE) --no-print-directory test-compiled
 
-test-long: .venv/dev.stamp  ## runs of minutes, by hand: all, or ONLY=fleet
+test-compiled: .venv/dev.stamp  ## the tests of the codecs, on the wheel with compiled codecs (part of test-all)
+	@$(BIN)/python tests/compiled.py
+
+test-long: .venv/example.stamp  ## runs of minutes, by hand: all, or ONLY=fleet
 	@$(PYTEST) tests -m soak -q -s $(if $(ONLY),-k "$(ONLY)")
 
-services:  ## Redis, which test-all needs, from Debian's packages
+example-model-serving: .venv/example.stamp  ## a whole service on local servers: model, dead letters, a killed worker
+	@$(BIN)/python examples/model_serving/run.py
+
+services:  ## Redis, Java, DynamoDB Local and promtool, which test-all needs
 	@.ci/services
 
 check: lint types layers docs  ## the gates: ruff, mypy, import-linter, docs
@@ -75,20 +107,34 @@ format: .venv/dev.stamp  ## puts the code in shape
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
 
-bench: .venv/bench.stamp  ## all benchmarks, or ONLY=codec
+bench: .venv/bench.stamp .venv/native-kcl/stamp  ## all benchmarks, or ONLY=codec
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
+guard: .venv/dev.stamp  ## fails if a fixed run takes more instructions than before (callgrind)
+	@$(BIN)/python benchmarks/instructions.py
+
 sim: .venv/dev.stamp  ## SEED=n replays a world; SECONDS=n or WORLDS=n tries fresh ones; PROTOCOL=1 for leases alone
-	@$(BIN)/python $(if $(PROTOCOL),tests/simulation/protocol/run.py,-m anabranch.testing.sim) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python tests/simulation/$(if $(PROTOCOL),protocol/run.py,fleets.py) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(WORLDS),--worlds $(WORLDS)) $(if $(SECONDS_OF_SIMULATION),--seconds $(SECONDS_OF_SIMULATION))
 
 matrix: .venv/dev.stamp  ## other Pythons and the oldest dependencies, where they are installed
 	@$(BIN)/python tests/matrix.py
 
-lock: | .venv/bin/python  ## writes the pinned requirements anew
+wheels: .venv/dev.stamp  ## the sdist, the pure wheel and the wheel with compiled codecs, in dist
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build -t sdist -t wheel
+	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz
+	@ls dist
+
+smoke: wheels  ## installs each of them into a clean environment without extras, and uses it
+	@$(BIN)/python tests/smoke.py dist
+
+lock: | .venv/bin/python  ## updates the pinned requirements
 	@$(BIN)/python -m pip install -q uv
-	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/dev.in pyproject.toml --extra tls -o requirements/dev.txt
+	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/dev.in pyproject.toml --extra otel --extra prometheus --extra redis --extra tls -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/bench.in -c requirements/dev.txt -o requirements/bench.txt
+	@echo native-aws-kcl-py | $(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 - -o requirements/native-kcl.txt
+	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/example.in -c requirements/dev.txt -o requirements/example.txt
 
 clean:  ## removes everything that make made
 	@rm -rf .venv docs/_build dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

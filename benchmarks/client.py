@@ -86,10 +86,12 @@ def ours(client) -> dict[str, Work]:
             await client.get_records(STREAM, "0x0-AAAA", limit=10_000)
 
     async def subscribe():
-        async with client.subscribe_to_shard(CONSUMER_ARN, f"{EVENTS}x1000x1024", TRIM_HORIZON) as events:
-            count = 0
-            async for event in events:
+        subscription = await client.subscribe_to_shard(CONSUMER_ARN, f"{EVENTS}x1000x1024", TRIM_HORIZON)
+        count = 0
+        while await subscription.next_bytes() is not None:
+            if (event := await subscription.receive()) is not None:
                 count += len(event.records)
+        subscription.close()
         assert count == EVENTS * 1000
 
     return {
@@ -167,8 +169,8 @@ def main() -> None:
             title = f"{name}, HTTP/{2 if http2 else 1.1}"
             measure.print_table(title, figures, unit=unit, reference="anabranch")
             ratio, (low, high) = figures["aiobotocore"].ratio, figures["aiobotocore"].ratio_spread
-            holds = "holds" if ratio >= bar else "FALLS SHORT"
-            verdicts.append(f"  {title:44}{ratio:6.1f} times less ({low:.1f} to {high:.1f}), bar {bar:>2}: {holds}")
+            verdict = measure.bar(f"{title}: aiobotocore / ours", ratio, bar)
+            verdicts.append(f"  {title:44}{ratio:6.1f} times less ({low:.1f} to {high:.1f}), {verdict}")
         runner.run(stack.aclose())
     print("\nTimes less CPU than aiobotocore\n" + "\n".join(verdicts))
 

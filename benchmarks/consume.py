@@ -5,7 +5,11 @@ consumer: leases and checkpoints in a SQLite file, every record acknowledged; on
 reads a second of a shard would make it wait. Bare aiobotocore reads page after page and keeps no account of anything;
 async-kinesis keeps its checkpoints in memory, its rate limit raised out of the way. CPU time is counted from the first
 read to the last record; opening clients and joining is not. Every round runs each of them once, in an order that
-changes; ratios are those of one round, and what is printed is their median and, in brackets, their quartiles.
+changes; ratios are those of one round, and what is printed is their median and, in brackets, their quartiles. Before
+them, each way to consume runs once with an audit: every record must come, once, and in the order of its shard.
+
+With ANABRANCH_COMPILED, which `run.py` sets, aggregated records are also consumed with compiled codecs, by a process
+of its own that waits while the others run. So are the peers that need other versions of what is installed here.
 
 The second part is the cost of a poll of a shard that has nothing new.
 """
@@ -16,16 +20,21 @@ import logging
 import os
 import random
 import secrets
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import NamedTuple
 
+import boto3
 import kinesis
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from aws_kinesis_agg.deaggregator import iter_deaggregate_records
+from botocore.config import Config
 from kinesis.aggregators import KPLAggregator, SimpleAggregator
 from kinesis.processors import Processor
 
@@ -33,29 +42,29 @@ import measure
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._core.leases.machine import MemberProfile
-from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.consumer_run import ConsumerRun
-from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
+from anabranch._engine.consumer_run import (
+    ConsumerRun,
+    HandleRecords,
+    IterateBatches,
+    IterateRecords,
+)
+from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.ports import Ports
-from anabranch._engine.worker import WorkerPlan
-from anabranch._model.leases import AppRow
-from anabranch._model.streams import parse_stream
-from anabranch.budget import Budget
 from anabranch.config import Aws
-from anabranch.policies import Retry
 from anabranch.stores.urls import open_store
 from client import canned_server
+from scale import NO_PACE, run_with
 
-ROUNDS = 9
+ROUNDS = 5
 SHARDS = 8
-NO_PACE = PaceLimits(share=50)
 IDLE_SHARDS = 500
 IDLE_SECONDS = 3.0
 IDLE_ROUNDS = 3
 IDLE_PACE = PaceLimits(idle_interval_ms=200)
+
+PEERS = ("aiobotocore", "async-kinesis", "boto3, threads", "native-aws-kcl-py")
 
 Work = Callable[[], Awaitable[float]]
 """Consumes one stream; returns microseconds of CPU per record."""
@@ -67,8 +76,8 @@ class Shape(NamedTuple):
     records_a_page: int
     pages: int
     peer_pages: int
-    bars: dict[str, int]
-    """Times less CPU than each peer."""
+    bars: dict[str, dict[str, float]]
+    """Times less CPU than a peer, by the way to consume; "" stands for all others."""
 
     def stream(self, pages: int) -> str:
         return f"{'aggregated' if self.page.count('x') == 2 else 'plain'}-{SHARDS}s-{pages}p-{self.page}"
@@ -78,10 +87,24 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("records of 1 KB", "1000x1024", 1000, 4, 2, {"aiobotocore": 5, "async-kinesis": 12}),
-    Shape("records of 100 B", "10000x100", 10_000, 2, 1, {}),
+    Shape("records of 1 KB", "1000x1024", 1000, 4, 2, {"aiobotocore": {"": 5}, "async-kinesis": {"": 12}}),
+    Shape("records of 100 B", "10000x100", 10_000, 2, 1, {"aiobotocore": {"async for": 8}}),
     Shape("aggregated records of 1 KB", "25x40x1024", 1000, 4, 2, {}),
-    Shape("aggregated records of 100 B", "100x100x100", 10_000, 2, 1, {}),
+    Shape(
+        "aggregated records of 100 B",
+        "100x100x100",
+        10_000,
+        2,
+        1,
+        {
+            "aiobotocore": {
+                "async for": 1.0,
+                "batches": 1.3,
+                "async for, compiled": 1.2,
+                "batches, compiled": 1.7,
+            }
+        },
+    ),
 )
 
 
@@ -109,38 +132,49 @@ class Watched:
         return (time.process_time() - self._start) / count * 1e6
 
 
-def consumer_run(client, folder: str, stream: str, order="shard", *, pace=NO_PACE) -> tuple[ConsumerRun, Ports]:
+def consumer_run(
+    client, folder: str, stream: str, mode, order="shard", *, pace=NO_PACE, tracing=None
+) -> tuple[ConsumerRun, Ports]:
     gc.collect()
-    token = secrets.token_hex(8)
     ports = Ports(
         kinesis=client,
-        store=open_store(f"sqlite://{folder}/{token}.db", "bench"),
+        store=open_store(f"sqlite://{folder}/{secrets.token_hex(8)}.db", "bench"),
         clock=SystemClock(),
         entropy=random.SystemRandom(),
         emit=lambda _: None,
         heartbeats_on_thread=True,
+        tracing=tracing,
     )
-    plan = WorkerPlan(
-        app=AppRow(app="bench", app_id=token, created_wall_ms=ports.clock.wall_ms()),
-        streams=(parse_stream(stream),),
-        start="trim_horizon",
-        profile=MemberProfile(worker_id="bench", fingerprint=stream),
-        timing=lease_timing(10_000),
-        pace=pace,
-    )
-    handler_options = HandlerOptions(order=order, concurrency=32, decode=None, policy=Retry())
-    return ConsumerRun(ports, plan, handler_options, Budget()), ports
+    return run_with(ports, stream, mode, order, pace=pace), ports
 
 
-def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
+class Audit:
+    """Every record of a stream, once, and in the order of its shard."""
+
+    def __init__(self) -> None:
+        self.records = []
+
+    def check(self, count: int) -> None:
+        assert len(self.records) == count, f"{len(self.records)} records came, and {count} are in the stream"
+        last = {}
+        for record in self.records:
+            position = record.position
+            assert last.get(record.shard_id, position) <= position, f"{record.position} of {record.shard_id} came late"
+            last[record.shard_id] = position
+        assert len({(record.shard_id, record.position) for record in self.records}) == count, "a record came twice"
+
+
+def ours(client, folder: str, shape: Shape, audit: Audit | None = None) -> dict[str, Work]:
     stream, count = shape.stream(shape.pages), shape.count(shape.pages)
 
     async def async_for():
         watched, left = Watched(client), count
-        run, ports = consumer_run(watched, folder, stream)
+        run, ports = consumer_run(watched, folder, stream, IterateRecords())
         async for record in run.records():
             record.data, record.partition_key  # noqa: B018 -- what a reader does at least
             left -= 1
+            if audit is not None:
+                audit.records.append(record)
             if not left:
                 taken = watched.microseconds(count)
                 await run.stop(5)
@@ -149,11 +183,13 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
 
     async def batches():
         watched, left = Watched(client), count
-        run, ports = consumer_run(watched, folder, stream)
-        async for batch in run.batches(BatchLimits(500, 1 << 20, 10)):
+        run, ports = consumer_run(watched, folder, stream, IterateBatches(BatchLimits(500, 1 << 20, 10)))
+        async for batch in run.batches():
             for record in batch:
                 record.data, record.partition_key  # noqa: B018
             left -= len(batch)
+            if audit is not None:
+                audit.records += batch
             if not left:
                 taken = watched.microseconds(count)
                 await run.stop(5)
@@ -163,16 +199,19 @@ def ours(client, folder: str, shape: Shape) -> dict[str, Work]:
     def run_in(order: str) -> Work:
         async def work():
             watched, left, over = Watched(client), count, asyncio.get_running_loop().create_future()
-            run, ports = consumer_run(watched, folder, stream, order)
 
             async def handle(record):
                 nonlocal left
                 record.data, record.partition_key  # noqa: B018
                 left -= 1
+                if audit is not None:
+                    audit.records.append(record)
                 if not left:
                     over.set_result(watched.microseconds(count))
 
-            await run.start(run.handle_records(HandlerCall(handle, threads=1)))
+            mode = HandleRecords(HandlerCall(handle, threads=1))
+            run, ports = consumer_run(watched, folder, stream, mode, order)
+            await run.start()
             taken = await over
             await run.stop(5)
             await ports.store.close()
@@ -230,6 +269,42 @@ def bare(client, shape: Shape) -> Work:
     return work
 
 
+def boto3_threads(url: str, shape: Shape) -> Work:
+    """A thread for each shard, as many programs do it."""
+    stream, count = shape.stream(shape.peer_pages), shape.count(shape.peer_pages)
+    aggregated = stream.startswith("aggregated")
+    config = Config(max_pool_connections=SHARDS, retries={"total_max_attempts": 1})
+    client = boto3.client("kinesis", endpoint_url=url, config=config)
+
+    def follow(number: int) -> int:
+        seen = 0
+        answer = client.get_shard_iterator(
+            StreamName=stream, ShardId=f"shardId-{number:012}", ShardIteratorType="TRIM_HORIZON"
+        )
+        iterator = answer["ShardIterator"]
+        for _ in range(shape.peer_pages):
+            answer = client.get_records(ShardIterator=iterator, Limit=10_000)
+            iterator, records = answer["NextShardIterator"], answer["Records"]
+            if aggregated:
+                for record in iter_deaggregate_records(records, data_format="Boto3"):
+                    record["kinesis"]["data"], record["kinesis"]["partitionKey"]
+                    seen += 1
+            else:
+                for record in records:
+                    record["Data"], record["PartitionKey"]
+                    seen += 1
+        return seen
+
+    async def work():
+        gc.collect()
+        start = time.process_time()
+        seen = await asyncio.gather(*[asyncio.to_thread(follow, number) for number in range(SHARDS)])
+        assert sum(seen) == count
+        return (time.process_time() - start) / count * 1e6
+
+    return work
+
+
 def async_kinesis(url: str, shape: Shape) -> Work:
     stream, count = shape.stream(shape.peer_pages), shape.count(shape.peer_pages)
 
@@ -262,8 +337,9 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        run, ports = consumer_run(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", pace=IDLE_PACE)
-        await run.start(run.iterate(BatchLimits()))
+        mode = IterateBatches(BatchLimits())
+        run, ports = consumer_run(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", mode, pace=IDLE_PACE)
+        await run.start()
         while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured
             await asyncio.sleep(0.1)
         gc.collect()
@@ -332,38 +408,114 @@ def print_table(title: str, taken: dict[str, list[float]], *, unit: str) -> None
 
 def verdicts(shape: Shape, taken: dict[str, list[float]]) -> list[str]:
     lines = []
-    peers = ("aiobotocore", "async-kinesis")
     for name in taken:
         figures = measure.figures_of(taken, reference=name)
-        for peer in () if name in peers else peers:
-            times, (low, high), bar = figures[peer].ratio, figures[peer].ratio_spread, shape.bars.get(peer)
-            verdict = "" if bar is None else f", bar {bar:>2}: {'holds' if times >= bar else 'FALLS SHORT'}"
-            title = f"{shape.title}, {name}"
+        for peer in () if name in PEERS else [peer for peer in PEERS if peer in taken]:
+            times, (low, high), bars = figures[peer].ratio, figures[peer].ratio_spread, shape.bars.get(peer, {})
+            title, wanted = f"{shape.title}, {name}", bars.get(name, bars.get(""))
+            verdict = "" if wanted is None else ", " + measure.bar(f"{title}: {peer} / ours", times, wanted)
             lines.append(f"  {title:50}{times:6.1f} ({low:.1f} to {high:.1f}) times less than {peer}{verdict}")
     return lines
+
+
+class Worker:
+    """A process that measures on request: with other builds or versions than this one has."""
+
+    def __init__(self, python: str, script: str, url: str, certificate: str, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name(script)), "--worker", url, certificate],
+            env={**os.environ, "AWS_CA_BUNDLE": certificate, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def work(self, shape: Shape, mode: str) -> Work:
+        async def work():
+            self._process.stdin.write(f"{SHAPES.index(shape)} {mode}\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+            assert answer, f"the process that measures {mode} has ended"
+            return float(answer)
+
+        return work
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+def serve_requests(url: str, certificate: str) -> None:
+    """The other end of `Worker`."""
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        client, _ = runner.run(open_both(stack, url, certificate))
+        for line in sys.stdin:
+            number, mode = line.rstrip("\n").split(" ", 1)
+            print(audited(runner, client, folder, SHAPES[int(number)], mode), flush=True)
+        runner.run(stack.aclose())
+
+
+_AUDITED: set[tuple[str, str]] = set()
+
+
+def audited(runner: asyncio.Runner, client, folder: str, shape: Shape, mode: str) -> float:
+    """Measures; before the first time, runs once with an audit."""
+    if (shape.page, mode) not in _AUDITED:
+        _AUDITED.add((shape.page, mode))
+        audit = Audit()
+        runner.run(once(ours(client, folder, shape, audit)[mode]))
+        audit.check(shape.count(shape.pages))
+    return runner.run(once(ours(client, folder, shape)[mode]))
+
+
+def workers(url: str, certificate: str) -> dict[str, Worker]:
+    found = {}
+    if compiled := os.environ.get("ANABRANCH_COMPILED"):
+        found["compiled"] = Worker(sys.executable, "consume.py", url, certificate, PYTHONPATH=compiled)
+    native = Path(sys.prefix) / "native-kcl" / "bin" / "python"
+    if native.exists():
+        found["native-aws-kcl-py"] = Worker(str(native), "native_kcl.py", url, certificate)
+    return found
+
+
+def works_of(client, peer, folder: str, url: str, shape: Shape, others: dict[str, Worker]) -> dict[str, Work]:
+    works = ours(client, folder, shape)
+    if "compiled" in others and shape.page.count("x") == 2:
+        works |= {f"{mode}, compiled": others["compiled"].work(shape, mode) for mode in ("async for", "batches")}
+    works |= {"aiobotocore": bare(peer, shape), "async-kinesis": async_kinesis(url, shape)}
+    works |= {"boto3, threads": boto3_threads(url, shape)}
+    if "native-aws-kcl-py" in others and shape.page.count("x") == 1:  # it does not open aggregates
+        works["native-aws-kcl-py"] = others["native-aws-kcl-py"].work(shape, "records")
+    return works
 
 
 def main() -> None:
     os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = "AKIDEXAMPLE", "secret"
     os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
     logging.getLogger("kinesis").setLevel(logging.ERROR)  # it warns of the read that its own closing cuts off
+    if sys.argv[1:2] == ["--worker"]:
+        serve_requests(*sys.argv[2:4])
+        return
     lines = []
     with canned_server() as (url, certificate), tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         os.environ["AWS_CA_BUNDLE"] = certificate
         stack = AsyncExitStack()
         client, peer = runner.run(open_both(stack, url, certificate))
+        others = workers(url, certificate)
         for shape in SHAPES:
-            works = ours(client, folder, shape) | {
-                "aiobotocore": bare(peer, shape),
-                "async-kinesis": async_kinesis(url, shape),
-            }
-            taken = rounds_of(runner, works, ROUNDS)
+            for mode in ours(client, folder, shape):
+                audited(runner, client, folder, shape, mode)
+            taken = rounds_of(runner, works_of(client, peer, folder, url, shape, others), ROUNDS)
             print_table(shape.title, taken, unit="record")
             lines += verdicts(shape, taken)
+        for worker in others.values():
+            worker.close()
         taken = rounds_of(runner, {"anabranch": idle(client, folder), "aiobotocore": bare_idle(peer)}, IDLE_ROUNDS)
         print_table(f"{IDLE_SHARDS} idle shards", taken, unit="poll")
         runner.run(stack.aclose())
-    print("\nTimes less CPU\n" + "\n".join(lines))
+    print("\nTimes less CPU; every record came once and in order\n" + "\n".join(lines))
 
 
 async def open_both(stack: AsyncExitStack, url: str, certificate: str):

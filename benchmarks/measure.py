@@ -2,12 +2,19 @@
 
 On a shared machine the clock lies and speeds drift within a minute. So CPU time is counted, never wall time; every
 round runs every candidate once, so that a drift meets all of them; and the ratios are those of neighbours in a round.
+
+What is measured is printed, and also appended to the file that ANABRANCH_BENCH_RESULTS names, one JSON object a line:
+`run.py` makes the page of all results from it.
 """
 
 import gc
+import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 ROUNDS = 9
@@ -45,6 +52,9 @@ def figures_of(rounds: Mapping[str, list[float]], *, reference: str) -> dict[str
 
 
 def print_table(title: str, figures: Mapping[str, Figure], *, unit: str, reference: str) -> None:
+    for name, figure in figures.items():
+        low, high = figure.microseconds_spread
+        record("figure", table=title, name=name, unit=unit, microseconds=figure.microseconds, low=low, high=high)
     print(f"\n{title}")
     print(f"  {'':24}{'us of CPU per ' + unit:>26}   {'times ' + reference:>24}")
     for name, figure in figures.items():
@@ -54,6 +64,19 @@ def print_table(title: str, figures: Mapping[str, Figure], *, unit: str, referen
             f"  {name:24}{figure.microseconds:10.2f} ({low:.2f} to {high:.2f})".ljust(54)
             + f"{figure.ratio:8.2f} ({ratio_low:.2f} to {ratio_high:.2f})"
         )
+
+
+def record(kind: str, **members: object) -> None:
+    if path := os.environ.get("ANABRANCH_BENCH_RESULTS"):
+        with Path(path).open("a") as results:
+            results.write(json.dumps({"kind": kind, "benchmark": Path(sys.argv[0]).stem, **members}) + "\n")
+
+
+def bar(name: str, value: float, wanted: float, *, at_least: bool = True) -> str:
+    """What a bar asks for, and whether it is met; for the end of a line."""
+    met = value >= wanted if at_least else value <= wanted
+    record("bar", name=name, value=round(value, 3), wanted=wanted, at_least=at_least, met=met)
+    return f"bar: at {'least' if at_least else 'most'} {wanted:g}, {'holds' if met else 'FALLS SHORT'}"
 
 
 def _repeats(call: Callable[[], object]) -> int:

@@ -19,6 +19,7 @@ import urllib.request
 import warnings
 from contextlib import contextmanager
 
+import measure
 from anabranch._model.streams import parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
@@ -135,11 +136,13 @@ def async_kinesis(endpoint_url):
 def add_fault(endpoint_url, **rule):
     """For every PutRecords."""
     body = json.dumps({"operation": "PutRecords", **rule}).encode()
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint_url}/_local/faults", body, method="POST")).close()
+    url = f"{endpoint_url}/_local/faults"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"x-anabranch": "1"}, method="POST")).close()
 
 
 def clear_faults(endpoint_url):
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint_url}/_local/faults", method="DELETE")).close()
+    url = f"{endpoint_url}/_local/faults"
+    urllib.request.urlopen(urllib.request.Request(url, headers={"x-anabranch": "1"}, method="DELETE")).close()
 
 
 async def without_aggregation(endpoint_url):
@@ -210,6 +213,8 @@ def main():
         bare, put = asyncio.run(latency(endpoint_url))
     print(f"\n{'100-byte record, us of CPU':32}{'median':>8}   lowest to highest")
     for name, measured in times.items():
+        figure = {"microseconds": statistics.median(measured), "low": min(measured), "high": max(measured)}
+        measure.record("figure", table="put a record of 100 B", name=name, unit="record", **figure)
         print(f"  {name:30}{statistics.median(measured):8.2f}   {min(measured):.2f} to {max(measured):.2f}")
 
     print(f"\n{f'{RECORDS_THROTTLED} records alone, seconds':32}{'median':>8}   lowest to highest")
@@ -236,9 +241,7 @@ def main():
     ]
     print()
     for name, value, bar, is_least in bars:
-        holds = value >= bar if is_least else value <= bar
-        wanted = f"at {'least' if is_least else 'most'} {bar}"
-        print(f"  {name:44}{value:8.2f}   {wanted:14}{'holds' if holds else 'FALLS SHORT'}")
+        print(f"  {name:44}{value:8.2f}   {measure.bar(name.strip(), value, bar, at_least=is_least)}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Driver:
         self.now_ms = 0
         self.changes = []
         self.described = Description()
-        profile = {"worker_id": "w", "fingerprint": ""} | profile
+        profile = {"worker_id": "w"} | profile
         self.machine = LeaseMachine(MemberProfile(**profile), lease_timing(), random.Random(1))
         self.machine.app = now(store.open(APP))
         now(store.put_stream(STREAM))

@@ -150,8 +150,10 @@ class BatchOwner(Owner):
 
     def end(self):
         if self.running and not self.walks and self.draw.random() < 0.15:
-            self.failed.append(self.running[0])
-            self.lane.fail()
+            if len(self.running) == 1:
+                self.failed.append(self.running[0])
+            self.lane.retry_at(0, self.lane.attempts + 1)
+            self.running, self.done = [], 0
         elif self.running:
             count = self.draw.randint(1, len(self.running)) if self.walks else len(self.running)
             self.done += count

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
-from types import SimpleNamespace
 from typing import Any
 
 from anabranch import Consumer
@@ -24,7 +23,7 @@ from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.ports import Ports
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.endpoint import parse_endpoint
-from anabranch._http.server.exchange import Abandon, Request, Response
+from anabranch._http.server.exchange import Abandon, HangUp, Request, Response, StreamingResponse
 from anabranch._ports import LeaseStore
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.errors import TransportError
@@ -66,6 +65,10 @@ class _LoopClock:
     def wall_ms(self) -> int:
         return now_ms()
 
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        now_ms = self.now_ms()
+        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
+
     async def sleep_until_ms(self, at_ms: int) -> None:
         await asyncio.sleep(max(0, at_ms - self.now_ms()) / 1000)
 
@@ -95,13 +98,17 @@ class SimulatedKinesis:
     def connect(self) -> KinesisClient:
         address = ServiceAddress(self.settings.region, parse_endpoint("http://simulated"))
         service = AwsService(KINESIS, address, _Credentials(), _Http(self), wall_ms=now_ms)  # type: ignore[arg-type]
-        return KinesisClient(service, SimpleNamespace(close=_nothing))  # type: ignore[arg-type]
+        self.streams = _Streams(self)
+        return KinesisClient(service, self.streams)  # type: ignore[arg-type]
 
 
 class _Credentials:
     _given = SigningCredentials("local", "local")
 
     def current(self) -> SigningCredentials:
+        return self._given
+
+    async def get(self) -> SigningCredentials:
         return self._given
 
 
@@ -140,8 +147,94 @@ class _Http:
         """There is no connection to close."""
 
 
-async def _nothing() -> None:
-    pass
+class _Streams:
+    """Replaces the pool of streams: the bodies of subscriptions without a connection."""
+
+    def __init__(self, kinesis: SimulatedKinesis) -> None:
+        self._kinesis = kinesis
+        self.opened: list[_Stream] = []
+
+    async def open(self, headers: Any, body: bytes) -> Any:
+        request = Request("POST", "/", {name.lower(): value for name, value in headers}, body, "1.1")
+        await asyncio.sleep(_LATENCY_SECONDS)
+        answer = self._kinesis.handle(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is Abandon.SILENCE:
+            await asyncio.sleep(2 * _ANSWER_TIMEOUT_SECONDS)
+        if isinstance(answer, Abandon):
+            raise TransportError(f"no answer: {answer.value}")
+        await asyncio.sleep(_LATENCY_SECONDS)
+        found = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in answer.headers}
+        found[b"date"] = formatdate(now_ms() / 1000, usegmt=True).encode("ascii")
+        if isinstance(answer, Response):
+            return ClientResponse(answer.status, found, memoryview(answer.body))
+        assert isinstance(answer, StreamingResponse)
+        stream = _Stream(found, answer.chunks)
+        self.opened.append(stream)
+        return stream
+
+    @property
+    def open_count(self) -> int:
+        return sum(not stream.is_closed for stream in self.opened)
+
+    def close_stream(self, stream: "_Stream", *, silent: bool = False) -> None:
+        stream.close()
+
+    async def close(self) -> None:
+        for stream in self.opened:
+            stream.close()
+
+
+class _Stream:
+    """A body with a window of 64 KiB: beyond that, the server sends only what the reader expects."""
+
+    def __init__(self, headers: dict[bytes, bytes], chunks: Any) -> None:
+        self.headers = headers
+        self._chunks = chunks
+        self._window = 64 << 10
+        self._rest = b""
+        self._waiting: asyncio.Future[bytes] | None = None
+        self.is_closed = False
+
+    async def receive(self) -> list[memoryview]:
+        while True:
+            if self.is_closed:
+                raise TransportError("the stream was closed by this client")
+            if self._rest:
+                self._window = max(self._window, 64 << 10)
+                piece, self._rest = self._rest[: self._window], self._rest[self._window :]
+                self._window -= len(piece)
+                return [memoryview(piece)]
+            if self._waiting is None:
+                self._waiting = asyncio.ensure_future(anext(self._chunks))
+            try:
+                self._rest = await asyncio.shield(self._waiting)
+            except StopAsyncIteration:
+                return []
+            except HangUp:
+                raise TransportError("the connection was reset") from None
+            except asyncio.CancelledError:
+                if self.is_closed:
+                    raise TransportError("the stream was closed by this client") from None
+                raise
+            finally:
+                if self._waiting is not None and self._waiting.done():
+                    self._waiting = None
+
+    def expect(self, wanted_bytes: int) -> None:
+        self._window = max(self._window, wanted_bytes + (64 << 10))
+
+    def progress(self) -> None:
+        """There is no timer here."""
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            if self._waiting is not None:
+                self._waiting.cancel()
+            else:
+                asyncio.ensure_future(self._chunks.aclose())  # noqa: RUF006 -- it ends at once
 
 
 class SimulatedConsumer(Consumer[Any]):
@@ -205,3 +298,8 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -
         if asyncio.get_running_loop().time() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} virtual seconds for: {what}")
         await asyncio.sleep(0.005)
+
+
+def polled_shards(consumer):
+    """How the reader of this consumer polls its shards."""
+    return list(consumer._consumer_run._reader._shards.values())

@@ -18,7 +18,7 @@ from anabranch._wire.aggregate import AggregateBuilder
 
 PAGE = b"000000000000"  # stands for the page's number in every sequence number, where nothing else looks like it
 PAGES_KEPT = 64
-"""What the streams of one shape have: making a page anew while it is asked for would slow down the core beside it."""
+"""What the streams of one shape have: making each page on request would slow down the core beside it."""
 _NAME = re.compile(rb"(plain|aggregated)-(\d+)s-(\d+)p-(?:(\d+)x)?(\d+)x(\d+)")
 _ITERATOR = re.compile(rb"((?:plain|aggregated)-[\dspx-]+)/(\d+)/(\d+)/")
 _SHARD = re.compile(rb"shardId-(\d{12})")

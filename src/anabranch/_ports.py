@@ -1,4 +1,4 @@
-"""What the engine needs from the outside, as protocols: a clock, Kinesis, a lease store.
+"""What the engine needs from the outside, as protocols: a clock, Kinesis, a lease store, dead letters.
 
 `_aws` and `stores` implement them for production, `testing` for simulated fleets.
 """
@@ -10,25 +10,29 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     ControlRow,
-    HandOffRequest,
     HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     LeaseRows,
     MemberRow,
+    Place,
     Poll,
     StatusRow,
     StreamRow,
 )
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire.messages import (
+    ConsumerDescription,
     GetRecordsResponse,
     ListShardsResponse,
+    ListStreamConsumersResponse,
     PutRecordsEntry,
     PutRecordsResponse,
     StreamSummary,
+    SubscribeToShardEvent,
 )
+from anabranch.letters import Letter
 
 
 class Timer(Protocol):
@@ -45,10 +49,38 @@ class Clock(Protocol):
 
     def now_ms(self) -> int: ...
     def wall_ms(self) -> int: ...
+
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        """Whether it is before that time, and the wall clock is ahead of `now_ms` by at most so much. Asked before each
+        record: it must be cheap.
+        """
+
     async def sleep_until_ms(self, at_ms: int) -> None: ...
 
     def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> Timer:
         """Calls back once on the event loop, not before `at_ms`. Cheaper than a sleeping task."""
+
+
+class ShardSubscription(Protocol):
+    """A subscription to one shard that the service has accepted.
+
+    Its methods raise as those of `Kinesis` do: what the service sends as an error, or `TransportError` if the
+    connection breaks, also in the middle of an event.
+    """
+
+    server_seconds: float | None
+    """The service's clock when it accepted the subscription."""
+
+    async def next_bytes(self) -> int | None:
+        """The size of the next event, as soon as it begins to arrive. None: the subscription has ended. Only a small
+        part of the event arrives before `receive` is called, so a caller can wait for room.
+        """
+
+    async def receive(self) -> SubscribeToShardEvent | None:
+        """The event that `next_bytes` announced; None if it was another message."""
+
+    def close(self, *, silent: bool = False) -> None:
+        """Ends it at once. `silent`: the service sent nothing for too long."""
 
 
 class Kinesis(Protocol):
@@ -66,6 +98,11 @@ class Kinesis(Protocol):
         self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
     ) -> GetRecordsResponse: ...
 
+    async def subscribe_to_shard(
+        self, consumer_arn: str, shard_id: str, position: StartingPosition
+    ) -> ShardSubscription:
+        """Returns when the service has accepted the subscription. The caller closes it."""
+
     # what there is
     async def list_shards(
         self,
@@ -77,6 +114,19 @@ class Kinesis(Protocol):
     ) -> ListShardsResponse: ...
 
     async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
+
+    # the consumers of a stream (enhanced fan-out)
+    async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription: ...
+
+    async def describe_stream_consumer(
+        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
+    ) -> ConsumerDescription: ...
+
+    async def list_stream_consumers(
+        self, stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
+    ) -> ListStreamConsumersResponse: ...
+
+    async def deregister_stream_consumer(self, consumer_arn: str) -> None: ...
 
 
 class KinesisWriting(Protocol):
@@ -117,6 +167,8 @@ class LeaseStore(Protocol):
 
     checkpoint_interval: float = 1.0
     """Seconds between two commits of a shard, if `CheckpointSettings.interval` is None."""
+    seen_every: float = 0.0
+    """Seconds after which others see what a worker has written; 0: at once, and workers see who looks at them."""
 
     async def open(self, app: AppRow) -> AppRow:
         """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
@@ -137,6 +189,9 @@ class LeaseStore(Protocol):
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
         """Writes the app row's incarnation if it is still the expected one; returns the stored row."""
 
+    async def move_app(self, expected: Place, place: Place, other_store: str) -> AppRow | None:
+        """Writes where the application lives, if its place is still the expected one; returns the stored row."""
+
     async def renew_watch(self) -> None:
         """Adds one to `watch` in the application's row: somebody looks at the fleet, so members write their status more
         often.
@@ -145,7 +200,13 @@ class LeaseStore(Protocol):
     async def delete_app(self, app_id: str) -> bool:
         """Deletes the application's row, if it still has this id, then all rows under the id. False if there were none.
 
-        After a failure it can be called again, and goes on. The caller has seen that no member is alive.
+        After a failure it can be called again, and goes on; `leftovers` names the id until then. The caller has seen
+        that no member is alive.
+        """
+
+    async def leftovers(self) -> Sequence[str]:
+        """The ids of deleted applications of this name of which rows may be left, because the deletion did not end.
+        Sorted. May be called before `open`.
         """
 
     async def close(self) -> None: ...
@@ -163,8 +224,10 @@ class LeaseStore(Protocol):
     async def leave(self, member_id: str) -> MemberRow | None:
         """Live -> left: one write frees all leases of the member."""
 
-    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
-        """Adds to a live donor's `wanted`, once; returns the donor's stored row."""
+    async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
+        """Adds the short name of a request to a live donor's `wanted`, once and if there are fewer than 8; returns the
+        donor's stored row.
+        """
 
     async def delete_member(self, member_id: str) -> bool:
         """Deletes a sealed or left member, and its status. The caller has seen that no lease names it."""
@@ -222,3 +285,19 @@ class LeaseStore(Protocol):
 
     async def read_controls(self) -> Sequence[ControlRow]:
         """Sorted by the time of the request, then by id."""
+
+
+class LetterDestination(Protocol):
+    """Where dead letters go. Calls raise `DeadLetterError`, whose code is the reason why a shard waits."""
+
+    async def check(self, retention_hours: int) -> list[str]:
+        """Whether it can be written to. Returns warnings, such as that it keeps letters for less time than the stream
+        keeps records, or than 14 days. Raises if it cannot be used.
+        """
+
+    async def write(self, letter: Letter) -> None:
+        """Returns when the letter is durable. Writing it again does not make a second letter; where a destination
+        cannot tell, readers do, by the idempotency key.
+        """
+
+    async def close(self) -> None: ...

@@ -1,41 +1,82 @@
 """`Application`: observe and manage a whole fleet through its lease store, from any process.
 
-It is not a member of the fleet and holds no lease.
+It is not a member of the fleet and holds no lease, except for a moment to apply a command while no worker runs.
 """
 
 import asyncio
 import contextlib
+import getpass
 import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from msgspec.structs import replace
+
+from anabranch._core.leases.commands import RESUME, SKIP, apply_to_row
 from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, StatusObserver, view_fleet
 from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS
+from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
+from anabranch._core.monitor import AlertState, FleetLag
+from anabranch._core.scaling import desired_workers
 from anabranch._engine.clock import SystemClock
-from anabranch._ports import LeaseStore
-from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
-from anabranch.reports import FleetMember, FleetStatus
+from anabranch._engine.emit import check_alerts, make_emit
+from anabranch._engine.run_watch import tell_alert
+from anabranch._model.kinds import type_violations
+from anabranch._model.leases import AppRow, Conflict, ControlRow, LeaseRow, MemberRow
+from anabranch._model.streams import Position
+from anabranch._ports import Clock, LeaseStore
+from anabranch.alerts import Alert
+from anabranch.config import Aws
+from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
+from anabranch.events import Event, StoreAnswered, StoreUnanswered
+from anabranch.reports import CommandResult, DesiredWorkers, FleetMember, FleetStatus
 from anabranch.stores.catalogue import find_store
+from anabranch.stores.copying import check_target, copy_rows
+from anabranch.stores.urls import open_store
 
 __all__ = ["Application"]
 
 _POLL_SECONDS: Final = 0.25
+_ANSWER_MS: Final = 10_000
+"""How long a command waits for the fleet, besides the time after which a silent worker counts as dead."""
+_ALONE_SECONDS: Final = 5.0
+_NAME_MAX: Final = 30
 _RENEWAL_SECONDS: Final = 1.0
+_SCALING_KINDS: Final = {
+    "target_lag": float,
+    "catch_up": float,
+    "worker_rate": float | None,
+    "minimum": int,
+    "maximum": int | None,
+}
 
 
 class Application:
-    """An existing application. Pass the same `leases=` as its workers; without it, the embedded stores of this machine
-    are searched. It creates nothing: for an unknown application it raises an error that names the known ones.
+    """An existing application. Pass the same `leases=` as its workers; without it, the store in ANABRANCH_LEASES or the
+    embedded stores of this machine are searched. It creates nothing: for an unknown application it raises an error that
+    names the known ones. `aws` has the region and credentials of a store in AWS; `clock` is for tests.
     """
 
-    def __init__(self, app: str, *, leases: str | LeaseStore | None = None) -> None:
+    def __init__(
+        self,
+        app: str,
+        *,
+        leases: str | LeaseStore | None = None,
+        aws: Aws | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._app = app
         self._leases = leases
+        self._aws = aws
         self._store: LeaseStore | None = None
         self._heartbeats = HeartbeatObserver()
         self._statuses = StatusObserver()
         self._renewed_ms: int | None = None
-        self._clock = SystemClock()
+        self._app_id: str | None = None
+        self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -54,7 +95,7 @@ class Application:
 
     async def _open(self) -> LeaseStore:
         if self._store is None:
-            self._store = await find_store(self._app, self._leases, os.environ)
+            self._store = await find_store(self._app, self._leases, os.environ, self._aws)
         return self._store
 
     async def status(self, *, watch: bool = False) -> FleetStatus:
@@ -63,11 +104,11 @@ class Application:
         no rate, and the reasons that it sees may be a minute old.
 
         With `watch`, it polls until every live member has sent a heartbeat and a report: a few seconds, at most half of
-        a lease's expiry and 2 seconds.
+        a lease's expiry and 2 seconds. A store that shows changes late (S3) is not waited for.
         """
         await self._renew_watch()
         status, _ = await self._read()
-        if watch:
+        if watch and not (await self._open()).seen_every:
             deadline_ms = self._clock.now_ms() + max((_watch_ms(member) for member in status.live_members), default=0)
             while self._clock.now_ms() < deadline_ms and not all(
                 member.heartbeat_seen and member.status_seen for member in status.live_members
@@ -76,6 +117,78 @@ class Application:
                 await self._renew_watch()
                 status, _ = await self._read()
         return status
+
+    async def watch(
+        self,
+        *,
+        interval: float = 5.0,
+        alerts: Sequence[Alert] = (),
+        on_event: Callable[[Event], None] | None = None,
+    ) -> AsyncIterator[FleetStatus]:
+        """The status again and again, every `interval` seconds. Alerts see the worst shard of the whole fleet, also if
+        no worker is left: they are logged, passed to `on_event`, and call their hooks. While the lease store does not
+        answer, there is no status; an event says so.
+        """
+        if not 0.1 <= interval <= 15:
+            raise ConfigurationError(f"interval is {interval}; it must be from 0.1 to 15 seconds, or lags are not seen")
+        alerts, emit = check_alerts(alerts), make_emit(on_event)
+        fleet_lag, states = FleetLag(), [AlertState(alert, self._clock.now_ms()) for alert in alerts]
+        failure_count, failing_since_ms = 0, 0
+        while True:
+            now_ms = self._clock.now_ms()
+            try:
+                status = await self.status()
+            except LeaseStoreError as error:
+                if not failure_count:
+                    failing_since_ms = now_ms
+                    emit(StoreUnanswered(error=str(error), code=error.code, failure_count=1))
+                failure_count += 1
+            else:
+                if failure_count:
+                    emit(StoreAnswered(failure_count=failure_count, seconds=(now_ms - failing_since_ms) / 1000))
+                    failure_count = 0
+                lag = fleet_lag.observe(status, now_ms)
+                for state in states:
+                    if (event := state.observe(lag, now_ms)) is not None:
+                        tell_alert(emit, state.alert, event)
+                yield status
+            await asyncio.sleep(interval)
+
+    async def desired_workers(
+        self,
+        *,
+        target_lag: float = 60.0,
+        catch_up: float = 300.0,
+        worker_rate: float | None = None,
+        minimum: int = 1,
+        maximum: int | None = None,
+    ) -> DesiredWorkers:
+        """How many workers the fleet should have. If it is more than `target_lag` seconds behind: as many as catch up
+        within `catch_up` seconds. `worker_rate` is what one worker handles in a second when it is busy; with it, fewer
+        workers are advised when less arrives. Never more than there are shards to handle. Takes a few seconds, as
+        `status(watch=True)` does.
+        """
+        given = {"target_lag": target_lag, "catch_up": catch_up, "worker_rate": worker_rate}
+        given |= {"minimum": minimum, "maximum": maximum}
+        violations = type_violations(given, _SCALING_KINDS)
+        if not violations:
+            violations = [
+                f"{name} is {value}; it must be positive"
+                for name, value in (("target_lag", target_lag), ("catch_up", catch_up), ("worker_rate", worker_rate))
+                if value is not None and not value > 0
+            ]
+            if minimum < 0 or (maximum is not None and maximum < max(minimum, 1)):
+                violations.append(f"minimum is {minimum} and maximum {maximum}; 0 <= minimum <= maximum is needed")
+        if violations:
+            raise ConfigurationError(violations)
+        return desired_workers(
+            await self.status(watch=True),
+            target_lag=target_lag,
+            catch_up=catch_up,
+            worker_rate=worker_rate,
+            minimum=minimum,
+            maximum=maximum,
+        )
 
     async def _renew_watch(self) -> None:
         """Workers that see it write their status. A store that refuses writes can still be read."""
@@ -89,9 +202,17 @@ class Application:
     async def _read(self) -> tuple[FleetStatus, FleetRows]:
         store = await self._open()
         poll = await store.poll()
-        app, members = poll.app, poll.members
+        if poll.app is not None and self._app_id not in {None, poll.app.app_id}:
+            # It was deleted and created again: the rows of the new one are stored under another id.
+            await store.open(poll.app)
+            poll = await store.poll()
+        app = poll.app
+        # In a store that shows changes late, a member that is silent for two of its intervals may be alive.
+        expiry_ms_min = round(2_000 * store.seen_every + 10_000) if store.seen_every else 0
+        members = [replace(row, expiry_ms=max(row.expiry_ms, expiry_ms_min)) for row in poll.members]
         if app is None:
             raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")
+        self._app_id = app.app_id
         now_ms = self._clock.now_ms()
         counters = self._heartbeats.observe(members, now_ms)
         statuses = await store.read_statuses()
@@ -103,13 +224,165 @@ class Application:
             statuses=statuses,
             dead_members=poll.known_dead,
         )
-        return view_fleet(rows, counters, now_ms, self._statuses.observe(statuses, now_ms)), rows
+        written_ms = self._statuses.observe(statuses, now_ms)
+        return view_fleet(rows, counters, now_ms, written_ms, wall_seconds=self._clock.wall_ms() / 1000), rows
+
+    # commands
+
+    async def skip(self, shard_id: str, position: str, *, stream: str | None = None) -> CommandResult:
+        """Goes past a record that keeps failing: `position` is its sequence number, with `:sub-sequence number` for a
+        record of an aggregate. A running worker applies it within about a second; without one, this applies it itself.
+        `stream` is needed if several streams have such a shard.
+        """
+        try:
+            parsed = Position.parse(position)
+        except ValueError as error:
+            raise UsageError(
+                f"{position!r} is no position: write SEQUENCE or SEQUENCE:SUB, as explain shows it"
+            ) from error
+        return await self._command(SKIP, shard_id, stream, {"position": str(parsed)})
+
+    async def resume(self, shard_id: str, *, stream: str | None = None) -> CommandResult:
+        """Tries the record of a stopped shard once more. See `skip`."""
+        return await self._command(RESUME, shard_id, stream, {})
+
+    async def commands(self) -> tuple[CommandResult, ...]:
+        """All commands, the earliest first: who wanted what, and what came of it."""
+        store = await self._open()
+        return tuple(_command_result(row) for row in await store.read_controls() if row.key is not None)
+
+    async def _command(
+        self, action: str, shard_id: str, stream: str | None, arguments: dict[str, str]
+    ) -> CommandResult:
+        store = await self._open()
+        _, rows = await self._read()
+        lease = _find_lease(rows, shard_id, stream)
+        if rows.app.place != "here":
+            raise UsageError(f"application {self._app!r} is in {rows.app.other_store}: send commands there")
+        if lease.is_finished:
+            raise UsageError(f"{shard_id} is finished: there is nothing to {action}")
+        if action == RESUME and lease.stopped is None:
+            raise UsageError(f"{shard_id} is not stopped: there is nothing to resume")
+        command = ControlRow(
+            command_id=secrets.token_hex(8),
+            action=action,
+            key=lease.key,
+            arguments={**arguments, "version": str(lease.version)},
+            requested_by=_requester(),
+            requested_wall_ms=self._clock.wall_ms(),
+        )
+        await store.put_control(command)
+        return _command_result(await self._await_answer(store, command))
+
+    async def _await_answer(self, store: LeaseStore, command: ControlRow) -> ControlRow:
+        """Waits for a worker to answer. If none runs, joins as a member, applies the command and leaves."""
+        deadline_ms: int | None = None
+        while True:
+            stored = next((row for row in await store.read_controls() if row.command_id == command.command_id), command)
+            if stored.state != "pending":
+                return stored
+            status, rows = await self._read()
+            now_ms = self._clock.now_ms()
+            if not status.live_members and await self._apply_alone(store, command, rows):
+                continue
+            if deadline_ms is None:
+                longest = max((member.expiry for member in status.live_members), default=0.0)
+                deadline_ms = now_ms + round(longest * 1000) + _ANSWER_MS
+            if now_ms >= deadline_ms:
+                expired = replace(command, state="expired", result="no worker answered in time")
+                await store.write_control(expired)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _apply_alone(self, store: LeaseStore, command: ControlRow, rows: FleetRows) -> bool:
+        """No worker runs. False: one has started meanwhile."""
+        for row in rows.members:
+            if row.state == "live":
+                sealed = await store.seal_member(row.member_id, row.counter)
+                if sealed is not None and sealed.state == "live":
+                    return False
+        assert command.key is not None
+        lease = await store.read_lease(command.key)
+        if lease is None:
+            raise LeaseStoreInvalidError(f"the lease of {command.key.shard_id} was deleted in the meantime")
+        outcome = apply_to_row(command, lease)
+        if outcome.row is not None:
+            member = MemberRow(
+                member_id=f"{command.requested_by[:_NAME_MAX]}#{secrets.token_hex(16)}",
+                expiry_ms=LEASE_EXPIRY_MS_DEFAULT,
+                order=lease.checkpoint.order,
+                shards_max=0,  # workers that start meanwhile give it nothing
+                joined_wall_ms=self._clock.wall_ms(),
+            )
+            if not await self._write_as_member(store, member, lease, command):
+                return False
+        answered = replace(command, state=outcome.state, result=f"{outcome.result} (no worker was running)")
+        await store.write_control(answered)
+        return True
+
+    async def _write_as_member(
+        self, store: LeaseStore, member: MemberRow, lease: LeaseRow, command: ControlRow
+    ) -> bool:
+        """Well within the fence time, so that no heartbeat is needed. False: somebody else has the lease."""
+        await store.register_member(member)
+        try:
+            async with asyncio.timeout(_ALONE_SECONDS):
+                taken = await store.take_lease(
+                    lease.key, member.member_id, expected_owner=lease.owner, expected_version=lease.version
+                )
+                if isinstance(taken, Conflict):
+                    return False
+                outcome = apply_to_row(command, taken)
+                assert outcome.row is not None, "nobody else could write it"
+                written = replace(outcome.row, owner=None, takes_without_progress=lease.takes_without_progress)
+                answer = await store.write_lease(written, member_id=member.member_id, expected_version=taken.version)
+                return not isinstance(answer, Conflict)
+        finally:
+            await store.leave(member.member_id)
 
     async def delete(self) -> None:
         """Deletes the application with its leases and checkpoints. Refuses while any worker is still heartbeating.
 
         If the store cannot prove that a process is dead, this takes as long as a lease's expiry.
         """
+        store, rows = await self._open(), await self._seal_dead_members()
+        if not await store.delete_app(rows.app.app_id):
+            raise LeaseStoreError(
+                f"application {self._app!r} was not deleted: a worker sent a heartbeat at that moment"
+            )
+
+    async def copy_to(self, leases: str | LeaseStore) -> int:
+        """Moves the application to another lease store, and returns the number of its leases. Refuses while any worker
+        is still heartbeating. From then on, workers start there and refuse to start here.
+
+        A copy that failed half-way can be repeated: until it is complete, workers refuse to start in both stores.
+        """
+        source = await self._open()
+        target = open_store(leases, self._app, self._aws)
+        try:
+            _, rows = await self._read()
+            await self._mark_as_moved(source, target, rows.app)
+            return await copy_rows(source, target, rows.app)
+        finally:
+            if target is not leases:
+                await target.close()
+
+    async def _mark_as_moved(self, source: LeaseStore, target: LeaseStore, app: AppRow) -> None:
+        if app.place == "arriving":
+            raise UsageError(f"application {self._app!r} has not arrived in {source} yet: complete that copy first")
+        if app.place == "moved" and app.other_store != str(target):
+            raise UsageError(f"application {self._app!r} was moved to {app.other_store} already")
+        await check_target(target, app)
+        if app.place == "moved":
+            return  # an earlier copy was not completed
+        await self._seal_dead_members()
+        marked = await source.move_app("here", "moved", str(target))
+        # A worker that starts meanwhile is seen here, or sees the mark in its first poll.
+        status, _ = await self._read()
+        if marked is None or marked.place != "moved" or status.live_members:
+            await source.move_app("moved", "here", "")
+            raise UsageError(f"application {self._app!r} was not moved: a worker started at that moment")
+
+    async def _seal_dead_members(self) -> FleetRows:
         store = await self._open()
         while True:
             status, rows = await self._read()
@@ -121,10 +394,48 @@ class Application:
         for row in rows.members:
             if row.state == "live":
                 await store.seal_member(row.member_id, row.counter)
-        if not await store.delete_app(rows.app.app_id):
-            raise LeaseStoreError(
-                f"application {self._app!r} was not deleted: a worker sent a heartbeat at that moment"
-            )
+        return rows
+
+
+def _find_lease(rows: FleetRows, shard_id: str, stream: str | None) -> LeaseRow:
+    names = {row.stream_key: row.name for row in rows.streams}
+    found = [
+        row
+        for row in rows.leases
+        if row.key.shard_id == shard_id and stream in {None, names.get(row.key.stream_key), row.key.stream_key}
+    ]
+    found = [row for row in found if not row.is_finished] or found
+    if not found:
+        of = "" if stream is None else f" of stream {stream}"
+        raise UsageError(f"application {rows.app.app!r} has no lease for {shard_id}{of}")
+    if len(found) > 1:
+        keys = ", ".join(sorted(names.get(row.key.stream_key, row.key.stream_key) for row in found))
+        raise UsageError(f"several streams have a {shard_id} ({keys}): say which one (stream=, --stream)")
+    return found[0]
+
+
+def _command_result(row: ControlRow) -> CommandResult:
+    assert row.key is not None
+    return CommandResult(
+        command_id=row.command_id,
+        action=row.action,
+        stream=row.key.stream_key.split(":")[1],
+        shard_id=row.key.shard_id,
+        position=row.arguments.get("position"),
+        requested_by=row.requested_by,
+        requested_seconds=row.requested_wall_ms / 1000,
+        state=row.state,
+        result=row.result,
+    )
+
+
+def _requester() -> str:
+    """Who sends a command, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = f"user {os.getuid()}" if hasattr(os, "getuid") else "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _watch_ms(member: FleetMember) -> int:

@@ -1,9 +1,10 @@
 """A byte budget for all records that a consumer has read and not finished. Several consumers can share one.
 
 A read reserves room for the largest possible response, and gives back the difference when the response arrives (rule
-B1). A reader without room is called back when there is some; nothing is dropped to make room (promise P5). Records that
-are held back by an unfinished record of the same key may use only an eighth of the budget, so that a few shards cannot
-block all others (rule D6).
+B1). A read at the tip of its shard reserves less; if its response is larger, the budget may be overdrawn by one
+response. A reader without room is called back when there is some; nothing is dropped to make room (promise P5). Records
+that are held back by an unfinished record of the same key may use only an eighth of the budget, so that a few shards
+cannot block all others (rule D6).
 """
 
 from collections import deque
@@ -16,6 +17,11 @@ __all__ = ["READ_RESERVE_BYTES", "Budget"]
 
 READ_RESERVE_BYTES = 24 * MIB
 """Room for one read: the JSON text and the decoded bytes of a full GetRecords response of 10 MiB (rule B1)."""
+
+TIP_RESERVE_BYTES = 4 * MIB
+"""Room for a read of a shard that was at its tip a moment ago: about what its write quota lets it gain."""
+TIP_MS_MAX = 1_500
+"""How long ago that moment may be."""
 
 assert READ_RESERVE_BYTES > 2 * GET_RECORDS_BYTES_MAX
 
@@ -34,6 +40,9 @@ class Budget:
         self.held_back_bytes = 0
         """Bytes of records that are held back by unfinished records of the same keys, over all shards."""
         self.held_back_bytes_max = limit_bytes // 8
+        self.tip_reserve_bytes = TIP_RESERVE_BYTES
+        self.overdraft_bytes_max = READ_RESERVE_BYTES
+        """How far the limit may be exceeded by responses that were larger than their reservation."""
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def has_room(self, wanted_bytes: int) -> bool:
@@ -41,6 +50,17 @@ class Budget:
 
     def try_reserve(self, wanted_bytes: int) -> bool:
         if not self.has_room(wanted_bytes):
+            return False
+        self.used_bytes += wanted_bytes
+        if self.used_bytes > self.peak_bytes:  # noqa: PLR1730 -- max() costs more, and this is asked for each poll
+            self.peak_bytes = self.used_bytes
+        return True
+
+    def try_overdraw(self, wanted_bytes: int) -> bool:
+        """Room for the rest of a response that is larger than its reservation, up to the overdraft. Until that is paid
+        back, there is no room for anything else.
+        """
+        if self.used_bytes + wanted_bytes > self.limit_bytes + self.overdraft_bytes_max:
             return False
         self.used_bytes += wanted_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)

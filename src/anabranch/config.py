@@ -9,12 +9,24 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from anabranch._model.kinds import field_type_violations
+from anabranch._model.leases import WORKER_ID_BYTES_MAX
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import ConfigurationError
+from anabranch.limits import SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
-__all__ = ["Aws", "CheckpointSettings", "ConsumerSettings", "LeaseSettings", "PollingSettings", "ProducerSettings"]
+__all__ = [
+    "Aws",
+    "CheckpointSettings",
+    "ConsumerSettings",
+    "FanOutSettings",
+    "LeaseSettings",
+    "PollingSettings",
+    "ProducerSettings",
+]
 
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+_CONSUMER_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_CONSUMER_ARN = re.compile(r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/[^/]+/consumer/[^/:]+:[0-9]+")
 
 
 def _refuse(violations: list[str]) -> None:
@@ -76,10 +88,17 @@ def _are_credentials(value: Any) -> bool:
     )
 
 
+def _is_worker_id(name: str) -> bool:
+    """A name that needs no escapes in JSON, so that its length is what it costs."""
+    is_short = 0 < len(name.encode(errors="replace")) <= WORKER_ID_BYTES_MAX
+    return is_short and name.isprintable() and not set(name) & set('"\\')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     worker_id: str | None = None
-    """A readable name; by default the host name and process id. Ownership does not depend on it."""
+    """A readable name, at most 64 bytes in UTF-8; by default the host name and process id. Ownership does not depend on
+    it."""
     worker_id_exclusive: bool = False
     """Set it only if the platform guarantees that no two processes ever run with the same `worker_id`, not even briefly
     or during a network partition. Then a restarted worker takes its shards back at once, with every store. If the
@@ -128,8 +147,11 @@ class LeaseSettings:
             violations.append(f"on_zombie is {self.on_zombie!r}; it must be 'report' or 'exit'")
         if self.create not in {"if_missing", "never"}:
             violations.append(f"create is {self.create!r}; it must be 'if_missing' or 'never'")
-        if self.worker_id is not None and not 1 <= len(self.worker_id) <= 128:
-            violations.append("worker_id must have 1 to 128 characters")
+        if self.worker_id is not None and not _is_worker_id(self.worker_id):
+            violations.append(
+                f"worker_id is {self.worker_id!r}; it must have 1 to {WORKER_ID_BYTES_MAX} bytes in UTF-8, all "
+                "printable, without quotation marks and backslashes: every heartbeat writes it"
+            )
         if self.worker_id_exclusive and self.worker_id is None:
             violations.append("worker_id_exclusive needs a worker_id that no other process has")
         _refuse(violations)
@@ -163,6 +185,40 @@ class PollingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FanOutSettings:
+    """For `read="fanout"`. By default an application registers one consumer per stream, and keeps it."""
+
+    consumer_name: str | None = None
+    """The name of the stream consumer; None for `anabranch-<app>-<8 digits>`. It is registered if it does not exist.
+    Two applications must not share one."""
+    consumer_arn: str | None = None
+    """The ARN of a registered consumer, for credentials that may only subscribe. It is never registered or removed."""
+    deregister_on_stop: bool = False
+    """Whether the last worker to stop removes the consumer that the application registered. The next start waits until
+    a new one is active. A registered consumer costs money while nobody reads."""
+
+    def __post_init__(self) -> None:
+        _refuse(field_type_violations(self))
+        violations = []
+        if self.consumer_name is not None and _CONSUMER_NAME.fullmatch(self.consumer_name) is None:
+            violations.append(
+                f"consumer_name is {self.consumer_name!r}; it must have 1 to 128 letters, digits, '_', '.' and '-'"
+            )
+        if self.consumer_arn is not None and _CONSUMER_ARN.fullmatch(self.consumer_arn) is None:
+            violations.append(
+                "consumer_arn: a consumer's ARN looks like "
+                "arn:aws:kinesis:eu-west-1:123456789012:stream/orders/consumer/billing:1700000000, "
+                f"not {self.consumer_arn!r}"
+            )
+        if self.consumer_arn is not None and (self.consumer_name is not None or self.deregister_on_stop):
+            violations.append(
+                "consumer_arn names a consumer that is managed elsewhere; "
+                "it excludes consumer_name and deregister_on_stop"
+            )
+        _refuse(violations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
     interval: float | None = None
     """How often finished records are committed. After a crash, records finished since the last commit are repeated.
@@ -191,6 +247,7 @@ class CheckpointSettings:
 class ConsumerSettings:
     leases: LeaseSettings = field(default_factory=LeaseSettings)
     polling: PollingSettings = field(default_factory=PollingSettings)
+    fanout: FanOutSettings = field(default_factory=FanOutSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     budget: Budget | int = 256 << 20
     """How many bytes of records may be read and unfinished. Pass a `Budget` to share it with other consumers of the
@@ -200,6 +257,10 @@ class ConsumerSettings:
     at_shard_end: Literal["wait", "finish"] = "wait"
     """If only failed records that wait for a retry keep a closed shard from finishing, and so its children from
     starting: `wait` retries them as `on_failure` says; `finish` takes its last step (`then`) at once."""
+    health_host: str = "0.0.0.0"  # noqa: S104 -- probes come from outside the container
+    """The address on which `health_port=` listens; by default all of this machine."""
+    trace: bool = False
+    """Whether to make OpenTelemetry spans for reads and handler calls. Needs the extra `otel`."""
 
     def __post_init__(self) -> None:
         _refuse(field_type_violations(self))
@@ -218,6 +279,11 @@ class ProducerSettings:
     shard_share: float = 1.0
     """The share of each shard's write quota (1,000 records and 1 MiB per second) that this producer may use. Several
     producers adapt to each other; a lower share leaves room from the start."""
+    shard_bytes_per_second: float | None = None
+    """The most bytes that this producer writes to each shard in a second, if that is less than its share."""
+    shard_records_per_second: float | None = None
+    """The most Kinesis records that this producer writes to each shard in a second, if that is less than its share. An
+    aggregate is one record."""
     requests_in_flight: int = 8
     """Concurrent PutRecords calls per stream. More gives more throughput over long round trips, with more
     connections.
@@ -229,6 +295,10 @@ class ProducerSettings:
     """The partition key of aggregates, as readers see that do not open them; None: that of their first record. The
     KPL's is "a". It never decides the shard."""
 
+    trace: bool | Literal["wrap"] = False
+    """Whether to make an OpenTelemetry span for each put, and to send its trace parent with sampled records that are
+    aggregated. `"wrap"` sends it with single records too: each becomes an aggregate of one, so use it only if all
+    consumers deaggregate. Needs the extra `otel`."""
     exit_timeout: float = 10.0
     """When a program ends without closing its `SyncProducer`: the seconds that delivering the rest may take."""
 
@@ -239,10 +309,19 @@ class ProducerSettings:
             violations.append(f"exit_timeout is {self.exit_timeout} s; it must not be negative")
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
+        for name, quota in (
+            ("shard_bytes_per_second", SHARD_WRITE_BYTES_PER_SECOND),
+            ("shard_records_per_second", SHARD_WRITE_RECORDS_PER_SECOND),
+        ):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit <= quota:
+                violations.append(f"{name} is {limit}; it must be above 0 and at most {quota}, a shard's quota")
         if not 1 <= self.requests_in_flight <= 64:
             violations.append(f"requests_in_flight is {self.requests_in_flight}; it must be from 1 to 64")
         if self.after_failure not in {"fail", "continue"}:
             violations.append(f"after_failure is {self.after_failure!r}; it must be 'fail' or 'continue'")
+        if self.trace not in {True, False, "wrap"}:
+            violations.append(f"trace is {self.trace!r}; it must be True, False or 'wrap'")
         if self.aggregate_partition_key is not None and not 1 <= len(self.aggregate_partition_key) <= 256:
             violations.append("aggregate_partition_key must have 1 to 256 characters")
         _refuse(violations)

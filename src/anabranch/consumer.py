@@ -9,40 +9,58 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, overload
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._core.leases.admission import fingerprint
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.consumer_run import ConsumerRun
-from anabranch._engine.emit import make_emit
+from anabranch._engine.consumer_run import (
+    ConsumerRun,
+    EngineMode,
+    HandleBatches,
+    HandleRecords,
+    IterateBatches,
+    IterateRecords,
+    RunPlan,
+)
+from anabranch._engine.emit import check_alerts, make_emit
+from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.iteration import Iteration
 from anabranch._engine.ports import Ports
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
-from anabranch._engine.worker import WorkerPlan
+from anabranch._engine.tracing import Tracing
+from anabranch._loop_reads import read_on
 from anabranch._model.kinds import type_violations
-from anabranch._model.leases import AppRow
+from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow
 from anabranch._model.streams import StreamName, parse_stream
-from anabranch._ports import LeaseStore
+from anabranch._ports import LeaseStore, LetterDestination
+from anabranch.alerts import Alert
 from anabranch.budget import Budget
-from anabranch.config import Aws, ConsumerSettings
+from anabranch.config import Aws, ConsumerSettings, FanOutSettings
+from anabranch.dead_letters.delivery import RegisteredHandler
+from anabranch.dead_letters.opening import open_destination
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.events import Event
-from anabranch.policies import Retry
-from anabranch.records import Batch, Record
-from anabranch.reports import ConsumerStatus, StopReport
+from anabranch.health import HealthApp, HealthServer
+from anabranch.metrics.catalogue import Level, Measurement, OwnMetrics, consumer_measurements
+from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
+from anabranch.policies import DeadLetter, Retry
+from anabranch.records import Batch, Context, Record, checked_metric
+from anabranch.reports import ConsumerStatus, HealthReport, StopReport
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.stores.urls import default_store, open_store
+from anabranch.stores.s3 import S3LeaseStore
+from anabranch.stores.sqlite import SqliteLeaseStore
+from anabranch.stores.urls import default_store, leases_from, open_store, shown_url
 from anabranch.values import Decoder, decode_with
 
 __all__ = ["Consumer"]
@@ -57,8 +75,18 @@ else:
     T = TypeVar("T")
 
 
-Handler = Callable[..., Any]
-Item = TypeVar("Item")
+R = TypeVar("R")
+
+RecordHandler: TypeAlias = Callable[[Record[T]], object] | Callable[[Record[T], Context], object]
+BatchHandler: TypeAlias = Callable[[Batch[T]], object] | Callable[[Batch[T], Context], object]
+"""Async functions and plain ones, with or without the context. What they return is not used."""
+
+
+class BatchDecorator(Protocol[T]):
+    @overload
+    def __call__(self, handler: Callable[[Batch[T]], R], /) -> Callable[[Batch[T]], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[Batch[T], Context], R], /) -> Callable[[Batch[T], Context], R]: ...
 
 
 EPHEMERAL = "(ephemeral)"
@@ -80,7 +108,7 @@ class Consumer(Generic[T]):
         until: Literal["tip"] | datetime | None = None,
         idle_timeout: float | None = None,
         leases: str | LeaseStore | None = None,
-        read: Literal["polling"] = "polling",
+        read: Literal["polling", "fanout"] = "polling",
         order: Literal["shard", "key", "none"] = "shard",
         concurrency: int = 32,
         decode: Decoder[T] = bytes,  # type: ignore[assignment]
@@ -88,18 +116,20 @@ class Consumer(Generic[T]):
         on_failure: Retry | None = None,
         settings: ConsumerSettings | None = None,
         aws: Aws | None = None,
+        metrics: Sequence[Exporter] = (),
+        health_port: int | None = None,
         on_event: Callable[[Event], None] | None = None,
+        alerts: Sequence[Alert] = (),
     ) -> None:
         check_kinds({**locals()})
+        self._alerts = check_alerts(alerts)
         self._settings = settings or ConsumerSettings()
         self._streams = check_streams(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
-        if order not in {"shard", "key", "none"}:
-            raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
-        if acknowledge not in {"auto", "manual"}:
-            raise ConfigurationError(f"acknowledge is {acknowledge!r}; it must be 'auto' or 'manual'")
+        self._read = read
+        check_fanout(self._settings.fanout, self._streams, read)
+        check_letters(on_failure, app, aws)
+        check_choices(order, acknowledge, concurrency, health_port)
         self._manual_ack = acknowledge == "manual"
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
         self._app = app
         self._start: Literal["latest", "trim_horizon"] | float = (
             start.timestamp() if isinstance(start, datetime) else start or ("latest" if app is None else "trim_horizon")
@@ -116,16 +146,26 @@ class Consumer(Generic[T]):
         self._emit = make_emit(on_event)
         budget = self._settings.budget
         self._budget = budget if isinstance(budget, Budget) else Budget(budget)
-        self._handler: Handler | None = None
-        self._batch_handler: tuple[Handler, BatchLimits] | None = None
+        self.health_port = health_port
+        """The port for health checks; None for none."""
+        self.health_url: str | None = None
+        """Where health is served now."""
+        self._health_server: HealthServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._own_metrics = OwnMetrics(self._emit)
+        namespace = "Anabranch" if app is None else f"Anabranch/{app}"
+        self.exporters = Exporters(
+            metrics, Source(app or EPHEMERAL, self._measure, self._emit, namespace=namespace, aws=aws)
+        )
+        self._tracing = Tracing() if self._settings.trace else None
+        self._handler: RecordHandler[T] | None = None
+        self._batch_handler: tuple[BatchHandler[T], BatchLimits] | None = None
         self._ports: Ports | None = None
         self._account: AwsAccount | None = None
         self._client: KinesisClient | None = None
         self._consumer_run: ConsumerRun | None = None
-        self._stop_count = 0
-        """Calls of stop() while nothing was running: they stop the next run."""
-        self._used_stop_count = 0
-        """The count when a run was last stopped that way."""
+        self._early_stop = asyncio.Event()
+        """Set by stop() while nothing is running: it stops the next run before it starts."""
 
     # opening and closing
 
@@ -149,11 +189,40 @@ class Consumer(Generic[T]):
         if self._app is None and self._leases is None:
             store: LeaseStore = MemoryLeaseStore()
         elif self._leases is None:
-            store = default_store(self._app or EPHEMERAL, os.environ)
+            store = default_store(self._app or EPHEMERAL, os.environ, self._aws)
         else:
-            store = open_store(self._leases, self._app or EPHEMERAL)
-        self._ports = await self._connect(store)
+            store = open_store(self._leases, self._app or EPHEMERAL, self._aws)
+        ports = await self._connect(store)
+        self._ports = replace(ports, letters=self._open_letters(store))
+        self._loop = asyncio.get_running_loop()
+        self.exporters.start()
+        if self.health_port is not None:
+            await self._serve_health(self.health_port)
         return self._ports
+
+    def _open_letters(self, store: LeaseStore) -> LetterDestination | None:
+        """Where dead letters go. Without a URL: a file beside the leases."""
+        then = self._handler_options.policy.then
+        if not isinstance(then, DeadLetter):
+            return None
+        return open_destination(
+            then.url,
+            app=self._app or EPHEMERAL,
+            environ=os.environ,
+            aws=self._aws,
+            leases_path=store.path if isinstance(store, SqliteLeaseStore) else None,
+            redact=then.redact,
+            overflow=then.overflow,
+        )
+
+    async def _serve_health(self, port: int) -> None:
+        server = HealthServer(HealthApp(self), host=self._settings.health_host, port=port)
+        try:
+            self.health_url = await server.start()
+        except BaseException:
+            await self._close()
+            raise
+        self._health_server = server
 
     async def _connect(self, store: LeaseStore) -> Ports:
         self._account = AwsAccount(self._aws)
@@ -170,14 +239,28 @@ class Consumer(Generic[T]):
             entropy=random.SystemRandom(),
             emit=self._emit,
             heartbeats_on_thread=True,
+            tracing=self._tracing,
+            add_metric=self._own_metrics.add,
         )
 
     async def _close(self) -> None:
+        try:
+            await self.exporters.stop()
+        finally:  # also if that wait was cancelled
+            await self._close_ports()
+
+    async def _close_ports(self) -> None:
+        self.health_url = None
+        server, self._health_server = self._health_server, None
+        if server is not None:
+            await server.stop()
         ports, self._ports = self._ports, None
         if (
             ports is not None and ports.store is not self._leases
         ):  # the caller closes a store that it passed as an object
             await ports.store.close()
+        if ports is not None and ports.letters is not None:
+            await ports.letters.close()
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -185,16 +268,16 @@ class Consumer(Generic[T]):
         if account is not None:
             account.close()
 
-    def _begin(self, ports: Ports) -> ConsumerRun:
+    def _begin(self, ports: Ports, mode: EngineMode, early_stop: asyncio.Event) -> ConsumerRun:
         settings = self._settings
         until = self._until
-        plan = WorkerPlan(
+        plan = RunPlan(
             app=AppRow(app=self._app or EPHEMERAL, app_id=secrets.token_hex(16), created_wall_ms=ports.clock.wall_ms()),
             streams=self._streams,
             start=self._start,
             profile=MemberProfile(
-                worker_id=settings.leases.worker_id or f"{socket.gethostname()}:{os.getpid()}",
-                fingerprint=fingerprint((str(stream) for stream in self._streams), self._handler_options.order),
+                worker_id=settings.leases.worker_id or _default_worker_id(),
+                order=self._handler_options.order,
                 shards_max=settings.leases.max_shards,
                 any_order=settings.leases.any_order,
                 is_exclusive=settings.leases.worker_id_exclusive,
@@ -203,6 +286,7 @@ class Consumer(Generic[T]):
             pace=PaceLimits(
                 share=settings.polling.shard_share, idle_interval_ms=round(settings.polling.idle_interval * 1000)
             ),
+            fanout=self._fanout_plan(ports.store) if self._read == "fanout" else None,
             settings=settings,
             store_name=str(ports.store),
             stop_conditions=StopConditions(
@@ -211,35 +295,60 @@ class Consumer(Generic[T]):
                 shards_max=settings.leases.max_shards,
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
+            alerts=self._alerts,
+            region=None if self._client is None else self._client.region,
+            differing_settings=self._differing_settings(),
         )
-        run = ConsumerRun(ports, plan, self._handler_options, self._budget)
-        run.on_start = lambda: self._take_turn(run)
-        return run
+        claim = partial(self._claim, early_stop)
+        return ConsumerRun(ports, plan, mode, self._handler_options, self._budget, claim=claim)
 
-    def _take_turn(self, run: ConsumerRun) -> None:
-        """Called when the run starts. An iterator starts with its first step, maybe long after it was made."""
+    def _differing_settings(self) -> tuple[str, ...]:
+        """Those that are not the default, for the log."""
+        options = self._handler_options
+        given = {"read": self._read, "order": options.order, "concurrency": options.concurrency}
+        default = {"read": "polling", "order": "shard", "concurrency": 32}
+        found = [f"{name}={value}" for name, value in given.items() if value != default[name]]
+        found += differing("on_failure", options.policy, Retry())
+        return (*found, *differing("", self._settings, ConsumerSettings()))
+
+    def _fanout_plan(self, store: LeaseStore) -> FanOutPlan:
+        """Without `app=`, and with leases that end with the process, nobody could use the consumer again."""
+        given = self._settings.fanout
+        is_temporary = self._app is None or isinstance(store, MemoryLeaseStore)
+        is_own = given.consumer_name is None and given.consumer_arn is None
+        return FanOutPlan(
+            app=self._app,
+            name=given.consumer_name,
+            arn=given.consumer_arn,
+            removes=given.deregister_on_stop or (is_temporary and is_own),
+        )
+
+    def _next_early_stop(self) -> asyncio.Event:
+        """What stops the next run before it starts. A stop() before now was meant for the last run, if there was
+        one.
+        """
+        if self._consumer_run is not None:
+            self._early_stop = asyncio.Event()
+        return self._early_stop
+
+    def _claim(self, early_stop: asyncio.Event, run: ConsumerRun) -> bool:
+        """Called when the run starts. Returns False if stop() was called before."""
         if self._consumer_run is not None and self._consumer_run.is_running:
             raise UsageError("this consumer is already running: only one run or iterator at a time")
-        self._consumer_run = run
-
-    def _stops_before(self) -> int:
-        """How many stop requests the next run ignores. If there was a run before, they may have been meant for it: all
-        of them. If not: those that already stopped a run.
-        """
-        return self._used_stop_count if self._consumer_run is None else self._stop_count
-
-    def _is_stopped(self, stops_before: int) -> bool:
-        if self._stop_count == stops_before:
+        if early_stop.is_set():
+            self._early_stop = asyncio.Event()
             return False
-        self._used_stop_count = self._stop_count
+        if self._consumer_run is not None:
+            self.exporters.source.begin_run()
+        self._consumer_run = run
         return True
 
     # iteration
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """Iterates over records. Asking for the next one acknowledges the last, unless `acknowledge="manual"`."""
-        run = self._begin(self._opened())
-        return self._stoppable(run, run.records(manual_ack=self._manual_ack))
+        mode = IterateRecords(manual_ack=self._manual_ack)
+        return self._begin(self._opened(), mode, self._next_early_stop()).records()
 
     def batches(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
@@ -247,14 +356,7 @@ class Consumer(Generic[T]):
         """Iterates over batches, each of one shard. Asking for the next one acknowledges the last."""
         self._refuse_manual_ack()
         limits = batch_limits(max_records, max_bytes, max_wait)
-        run = self._begin(self._opened())
-        return self._stoppable(run, run.batches(limits))
-
-    def _stoppable(self, run: ConsumerRun, iteration: Iteration[Item]) -> Iteration[Item]:
-        """Makes stop() work before the first step, when there is no run yet."""
-        stops_before = self._stops_before()
-        iteration.is_stopped = lambda: self._consumer_run is not run and self._is_stopped(stops_before)
-        return iteration
+        return self._begin(self._opened(), IterateBatches(limits), self._next_early_stop()).batches()
 
     def _opened(self) -> Ports:
         if self._ports is None:
@@ -263,7 +365,11 @@ class Consumer(Generic[T]):
 
     # handlers
 
-    def handler(self, handler: Handler) -> Handler:
+    @overload
+    def handler(self, handler: Callable[[Record[T]], R]) -> Callable[[Record[T]], R]: ...
+    @overload
+    def handler(self, handler: Callable[[Record[T], Context], R]) -> Callable[[Record[T], Context], R]: ...
+    def handler(self, handler: RecordHandler[T]) -> RecordHandler[T]:
         """Decorator: the function handles the records in `run`. A consumer has one handler."""
         self._refuse_second_handler()
         self._handler = handler
@@ -271,11 +377,11 @@ class Consumer(Generic[T]):
 
     def batch_handler(
         self, *, max_records: int = 500, max_bytes: int = 1 << 20, max_wait: float = 1.0
-    ) -> Callable[[Handler], Handler]:
+    ) -> BatchDecorator[T]:
         """Decorator: the function handles the batches in `run_batches`."""
         limits = batch_limits(max_records, max_bytes, max_wait)
 
-        def decorate(handler: Handler) -> Handler:
+        def decorate(handler: Any) -> Any:
             self._refuse_second_handler()
             self._batch_handler = (handler, limits)
             return handler
@@ -296,35 +402,56 @@ class Consumer(Generic[T]):
         return self._handler is not None or self._batch_handler is not None
 
     @property
+    def registered_handler(self) -> RegisteredHandler:
+        """The handler and how it is called, for a redrive of dead letters."""
+        streams = tuple(stream.name for stream in self._streams)
+        if self._handler is not None:
+            return RegisteredHandler(self._handler, False, self._handler_options, self._app, streams)
+        if self._batch_handler is not None:
+            return RegisteredHandler(self._batch_handler[0], True, self._handler_options, self._app, streams)
+        raise UsageError(
+            "this consumer has no handler: register one with @consumer.handler or @consumer.batch_handler()"
+        )
+
+    @property
+    def health_host(self) -> str:
+        """The address for health checks."""
+        return self._settings.health_host
+
+    @property
     def shares_leases(self) -> bool:
         """Whether other processes can share its leases."""
-        if isinstance(self._leases, str):
-            return not self._leases.lower().startswith("memory:")
-        return self._app is not None if self._leases is None else not isinstance(self._leases, MemoryLeaseStore)
+        leases = self._leases
+        if leases is None:
+            if self._app is None:
+                return False
+            leases = leases_from(os.environ) or ""
+        if isinstance(leases, str):
+            return not leases.lower().startswith(("memory:", "s3:"))
+        return not isinstance(leases, MemoryLeaseStore | S3LeaseStore)
 
     async def run(
-        self, handler: Handler | None = None, *, processes: int = 0, handle_signals: bool | None = None
+        self, handler: RecordHandler[T] | None = None, *, processes: int = 0, handle_signals: bool | None = None
     ) -> StopReport:
         """Handles records until stopped. Async handlers run on the event loop, plain functions in threads or
         `processes`.
         """
         if handler is None and self._handler is None and self._batch_handler is not None:
-            if processes:
-                raise UsageError("processes= needs a record handler; this consumer has a batch handler")
-            return await self.run_batches(handle_signals=handle_signals)
+            return await self.run_batches(processes=processes, handle_signals=handle_signals)
         handler = handler or self._handler
         if handler is None:
             raise UsageError("run() needs a handler: pass one, or register one with @consumer.handler")
         call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
-        return await self._run(lambda run: run.handle_records(call), handle_signals=handle_signals)
+        return await self._run(HandleRecords(call), handle_signals=handle_signals)
 
     async def run_batches(
         self,
-        handler: Handler | None = None,
+        handler: BatchHandler[T] | None = None,
         *,
         max_records: int = 500,
         max_bytes: int = 1 << 20,
         max_wait: float = 1.0,
+        processes: int = 0,
         handle_signals: bool | None = None,
     ) -> StopReport:
         """As `run`, with a batch handler: one batch per shard at a time, several shards at once."""
@@ -335,24 +462,24 @@ class Consumer(Generic[T]):
                     "run_batches() needs a handler: pass one, or register one with @consumer.batch_handler()"
                 )
             handler, limits = self._batch_handler
-        call = HandlerCall(handler, threads=self._handler_options.concurrency)
-        return await self._run(lambda run: run.handle_batches(call, limits), handle_signals=handle_signals)
+        call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
+        return await self._run(HandleBatches(call, limits), handle_signals=handle_signals)
 
-    async def _run(self, make_sink: Callable[[ConsumerRun], Any], *, handle_signals: bool | None) -> StopReport:
+    async def _run(self, mode: EngineMode, *, handle_signals: bool | None) -> StopReport:
         self._refuse_manual_ack()
         if not (handle_signals is None or isinstance(handle_signals, bool)):
             raise ConfigurationError(f"handle_signals is {handle_signals!r}; it must be True, False or None")
         opened_here = self._ports is None
-        stops_before = self._stops_before()
+        early_stop = self._next_early_stop()
         ports = await self._open()
         try:
-            if self._is_stopped(stops_before):
+            run = self._begin(ports, mode, early_stop)
+            if not self._claim(early_stop, run):
                 return StopReport()
-            run = self._begin(ports)
             deadline_ms = round(self._settings.leases.drain_deadline * 1000)
-            with stop_on_signals(run.worker, deadline_ms, handle_signals=handle_signals):
+            with stop_on_signals(run, deadline_ms, handle_signals=handle_signals):
                 try:
-                    await run.start(make_sink(run))
+                    await run.start()
                     return await run.wait()
                 except asyncio.CancelledError as cancelled:
                     await run.stop_after_cancel(cancelled)
@@ -363,7 +490,7 @@ class Consumer(Generic[T]):
             if opened_here:
                 await self._close()
 
-    def run_sync(self, handler: Handler | None = None, **options: Any) -> StopReport:
+    def run_sync(self, handler: RecordHandler[T] | None = None, **options: Any) -> StopReport:
         """`run` for programs without an event loop."""
         try:
             asyncio.get_running_loop()
@@ -387,16 +514,19 @@ class Consumer(Generic[T]):
 
     def pause(self) -> None:
         """Stops reading until `resume`. Records that were already read are still delivered."""
-        self._running().worker.pause()
+        self._running().pause()
 
     def resume(self) -> None:
         """Reads again after `pause`."""
-        self._running().worker.resume()
+        self._running().resume()
 
     def status(self) -> ConsumerStatus:
-        """The state of this process: its shards, their lag, why one is stalled. Without a run it holds no shards."""
-        if self._consumer_run is not None and self._consumer_run.is_running:
-            return self._consumer_run.worker.status()
+        """The state of this process: its shards, their lag, why one is stalled. Without a run it holds no shards. From
+        any thread; in another one it raises TimeoutError if the event loop is busy for more than a second.
+        """
+        run, loop = self._consumer_run, self._loop
+        if run is not None and run.is_running:
+            return run.status() if loop is None else read_on(loop, run.status)
         return ConsumerStatus(
             app=self._app or EPHEMERAL,
             member_id=None,
@@ -406,6 +536,37 @@ class Consumer(Generic[T]):
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
         )
+
+    def health(self) -> HealthReport:
+        """Whether it lives and is ready, as `/live` and `/ready` say. From any thread."""
+        run, loop = self._consumer_run, self._loop
+        death = None if run is None else run.death
+        if death is not None:
+            return HealthReport(live=False, ready=False, reasons=(death,))
+        if run is None or loop is None or not run.is_running:
+            return HealthReport(live=True, ready=False, reasons=("it is not running",))
+        try:
+            reasons = read_on(loop, run.unready_reasons)
+        except (TimeoutError, RuntimeError) as error:
+            reasons = (str(error),)
+        return HealthReport(live=True, ready=not reasons, reasons=reasons)
+
+    def metrics(self, level: Level = "detailed") -> list[Measurement]:
+        """Everything that was counted, and how it stands: what exporters export. Counters grow from run to run."""
+        return self.exporters.source.read(check_level(level))
+
+    def metric(self, name: str, value: float) -> None:
+        """Reports a value of the program's own metric, from a loop body. In a handler use `context.metric`, which
+        counts only if the call succeeds.
+        """
+        self._own_metrics.add(*checked_metric(name, value))
+
+    def _measure(self, level: Level) -> Iterable[Measurement]:
+        run = self._consumer_run
+        if run is None:
+            return []
+        measured = consumer_measurements(run.measures(), self._own_metrics.summaries, level)
+        return measured if run.is_running else [one for one in measured if one.grows]
 
     async def stop(self, *, deadline: float | None = None) -> StopReport:
         """Stops gracefully: stops reading, waits for running calls, commits, and frees the leases. The report says what
@@ -420,7 +581,7 @@ class Consumer(Generic[T]):
             deadline = self._settings.leases.drain_deadline
         run = self._consumer_run
         if run is None or not run.is_running:
-            self._stop_count += 1
+            self._early_stop.set()
         return StopReport() if run is None else await run.stop(deadline)
 
     def _running(self) -> ConsumerRun:
@@ -438,6 +599,7 @@ KINDS: Final = {
     "on_failure": Retry | None,
     "settings": ConsumerSettings | None,
     "aws": Aws | None,
+    "health_port": int | None,
 }
 BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
 
@@ -473,8 +635,8 @@ def check_streams(
         violations.append("a stream is given twice")
     if app is not None and not 1 <= len(app) <= 128:
         violations.append("app must have 1 to 128 characters")
-    if read != "polling":
-        violations.append(f"read is {read!r}; this version only supports 'polling'")
+    if read not in {"polling", "fanout"}:
+        violations.append(f"read is {read!r}; it must be 'polling' or 'fanout'")
     for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
         if isinstance(value, datetime):
             if value.tzinfo is None:
@@ -488,6 +650,63 @@ def check_streams(
     return tuple(streams)
 
 
+def differing(name: str, given: object, default: object) -> list[str]:
+    """The settings that are not the default, as `name=value`. What may have a secret in it is left out."""
+    if is_dataclass(given) and type(given) is type(default):
+        return [
+            text
+            for one in fields(given)
+            for text in differing(
+                f"{name}.{one.name}" if name else one.name, getattr(given, one.name), getattr(default, one.name)
+            )
+        ]
+    if given == default:
+        return []
+    if isinstance(given, Budget):
+        return [f"{name}={given.limit_bytes}"]
+    if isinstance(given, str) and "://" in given:
+        return [f"{name}={shown_url(given)}"]
+    return [f"{name}={given}" if isinstance(given, str | int | float | None) else f"{name}={type(given).__name__}"]
+
+
+def check_letters(policy: Retry | None, app: str | None, aws: Aws | None) -> None:
+    """Opens nothing yet."""
+    if policy is None or not isinstance(policy.then, DeadLetter):
+        return
+    then = policy.then
+    if then.url is None and app is None:
+        raise ConfigurationError("DeadLetter() without a URL keeps a file beside the leases, which needs app=")
+    if then.url is not None:
+        open_destination(
+            then.url, app=app or EPHEMERAL, environ={}, aws=aws, redact=then.redact, overflow=then.overflow
+        )
+
+
+def check_choices(order: str, acknowledge: str, concurrency: int, health_port: int | None) -> None:
+    if order not in {"shard", "key", "none"}:
+        raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
+    if acknowledge not in {"auto", "manual"}:
+        raise ConfigurationError(f"acknowledge is {acknowledge!r}; it must be 'auto' or 'manual'")
+    if concurrency < 1:
+        raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
+    if health_port is not None and not 0 <= health_port <= 65_535:
+        raise ConfigurationError(f"health_port is {health_port}; it must be from 1 to 65535, or 0 for a free one")
+
+
+def check_fanout(settings: FanOutSettings, streams: Sequence[StreamName], read: str) -> None:
+    arn = settings.consumer_arn
+    if read != "fanout" and settings != FanOutSettings():
+        raise ConfigurationError("settings.fanout is only used with read='fanout'")
+    if arn is None:
+        return
+    if len(streams) != 1:
+        raise ConfigurationError("consumer_arn names a consumer of one stream; read the others with a Consumer each")
+    stream_arn = arn.partition("/consumer/")[0]
+    named = streams[0].arn or stream_arn
+    if stream_arn != named or stream_arn.rpartition("/")[2] != streams[0].name:
+        raise ConfigurationError(f"consumer_arn names a consumer of {stream_arn}, not of stream {streams[0]}")
+
+
 def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
     given = {"max_records": max_records, "max_bytes": max_bytes, "max_wait": max_wait}
     if wrong := type_violations(given, BATCH_KINDS):
@@ -498,3 +717,10 @@ def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimi
             "max_records and max_bytes must be at least 1, max_wait must not be negative"
         )
     return BatchLimits(max_records, max_bytes, round(max_wait * 1000))
+
+
+def _default_worker_id() -> str:
+    """Host name and process id. A long host name is cut: the member's row must stay small."""
+    process = f":{os.getpid()}"
+    host = socket.gethostname().encode()[: WORKER_ID_BYTES_MAX - len(process)].decode(errors="ignore")
+    return host + process

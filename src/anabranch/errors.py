@@ -19,9 +19,11 @@
     │   ├── StreamDeletedError           it was deleted
     │   └── StreamRecreatedError         it was deleted and created again
     ├── LeaseError                       a problem with leases or their store
-    │   ├── LeaseStoreError              retryable: the store did not answer, or the call failed
-    │   ├── LeaseStoreInvalidError       the store cannot be used: no database, wrong schema, network file system
+    │   ├── LeaseStoreError              retryable: the store did not answer, or the call failed; .code .advice
+    │   ├── LeaseStoreInvalidError       the store cannot be used: no database, wrong schema, ...; .code .advice
     │   └── FleetMismatchError           this worker's streams or settings differ from those of the running fleet
+    ├── DeadLetterError                  a dead letter was not written or read; .code .advice, and .retryable by code
+    ├── FanOutError                      fan-out cannot be used: the stream has as many consumers as it may have
     ├── ShardStoppedError                a run ended with a shard stopped at a record; .report names it
     ├── ConsumerFailedError              a background task failed unexpectedly; __cause__ is the error
     └── ProducerError                    the producer failed, or its thread could not be started
@@ -32,7 +34,7 @@ Lost races and results of single records are values, and not raised. A class's d
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from anabranch.reports import StopReport
@@ -45,9 +47,11 @@ __all__ = [
     "ConfigurationError",
     "ConsumerFailedError",
     "CredentialsError",
+    "DeadLetterError",
     "DeliveryFailed",
     "ExpiredIteratorError",
     "ExpiredTokenError",
+    "FanOutError",
     "FleetMismatchError",
     "InvalidRequestError",
     "LeaseError",
@@ -71,7 +75,7 @@ __all__ = [
 class AnabranchError(Exception):
     """Something went wrong in anabranch."""
 
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -218,18 +222,80 @@ class LeaseError(AnabranchError):
     """Something went wrong with a lease."""
 
 
+LeaseStoreCode = Literal[
+    "no_answer",
+    "throttled",
+    "table_creating",
+    "access_denied",
+    "clock_skew",
+    "unusable",
+    "table_missing",
+    "table_deleting",
+    "wrong_key_schema",
+    "kcl_table",
+    "other_region",
+    "moved",
+    "not_durable",
+    "bucket_missing",
+    "conditions_ignored",
+    "taken_over",
+]
+"""Why a lease store call failed."""
+
+
 class LeaseStoreError(LeaseError):
     """The lease store call failed."""
 
     retryable = True
 
+    def __init__(
+        self, message: str | None = None, *, code: LeaseStoreCode = "no_answer", advice: str | None = None
+    ) -> None:
+        super().__init__(f"{message}: {advice}" if advice else message)
+        self.code: LeaseStoreCode = code
+        """`no_answer`, `throttled`, `table_creating`, `access_denied` or `clock_skew`."""
+        self.advice = advice
+
 
 class LeaseStoreInvalidError(LeaseError):
     """The lease store cannot be used as it is."""
 
+    def __init__(
+        self, message: str | None = None, *, code: LeaseStoreCode = "unusable", advice: str | None = None
+    ) -> None:
+        super().__init__(f"{message}: {advice}" if advice else message)
+        self.code: LeaseStoreCode = code
+        """`unusable`, `access_denied`, `table_missing`, `table_deleting`, `wrong_key_schema`, `kcl_table`,
+        `other_region`, `moved`, `not_durable`, `bucket_missing`, `conditions_ignored` or `taken_over`.
+        """
+        self.advice = advice
+
 
 class FleetMismatchError(LeaseError):
     """This worker's settings differ from those of the running fleet."""
+
+
+DeadLetterCode = Literal["no_answer", "throttled", "access_denied", "missing", "too_large", "locked", "unusable"]
+"""Why a dead letter was not written or read."""
+
+
+class DeadLetterError(AnabranchError):
+    """The dead letter destination failed."""
+
+    def __init__(
+        self, message: str | None = None, *, code: DeadLetterCode = "no_answer", advice: str | None = None
+    ) -> None:
+        super().__init__(f"{message}: {advice}" if advice else message)
+        self.code: DeadLetterCode = code
+        """`no_answer`, `throttled`, `access_denied`, `missing` (no such queue, stream, bucket or folder), `too_large`,
+        `locked` (another process redrives) or `unusable`.
+        """
+        self.advice = advice
+        self.retryable = code in {"no_answer", "throttled", "locked"}
+
+
+class FanOutError(AnabranchError):
+    """Enhanced fan-out cannot be used."""
 
 
 class ShardStoppedError(AnabranchError):

@@ -12,15 +12,32 @@ from typing import ClassVar
 
 import msgspec
 
+from anabranch.errors import LeaseStoreCode
+from anabranch.measures import TimeBuckets
+from anabranch.reasons import Reason
+
 __all__ = [
     "AggregateStraddled",
     "AggregationOff",
+    "AlertCleared",
+    "AlertFired",
     "CheckpointFailed",
+    "CheckpointRecovered",
+    "CommandAnswered",
+    "ConsumerDeregistered",
     "ConsumerFailed",
+    "ConsumerProgress",
+    "ConsumerRegistered",
     "ConsumerStarted",
     "ConsumerStopped",
     "DataLost",
+    "DeadLettersWarning",
+    "DeliveryProgress",
     "Event",
+    "ExporterFailed",
+    "ExporterRecovered",
+    "FanOutFellBack",
+    "FanOutReturned",
     "HandOffForced",
     "HandOffKept",
     "HandlerFailed",
@@ -30,31 +47,48 @@ __all__ = [
     "LeaseGiven",
     "LeaseLost",
     "LeaseReleased",
+    "LeaseRowDeleted",
     "LeaseTaken",
     "ListingFailed",
+    "ListingRecovered",
     "LoopBlocked",
     "LoopStalled",
+    "LoopUnblocked",
     "MemberDiffers",
     "MemberEnded",
+    "MemberJoined",
     "MemberSealed",
+    "MetricRefused",
     "Misrouted",
     "OrderChanged",
     "OrderUnconfirmed",
     "ReadFailed",
+    "ReadRecovered",
+    "RecordDeadLettered",
+    "RecordSkipped",
     "RecordsAbandoned",
+    "RetentionRunsOut",
     "ShardFinished",
     "ShardMapFailed",
+    "ShardMapRecovered",
+    "ShardProgress",
     "ShardStarted",
+    "ShardStillStopped",
     "ShardStopped",
     "ShardSuspected",
     "StandstillBegan",
+    "StandstillEnded",
+    "StoreAnswered",
     "StoreReset",
     "StoreRolledBack",
     "StoreUnanswered",
     "StreamChanged",
+    "SubscriptionEnded",
     "TaskRestarted",
     "WriteFailed",
+    "WriteRecovered",
     "WriteThrottled",
+    "WriteUnthrottled",
     "WriterFailed",
     "ZombieCall",
 ]
@@ -64,6 +98,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened."""
 
     level: ClassVar[int] = logging.INFO
+    _words: ClassVar[str] = ""
+    """The sentence, with names of fields in it."""
 
     stream: str | None = None
     shard_id: str | None = None
@@ -73,7 +109,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return f"{where}: {self.sentence()}" if where else self.sentence()
 
     def sentence(self) -> str:
-        return (type(self).__doc__ or "").strip()
+        return self._words.format_map(msgspec.structs.asdict(self)) or (type(self).__doc__ or "").strip()
 
 
 class ConsumerStarted(Event, frozen=True, kw_only=True):
@@ -82,76 +118,135 @@ class ConsumerStarted(Event, frozen=True, kw_only=True):
     app: str
     member_id: str
     store: str
+    version: str
+    """Of anabranch."""
+    streams: tuple[str, ...]
+    region: str | None
+    settings: tuple[str, ...]
+    """Those that differ from the default, each as `name=value`."""
 
     def sentence(self) -> str:
-        return f"application {self.app!r} started as member {self.member_id}, leases in {self.store}"
+        where = "" if self.region is None else f" in {self.region}"
+        settings = f"; {', '.join(self.settings)}" if self.settings else ""
+        return (
+            f"application {self.app!r} started as member {self.member_id}: anabranch {self.version} reads "
+            f"{', '.join(self.streams)}{where}, leases in {self.store}{settings}"
+        )
+
+
+class ConsumerProgress(Event, frozen=True, kw_only=True):
+    """What a consumer has done in the last minute, and how it stands."""
+
+    handled_count: int
+    seconds: float
+    records_per_second: float
+    lag: float | None
+    """Seconds, of the worst shard; None if unknown."""
+    retention_left: float | None
+    """Seconds until the first unfinished record is trimmed; None if unknown."""
+    shard_count: int
+    stalled_count: int
+    failed_count: int
+    """Failed handler calls."""
+    reason: Reason | None
+    """Why the worst shard is stalled; None if none is."""
+    worst_shard: str | None
+    """Its stream and id; None without shards."""
+
+    def sentence(self) -> str:
+        failed = f", {self.failed_count} calls failed" if self.failed_count else ""
+        behind = "lag unknown" if self.lag is None else f"{self.lag:.1f} s behind"
+        stalled = f", {self.stalled_count} stalled" if self.stalled_count else ""
+        shards = "1 shard" if self.shard_count == 1 else f"{self.shard_count} shards"
+        worst = ""
+        if self.worst_shard is not None and (self.lag or self.reason):
+            worst = f"; worst: {self.worst_shard}{f', {self.reason}' if self.reason else ''}"
+        return (
+            f"{self.handled_count} records in {self.seconds:.0f} s ({self.records_per_second:.1f} records/s){failed}; "
+            f"{behind}; {shards}{stalled}{worst}"
+        )
 
 
 class ConsumerFailed(Event, frozen=True, kw_only=True):
     """A consumer failed while its caller was already raising another error, which has this one attached."""
 
+    _words = "the consumer failed while {leaving} was being raised: {error}"
     level = logging.ERROR
     error: str
     leaving: str
     """The type of the other error."""
-
-    def sentence(self) -> str:
-        return f"the consumer failed while {self.leaving} was being raised: {self.error}"
 
 
 class ConsumerStopped(Event, frozen=True, kw_only=True):
     """A consumer left its application."""
 
     leftover_count: int
+    handled_count: int
+    """In the whole run."""
+    committed_count: int
+    failed_count: int
+    """Failed handler calls."""
+    seconds: float
 
     def sentence(self) -> str:
         left = f", {self.leftover_count} records are unfinished" if self.leftover_count else ""
-        return f"stopped{left}"
+        failed = f", {self.failed_count} calls failed" if self.failed_count else ""
+        return (
+            f"stopped after {self.seconds:.1f} s: {self.handled_count} records handled, {self.committed_count} "
+            f"committed{failed}{left}"
+        )
 
 
 class LeaseTaken(Event, frozen=True, kw_only=True):
     """This worker owns the shard from now on."""
 
+    _words = "lease taken (fence token {fence_token})"
     fence_token: int
-
-    def sentence(self) -> str:
-        return f"lease taken (fence token {self.fence_token})"
 
 
 class LeaseLost(Event, frozen=True, kw_only=True):
     """Another worker owns the shard, or may own it."""
 
+    _words = "lease lost: {reason}"
     level = logging.WARNING
     reason: str
 
+
+class LeaseRowDeleted(Event, frozen=True, kw_only=True):
+    """Somebody deleted the shard's lease row. It was created again, and the other shards go on."""
+
+    level = logging.ERROR
+    position: str | None
+    """Where reading goes on; None if nothing was handled, or if no live worker knew how far the shard was."""
+    repeats: bool
+    """Whether records may be handled again: its last owner is gone, so the position is an older one, or the start."""
+
     def sentence(self) -> str:
-        return f"lease lost: {self.reason}"
+        begin = "its lease row was deleted by somebody, and was created again"
+        if not self.repeats:
+            return f"{begin}: nothing is repeated"
+        return f"{begin}: records after {self.position or 'its starting position'} may be handled again"
 
 
 class LeaseReleased(Event, frozen=True, kw_only=True):
     """This worker released the shard."""
 
-    def sentence(self) -> str:
-        return "lease released"
+    _words = "lease released"
 
 
 class LeaseGiven(Event, frozen=True, kw_only=True):
     """This worker gave the shard to another."""
 
+    _words = "lease given to {to_member}"
     to_member: str
-
-    def sentence(self) -> str:
-        return f"lease given to {self.to_member}"
 
 
 class HandOffKept(Event, frozen=True, kw_only=True):
     """Another worker requested the shard, but handler calls did not end in time: the shard stays here."""
 
+    _words = "rebalance declined: {running_count} handler calls still running"
     level = logging.WARNING
     running_count: int
-
-    def sentence(self) -> str:
-        return f"rebalance declined: {self.running_count} handler calls still running"
 
 
 class HandOffForced(Event, frozen=True, kw_only=True):
@@ -159,24 +254,51 @@ class HandOffForced(Event, frozen=True, kw_only=True):
     (`hand_off="force"`). The shard is given away when they have ended; its new owner handles their records again.
     """
 
+    _words = (
+        "{running_count} handler calls did not end in time and are cancelled: the shard goes to "
+        "{to_member} when they have ended"
+    )
     level = logging.WARNING
     running_count: int
     to_member: str
-
-    def sentence(self) -> str:
-        return (
-            f"{self.running_count} handler calls did not end in time and are cancelled: the shard goes to "
-            f"{self.to_member} when they have ended"
-        )
 
 
 class ShardStarted(Event, frozen=True, kw_only=True):
     """Reading begins."""
 
     position: str
+    retried: str | None = None
+    """The record at which the shard had stopped, and which is tried again; None if it had not."""
 
     def sentence(self) -> str:
-        return f"reading from {self.position}"
+        again = "" if self.retried is None else f"; record {self.retried}, which had stopped it, is tried again"
+        return f"reading from {self.position}{again}"
+
+
+class ShardProgress(Event, frozen=True, kw_only=True):
+    """What flowed through the shard since the last such event: at most one a second, none if nothing did."""
+
+    level = logging.DEBUG
+    seconds: float
+    read_count: int
+    """Kinesis records: an aggregate counts as one."""
+    read_bytes: int
+    handled_count: int
+    handled_bytes: int
+    committed_count: int
+    failed_count: int
+    """Failed handler calls."""
+    calls: TimeBuckets
+    """How long handler calls took."""
+    lag: float | None
+    """Seconds; None if unknown, or if the lease is gone."""
+
+    def sentence(self) -> str:
+        behind = "" if self.lag is None else f", {self.lag:.1f} s behind"
+        return (
+            f"{self.read_count} records read, {self.handled_count} handled, {self.committed_count} committed in "
+            f"{self.seconds:.1f} s{behind}"
+        )
 
 
 class ShardFinished(Event, frozen=True, kw_only=True):
@@ -193,16 +315,26 @@ class ShardFinished(Event, frozen=True, kw_only=True):
 class ShardStopped(Event, frozen=True, kw_only=True):
     """The shard is stopped at a record; its lease is kept."""
 
+    _words = "{reason}; its lease is kept; a worker that starts later retries"
     level = logging.ERROR
-    reason: str
+    reason: Reason
     position: str | None
     partition_key: str | None
     exception: BaseException | None = None
     """What the handler or the decoder raised, if that is the reason."""
 
+
+class ShardStillStopped(Event, frozen=True, kw_only=True):
+    """The shard is still stopped at a record. Said every five minutes."""
+
+    level = logging.ERROR
+    reason: Reason
+    lag: float | None
+    """The age of the record in seconds; None if unknown."""
+
     def sentence(self) -> str:
-        at = f" at record {self.position} (partition key {self.partition_key!r})" if self.position else ""
-        return f"stopped{at}: {self.reason}; its lease is kept; a worker that starts later retries"
+        behind = "" if self.lag is None else f", {self.lag:.0f} s behind"
+        return f"still {self.reason}{behind}"
 
 
 class ShardSuspected(Event, frozen=True, kw_only=True):
@@ -210,21 +342,32 @@ class ShardSuspected(Event, frozen=True, kw_only=True):
     records are handled one at a time, and nothing else runs in this worker meanwhile.
     """
 
+    _words = "{owner_count} owners in a row ended without progress: its records are now handled alone"
     level = logging.WARNING
     owner_count: int
-
-    def sentence(self) -> str:
-        return f"{self.owner_count} owners in a row ended without progress: its records are now handled alone"
 
 
 class StandstillBegan(Event, frozen=True, kw_only=True):
     """The shard is stalled."""
 
+    _words = "stalled: {reason}"
     level = logging.WARNING
-    reason: str
+    reason: Reason
+
+
+class StandstillEnded(Event, frozen=True, kw_only=True):
+    """The shard is no longer stalled."""
+
+    reason: Reason
+    """Why it was."""
+    seconds: float
+    """For how long it was."""
+    lag: float | None
+    """Seconds; None if unknown."""
 
     def sentence(self) -> str:
-        return f"stalled: {self.reason}"
+        behind = "" if self.lag is None else f", {self.lag:.1f} s behind"
+        return f"moving again after {self.seconds:.0f} s{behind} (it was stalled: {self.reason})"
 
 
 class OrderChanged(Event, frozen=True, kw_only=True):
@@ -245,52 +388,211 @@ class OrderChanged(Event, frozen=True, kw_only=True):
 
 
 class HandlerFailed(Event, frozen=True, kw_only=True):
-    """One attempt to handle a record failed."""
+    """One attempt to handle a record, or a batch that begins with it, failed."""
 
     level = logging.WARNING
     position: str
     partition_key: str
     attempt: int
+    record_count: int = 1
+    """How many records were handled together."""
     error: str
     retry_in_ms: int | None
-    """None after the last attempt; then the shard stops. A payload that does not decode is tried once."""
+    """None after the last attempt; then the policy's last step follows. A payload that does not decode is tried once.
+    """
     exception: BaseException | None = None
     """What the handler or the decoder raised."""
 
     def sentence(self) -> str:
         then = "no further attempt" if self.retry_in_ms is None else f"retrying in {self.retry_in_ms} ms"
-        return f"attempt {self.attempt} at record {self.position} failed: {self.error}; {then}"
+        what = (
+            f"{self.record_count} records from {self.position} on"
+            if self.record_count > 1
+            else f"record {self.position}"
+        )
+        return f"attempt {self.attempt} at {what} failed: {self.error}; {then}"
+
+
+class RecordSkipped(Event, frozen=True, kw_only=True):
+    """A record was not handled, and the shard goes on: its policy, or an operator, says so."""
+
+    _words = "record {position} of key {partition_key!r} is skipped"
+    level = logging.ERROR
+    position: str
+    partition_key: str
+
+
+class RecordDeadLettered(Event, frozen=True, kw_only=True):
+    """A record is in the dead letters, and the shard goes on."""
+
+    level = logging.ERROR
+    position: str
+    partition_key: str | None
+    """None if the record was trimmed from the stream before its letter was written."""
+    attempts: int
+    error_type: str
+    destination: str
+    recovered: bool = False
+    """An earlier owner had decided it and may have written the letter; this one has written it again."""
+
+    def sentence(self) -> str:
+        again = ", written again by its new owner" if self.recovered else ""
+        return (
+            f"record {self.position} failed {self.attempts} times with {self.error_type} and is in the dead letters "
+            f"({self.destination}){again}"
+        )
+
+
+class CommandAnswered(Event, frozen=True, kw_only=True):
+    """A command of an operator was applied or refused."""
+
+    level = logging.WARNING
+    action: str
+    position: str | None
+    """The record to skip; None for other commands."""
+    requested_by: str
+    state: str
+    result: str
+
+    def sentence(self) -> str:
+        what = f"{self.action} {self.position}" if self.position else self.action
+        return f"{what}, requested by {self.requested_by}, was {self.state}: {self.result}"
+
+
+class RetentionRunsOut(Event, frozen=True, kw_only=True):
+    """The oldest unfinished record of the shard is about to be trimmed from the stream. Told when a quarter of the
+    retention is left, and each time that what is left has halved.
+    """
+
+    level = logging.ERROR
+    seconds: float
+    """Until the record is trimmed, and lost."""
+    lag: float
+    """The age of the record."""
+    reason: Reason | None = None
+    """Why the shard does not move; None if it is only slow."""
+
+    def sentence(self) -> str:
+        left = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
+        why = "it is too slow" if self.reason is None else str(self.reason)
+        return f"data loss in {left}: its oldest unfinished record is {self.lag / 3600:.1f} h old; {why}"
+
+
+class DeadLettersWarning(Event, frozen=True, kw_only=True):
+    """The destination of the dead letters can be used, but something about it is not as it should be."""
+
+    _words = "dead letters in {destination}: {warning}"
+    level = logging.WARNING
+    destination: str
+    warning: str
 
 
 class ReadFailed(Event, frozen=True, kw_only=True):
     """A read of the shard failed and will be retried."""
 
+    _words = "read failed ({failure_count} in a row): {error}"
     level = logging.WARNING
     error: str
     failure_count: int
 
+
+class ReadRecovered(Event, frozen=True, kw_only=True):
+    """The shard is read again after reads had failed or had been throttled."""
+
+    throttled: bool
+    failure_count: int
+    """In a row."""
+    seconds: float
+    """Since the first of them."""
+
     def sentence(self) -> str:
-        return f"read failed ({self.failure_count} in a row): {self.error}"
+        what = "throttled" if self.throttled else "failed"
+        return f"read again, after {self.failure_count} {what} reads in {self.seconds:.1f} s"
+
+
+class ConsumerRegistered(Event, frozen=True, kw_only=True):
+    """With fan-out: the application has a registered consumer of the stream."""
+
+    consumer: str
+    arn: str
+
+    def sentence(self) -> str:
+        return f"reads with fan-out as consumer {self.consumer} ({self.arn})"
+
+
+class ConsumerDeregistered(Event, frozen=True, kw_only=True):
+    """With fan-out: the application's consumer of the stream was removed, or could not be."""
+
+    consumer: str
+    error: str | None = None
+
+    def sentence(self) -> str:
+        if self.error is None:
+            return f"consumer {self.consumer} was removed"
+        return (
+            f"consumer {self.consumer} could not be removed and costs money until it is: {self.error}. "
+            f"Remove it with `anabranch streams consumers rm {self.stream} {self.consumer}`"
+        )
+
+
+class SubscriptionEnded(Event, frozen=True, kw_only=True):
+    """With fan-out: a subscription ended early, or was not accepted. Renewals are not reported."""
+
+    level = logging.WARNING
+    error: str
+    failure_count: int
+    """In a row, without an event."""
+
+    def sentence(self) -> str:
+        return f"the subscription ended ({self.failure_count} in a row): {self.error}"
+
+
+class FanOutFellBack(Event, frozen=True, kw_only=True):
+    """With fan-out: the shard is polled until it can subscribe."""
+
+    level = logging.WARNING
+    reason: Reason
+
+    def sentence(self) -> str:
+        return f"polled for now: {self.reason}"
+
+
+class FanOutReturned(Event, frozen=True, kw_only=True):
+    """With fan-out: the shard is subscribed again, and no longer polled."""
+
+    def sentence(self) -> str:
+        return "subscribed again, no longer polled"
 
 
 class ListingFailed(Event, frozen=True, kw_only=True):
     """The stream's shards could not be listed. Known shards are still read, and the listing is retried."""
 
+    _words = "the shards could not be listed, retrying: {error}"
     level = logging.WARNING
     error: str
 
-    def sentence(self) -> str:
-        return f"the shards could not be listed, retrying: {self.error}"
+
+class ListingRecovered(Event, frozen=True, kw_only=True):
+    """The stream's shards could be listed again."""
+
+    _words = "the shards could be listed again"
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True):
     """The store did not answer a commit. It will be retried; nothing is lost."""
 
+    _words = "checkpoint not written, retrying: {error}"
     level = logging.WARNING
     error: str
 
+
+class CheckpointRecovered(Event, frozen=True, kw_only=True):
+    """The store accepts commits again."""
+
+    seconds: float
+
     def sentence(self) -> str:
-        return f"checkpoint not written, retrying: {self.error}"
+        return f"checkpoints are written again, after {self.seconds:.1f} s"
 
 
 class DataLost(Event, frozen=True, kw_only=True):
@@ -317,27 +619,23 @@ class DataLost(Event, frozen=True, kw_only=True):
 class Misrouted(Event, frozen=True, kw_only=True):
     """Aggregates contained records whose hash keys belong to another shard."""
 
+    _words = (
+        "aggregates were written during a reshard: {delivered_count} misrouted records delivered, "
+        "{skipped_aggregate_count} aggregates of our own producer skipped (it sends them again)"
+    )
     level = logging.WARNING
     delivered_count: int
     skipped_aggregate_count: int
-
-    def sentence(self) -> str:
-        return (
-            f"aggregates were written during a reshard: {self.delivered_count} misrouted records delivered, "
-            f"{self.skipped_aggregate_count} aggregates of our own producer skipped (it sends them again)"
-        )
 
 
 class KeysUnordered(Event, frozen=True, kw_only=True):
     """The service distributes the records of this stream itself (AUTO): records of a key have no order."""
 
+    _words = (
+        "the stream distributes records itself (AUTO): records of one key may be in any shard, so their order "
+        "cannot be kept"
+    )
     level = logging.WARNING
-
-    def sentence(self) -> str:
-        return (
-            "the stream distributes records itself (AUTO): records of one key may be in any shard, so their order "
-            "cannot be kept"
-        )
 
 
 class ZombieCall(Event, frozen=True, kw_only=True):
@@ -357,38 +655,39 @@ class ZombieCall(Event, frozen=True, kw_only=True):
 class LoopBlocked(Event, frozen=True, kw_only=True):
     """The event loop is blocked."""
 
+    _words = "the event loop has been blocked for {blocked_ms} ms at:\n{stack}"
     level = logging.WARNING
     blocked_ms: int
     stack: str
-
-    def sentence(self) -> str:
-        return f"the event loop has been blocked for {self.blocked_ms} ms at:\n{self.stack}"
 
 
 class LoopStalled(Event, frozen=True, kw_only=True):
     """The event loop was blocked for longer than `stall_limit`: this worker gives up its shards."""
 
+    _words = (
+        "the event loop has been blocked for {blocked_ms} ms, longer than stall_limit: no lease is renewed "
+        "until it runs again, and other workers take the shards. It is blocked at:\n{stack}"
+    )
     level = logging.ERROR
     blocked_ms: int
     stack: str
 
-    def sentence(self) -> str:
-        return (
-            f"the event loop has been blocked for {self.blocked_ms} ms, longer than stall_limit: no lease is renewed "
-            f"until it runs again, and other workers take the shards. It is blocked at:\n{self.stack}"
-        )
+
+class LoopUnblocked(Event, frozen=True, kw_only=True):
+    """The event loop runs again."""
+
+    _words = "the event loop runs again, after it was blocked for {blocked_ms} ms"
+    blocked_ms: int
 
 
 class TaskRestarted(Event, frozen=True, kw_only=True):
     """A background task failed unexpectedly and was restarted."""
 
+    _words = "{task} failed unexpectedly and is restarted (restart {restart}): {error}"
     level = logging.ERROR
     task: str
     error: str
     restart: int
-
-    def sentence(self) -> str:
-        return f"{self.task} failed unexpectedly and is restarted (restart {self.restart}): {self.error}"
 
 
 class StreamChanged(Event, frozen=True, kw_only=True):
@@ -408,11 +707,9 @@ def _moment(seconds: float) -> str:
 class MemberSealed(Event, frozen=True, kw_only=True):
     """This worker declared another dead that missed its heartbeats."""
 
+    _words = "worker {member_id} missed its heartbeats: declared dead, taking over its shards"
     level = logging.WARNING
     member_id: str
-
-    def sentence(self) -> str:
-        return f"worker {self.member_id} missed its heartbeats: declared dead, taking over its shards"
 
 
 class MemberDiffers(Event, frozen=True, kw_only=True):
@@ -420,53 +717,100 @@ class MemberDiffers(Event, frozen=True, kw_only=True):
     itself.
     """
 
+    _words = "worker {member_id} runs with incompatible settings ({settings}): stop it"
     level = logging.ERROR
     member_id: str
-    fingerprint: str
-
-    def sentence(self) -> str:
-        return f"worker {self.member_id} runs with incompatible settings ({self.fingerprint}): stop it"
+    settings: str
 
 
 class MemberEnded(Event, frozen=True, kw_only=True):
     """The store says that this worker's membership has ended; the process joins again as a new member."""
 
+    _words = "member {member_id} ended ({reason}): its shards are no longer handled here"
     level = logging.WARNING
     member_id: str
     reason: str
 
-    def sentence(self) -> str:
-        return f"member {self.member_id} ended ({self.reason}): its shards are no longer handled here"
+
+class MemberJoined(Event, frozen=True, kw_only=True):
+    """This process has joined again, as a new member."""
+
+    _words = "joined again as member {member_id}"
+    member_id: str
+
+
+class MetricRefused(Event, frozen=True, kw_only=True):
+    """A value of the program's own metric was dropped. Reported once for each name."""
+
+    _words = "a value of metric {metric!r} was dropped: {why}"
+    level = logging.WARNING
+    metric: str
+    why: str
 
 
 class StoreRolledBack(Event, frozen=True, kw_only=True):
     """The lease store lost acknowledged writes."""
 
+    _words = "the lease store was rolled back: all leases are dropped and taken again after the longest expiry"
     level = logging.ERROR
-
-    def sentence(self) -> str:
-        return "the lease store was rolled back: all leases are dropped and taken again after the longest expiry"
 
 
 class StoreReset(Event, frozen=True, kw_only=True):
     """The application's row in the lease store is missing or was replaced."""
 
+    _words = "the lease store no longer has this application: stopping instead of starting over"
     level = logging.CRITICAL
-
-    def sentence(self) -> str:
-        return "the lease store no longer has this application: stopping instead of starting over"
 
 
 class StoreUnanswered(Event, frozen=True, kw_only=True):
     """The lease store did not answer a call that the consumer needs to continue; it is retried."""
 
+    _words = "the lease store did not answer {failure_count} times in a row, retrying: {error}"
     level = logging.WARNING
     error: str
+    code: LeaseStoreCode = "no_answer"
+    """`throttled`, `table_creating`, `access_denied`, `clock_skew`, or `no_answer` for everything else."""
     failure_count: int
     """In a row."""
 
+
+class StoreAnswered(Event, frozen=True, kw_only=True):
+    """The lease store answers again."""
+
+    failure_count: int
+    seconds: float
+
     def sentence(self) -> str:
-        return f"the lease store did not answer {self.failure_count} times in a row, retrying: {self.error}"
+        return f"the lease store answers again, after {self.failure_count} failed calls in {self.seconds:.1f} s"
+
+
+class AlertFired(Event, frozen=True, kw_only=True):
+    """The lag was above the limit of an alert for its whole time. Its stream and shard are those of the worst shard."""
+
+    level = logging.ERROR
+    lag: float
+    """Seconds, of the worst shard. Of one that no worker handles: at least so much."""
+    limit: float
+    seconds: float
+    """For how long it was above."""
+    reason: Reason | None
+    """Why that shard is stalled; None if it moves."""
+
+    def sentence(self) -> str:
+        why = "" if self.reason is None else f": {self.reason}"
+        return f"ALERT: {self.lag:.1f} s behind, above {self.limit:g} s for {self.seconds:.0f} s{why}"
+
+
+class AlertCleared(Event, frozen=True, kw_only=True):
+    """The lag is below the limit of an alert again."""
+
+    lag: float
+    limit: float
+    seconds: float
+    """For how long the alert was on."""
+
+    def sentence(self) -> str:
+        return f"alert cleared: {self.lag:.1f} s behind, at most {self.limit:g} s again, after {self.seconds:.0f} s"
 
 
 class AggregationOff(Event, frozen=True, kw_only=True):
@@ -478,21 +822,36 @@ class AggregationOff(Event, frozen=True, kw_only=True):
 class AggregateStraddled(Event, frozen=True, kw_only=True):
     """An aggregate was written during a reshard; all its records are sent again."""
 
+    _words = "an aggregate was written during a reshard: its {record_count} records are sent again"
     record_count: int
 
-    def sentence(self) -> str:
-        return f"an aggregate was written during a reshard: its {self.record_count} records are sent again"
+
+class ExporterFailed(Event, frozen=True, kw_only=True):
+    """Metrics could not be exported. Records are not affected, and what was counted is exported the next time."""
+
+    _words = "exporter {exporter} failed ({failure_count} in a row): {error}"
+    level = logging.WARNING
+    exporter: str
+    error: str
+    failure_count: int
+    """In a row. Reported for the 1st, 2nd, 4th, 8th, ..."""
+
+
+class ExporterRecovered(Event, frozen=True, kw_only=True):
+    """Metrics are exported again."""
+
+    _words = "exporter {exporter} works again, after {failure_count} failures"
+    exporter: str
+    failure_count: int
 
 
 class HookFailed(Event, frozen=True, kw_only=True):
     """A user's callback raised an error; it has no other effect."""
 
+    _words = "{hook} raised {error}"
     level = logging.ERROR
     hook: str
     error: str
-
-    def sentence(self) -> str:
-        return f"{self.hook} raised {self.error}"
 
 
 class KeyBlocked(Event, frozen=True, kw_only=True):
@@ -501,52 +860,69 @@ class KeyBlocked(Event, frozen=True, kw_only=True):
     Emitted at most every ten seconds.
     """
 
+    _words = (
+        "{record_count} records failed without being sent (last partition key: {partition_key!r}): an "
+        "earlier record of that key failed, and nobody has seen that failure. Await its delivery, call flush(), or "
+        "pass on_undelivered="
+    )
     level = logging.WARNING
     partition_key: str
     """Of the last such record."""
     record_count: int
     """All such records of the stream since the last event."""
 
-    def sentence(self) -> str:
-        return (
-            f"{self.record_count} records failed without being sent (last partition key: {self.partition_key!r}): an "
-            "earlier record of that key failed, and nobody has seen that failure. Await its delivery, call flush(), or "
-            "pass on_undelivered="
-        )
-
 
 class OrderUnconfirmed(Event, frozen=True, kw_only=True):
     """A record got a lower sequence number than one written before it."""
 
+    _words = "sequence number {sequence_number} is below that of the record written before it"
     level = logging.WARNING
     sequence_number: str
-
-    def sentence(self) -> str:
-        return f"sequence number {self.sequence_number} is below that of the record written before it"
 
 
 class RecordsAbandoned(Event, frozen=True, kw_only=True):
     """A producer was not closed before its event loop or the interpreter ended: records are lost or may be lost."""
 
+    _words = (
+        "the producer was not closed: {record_count} records were not delivered, or nobody saw that they "
+        "failed. Use `async with`, or await close()"
+    )
     level = logging.ERROR
     record_count: int
     """Undelivered records, and failures that nobody has seen."""
-
-    def sentence(self) -> str:
-        return (
-            f"the producer was not closed: {self.record_count} records were not delivered, or nobody saw that they "
-            "failed. Use `async with`, or await close()"
-        )
 
 
 class ShardMapFailed(Event, frozen=True, kw_only=True):
     """The stream's shards could not be listed; the producer continues with the known ones."""
 
+    _words = "the shards could not be listed, retrying: {error}"
     level = logging.WARNING
     error: str
 
+
+class ShardMapRecovered(Event, frozen=True, kw_only=True):
+    """The producer could list the stream's shards again."""
+
+    _words = "the shards could be listed again"
+
+
+class DeliveryProgress(Event, frozen=True, kw_only=True):
+    """What a producer delivered to the stream since the last such event: at most one a second, none if nothing was."""
+
+    level = logging.DEBUG
+    seconds: float
+    delivered_count: int
+    """User records, those in aggregates one by one."""
+    delivered_bytes: int
+    kinesis_count: int
+    """Kinesis records: an aggregate counts as one."""
+    failed_count: int
+    requests: TimeBuckets
+    """How long PutRecords calls took."""
+
     def sentence(self) -> str:
-        return f"the shards could not be listed, retrying: {self.error}"
+        failed = f", {self.failed_count} failed" if self.failed_count else ""
+        return f"{self.delivered_count} records delivered in {self.seconds:.1f} s{failed}"
 
 
 class WriteFailed(Event, frozen=True, kw_only=True):
@@ -561,22 +937,38 @@ class WriteFailed(Event, frozen=True, kw_only=True):
         return f"a request with {records} failed: {self.error}"
 
 
+class WriteRecovered(Event, frozen=True, kw_only=True):
+    """Requests succeed again."""
+
+    failure_count: int
+    """Requests that failed since the last success."""
+    seconds: float
+
+    def sentence(self) -> str:
+        return f"requests succeed again, after {self.failure_count} failed in {self.seconds:.1f} s"
+
+
+class WriteUnthrottled(Event, frozen=True, kw_only=True):
+    """A shard that was over its limits is written to at the full rate again."""
+
+    seconds: float
+
+    def sentence(self) -> str:
+        return f"written at the full rate again, after {self.seconds:.1f} s"
+
+
 class WriteThrottled(Event, frozen=True, kw_only=True):
     """A shard is over its limits and refused most of the last records; the producer writes to it more slowly."""
 
+    _words = "over its limits, writing at {share_percent} % of the full rate"
     share_percent: int
-
-    def sentence(self) -> str:
-        return f"over its limits, writing at {self.share_percent} % of the full rate"
 
 
 class WriterFailed(Event, frozen=True, kw_only=True):
     """The producer ended with an unexpected error; all undelivered records have failed."""
 
+    _words = "the producer failed unexpectedly, with {record_count} records not delivered: {error}"
     level = logging.CRITICAL
     error: str
     record_count: int
     """Undelivered records, and failures that nobody has seen."""
-
-    def sentence(self) -> str:
-        return f"the producer failed unexpectedly, with {self.record_count} records not delivered: {self.error}"

@@ -49,6 +49,7 @@ def _records_of(item: Mapping[str, Any]) -> list[Record[Any]]:
     except ValueError as error:
         raise CodecError(f"the data of record {kinesis['sequenceNumber']} is not base64: {error}") from error
     aggregate = open_aggregate(data)
+    traced = {} if aggregate is None else aggregate.trace_parents
     sub_records = [(kinesis["partitionKey"], None, data)] if aggregate is None else aggregate.sub_records()
     return [
         Record(
@@ -61,6 +62,7 @@ def _records_of(item: Mapping[str, Any]) -> list[Record[Any]]:
             arrival_seconds=float(kinesis.get("approximateArrivalTimestamp", 0.0)),
             data=payload,
             value=payload,
+            trace_parent=traced.get(index),
         )
         for index, (partition_key, explicit_hash_key, payload) in enumerate(sub_records)
     ]

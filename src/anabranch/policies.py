@@ -1,22 +1,67 @@
 """What happens after a failed handler call: retries, and what follows the last attempt.
 
 The default ends in `Stop`: if a record keeps failing, its shard stops there and reports it. Nothing is skipped
-silently.
+silently. `Skip` and `DeadLetter` go past the record, and stop the shard if that looks like an outage.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from anabranch._model.kinds import field_type_violations
+from anabranch._model.kinds import field_type_violations, type_violations
 from anabranch.errors import ConfigurationError
 
-__all__ = ["Retry", "Stop"]
+__all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the shard at the failed record, keep its lease, and report it. A process that starts later retries it
-    once.
+    """Stop the shard at the failed record, keep its lease, and report it. A process that starts later retries it once;
+    `anabranch apps skip` and `anabranch apps resume` go on without a restart.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Go on without the failed record. Each one is counted and reported in an event, and that is all that is left of
+    it. After 20 in a row without one success, or 100 in a minute, the shard stops: that looks like an outage.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Write the failed record with its error to a destination, and go on when it is durable there.
+
+    After 20 letters in a row without one success, or `per_minute` in a minute, the shard stops: that looks like an
+    outage.
+    """
+
+    url: str | Callable[[Any], Any] | None = None
+    """`sqs://NAME`, `kinesis://NAME`, `s3://bucket/prefix`, `sqlite:///path`, or an async function that takes the
+    letter and returns when it is durable. None: a SQLite file beside the leases."""
+    review: str | None = None
+    """Where letters go that fail again when they are redriven."""
+    overflow: str | None = None
+    """Where a letter goes that is too large for its destination, which then gets a pointer: `s3://bucket/prefix` or
+    `file:///folder`. None: the shard waits, with that reason."""
+    per_minute: int = 100
+    redact: Callable[[Any], Any] | None = None
+    """Called with each letter before it is written; returns the letter to write, for example without its payload."""
+
+    def __post_init__(self) -> None:
+        given: dict[str, object] = {name: getattr(self, name) for name in ("url", "review", "overflow", "redact")}
+        violations = type_violations(
+            {"review": given["review"], "overflow": given["overflow"], "per_minute": self.per_minute},
+            {"review": str | None, "overflow": str | None, "per_minute": int},
+        )
+        if not (given["url"] is None or isinstance(given["url"], str) or callable(given["url"])):
+            violations.append(f"url is {given['url']!r}; it must be a URL as text, an async function, or None")
+        if not (given["redact"] is None or callable(given["redact"])):
+            violations.append(f"redact is {given['redact']!r}; it must be a function that takes a letter, or None")
+        if not violations and self.per_minute < 1:
+            violations.append(f"per_minute is {self.per_minute}; it must be at least 1")
+        if violations:
+            raise ConfigurationError(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +73,21 @@ class Retry:
     backoff: float = 0.2
     """The longest first pause in seconds. It doubles with every attempt."""
     backoff_max: float = 30.0
+    max_age: float | None = None
+    """Seconds since the record arrived, by the service's clock. An older record is not retried any more."""
     timeout: float | None = None
     """Seconds that one call may take. An async handler is cancelled, and a process is killed; a thread cannot be
     stopped. The next attempt starts after this one has ended. While a call keeps running, its shard is stalled."""
-    then: Stop = field(default_factory=Stop)
+    give_up_on: tuple[type[BaseException], ...] = ()
+    """Errors after which a record is not retried. A batch is not tried whole again, but halved at once."""
+    then: Stop | Skip | DeadLetter = field(default_factory=Stop)
+    """What follows the last attempt, and a payload that does not decode, which is never retried."""
 
     def __post_init__(self) -> None:
-        if violations := field_type_violations(self):
+        violations, errors = field_type_violations(self, but=("give_up_on",)), cast("object", self.give_up_on)
+        if not isinstance(errors, tuple) or not all(map(_is_error, errors)):
+            violations.append(f"give_up_on is {errors!r}; it must be a tuple of exception classes")
+        if violations:
             raise ConfigurationError(violations)
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")
@@ -43,7 +96,12 @@ class Retry:
                 f"backoff is {self.backoff} and backoff_max {self.backoff_max}; "
                 "backoff must not be negative, nor larger than backoff_max"
             )
-        if self.timeout is not None and not self.timeout > 0:
-            violations.append(f"timeout is {self.timeout}; it must be positive, or None for no limit")
+        for name, seconds in (("max_age", self.max_age), ("timeout", self.timeout)):
+            if seconds is not None and not seconds > 0:
+                violations.append(f"{name} is {seconds}; it must be positive, or None for no limit")
         if violations:
             raise ConfigurationError(violations)
+
+
+def _is_error(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)

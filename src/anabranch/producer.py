@@ -7,15 +7,17 @@ its own task.
 import asyncio
 import random
 from asyncio import _get_running_loop  # returns None instead of raising
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
-from anabranch._core.writing.pipeline import WriteOptions
+from anabranch._core.writing.lanes import WriteOptions
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_hook, make_emit
+from anabranch._engine.tracing import Tracing
 from anabranch._engine.writing.writer import Delivery, Writer
+from anabranch._loop_reads import read_on
 from anabranch._model.entropy import Entropy
 from anabranch._model.kinds import check_seconds, type_violations
 from anabranch._model.streams import parse_stream, wrong_stream
@@ -24,8 +26,10 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
+from anabranch.metrics.catalogue import Level, Measurement, producer_measurements
+from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
 from anabranch.records import PutResult
-from anabranch.reports import FlushReport
+from anabranch.reports import FlushReport, HealthReport, ProducerStatus
 from anabranch.values import Encoder, encode_with
 
 __all__ = ["Producer"]
@@ -38,6 +42,10 @@ else:
     from typing import TypeVar
 
     T = TypeVar("T")
+
+
+FAILURES_UNREADY: Final = 3
+"""So many requests in a row that failed as a whole."""
 
 
 class ProducerPorts(NamedTuple):
@@ -70,6 +78,7 @@ class Producer(Generic[T]):
         on_undelivered: Callable[[PutResult], Any] | None = None,
         settings: ProducerSettings | None = None,
         aws: Aws | None = None,
+        metrics: Sequence[Exporter] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         settings = settings or ProducerSettings()
@@ -88,13 +97,28 @@ class Producer(Generic[T]):
             linger_ms=round(linger * 1_000),
             delivery_timeout_ms=round(delivery_timeout * 1_000),
             shard_share=settings.shard_share,
+            shard_bytes_per_second=settings.shard_bytes_per_second,
+            shard_records_per_second=settings.shard_records_per_second,
             requests_in_flight_max=settings.requests_in_flight,
             aggregate_partition_key=settings.aggregate_partition_key,
             after_failure=settings.after_failure,
+            wraps_tagged=settings.trace == "wrap",
         )
+        if settings.trace == "wrap" and aggregate is None:
+            raise ConfigurationError(
+                "trace='wrap' sends single records as aggregates, but aggregate=None forbids aggregates: set "
+                "trace=True, or leave out aggregate="
+            )
+        self._tracing = Tracing() if settings.trace else None
         self._open_ports: Callable[[], ProducerPorts] = lambda: _aws_ports(aws)
         self._ports: ProducerPorts | None = None
         self._writer: Writer | None = None
+        self._last_writer: Writer | None = None
+        """Also after `close`, for `status()`."""
+        name = stream or "producer"
+        self.exporters = Exporters(
+            metrics, Source(name, self._measure, self._emit, namespace="AnabranchProducer", aws=aws)
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -108,7 +132,38 @@ class Producer(Generic[T]):
     @property
     def buffered_bytes(self) -> int:
         """How much of `buffer_bytes` is in use."""
-        return 0 if self._writer is None else self._writer.buffer.used_bytes
+        return 0 if self._writer is None else self._writer.used_bytes
+
+    def status(self) -> ProducerStatus:
+        """The state of this producer: its buffer, and for each stream what is pending, delivered, failed and throttled.
+        From any thread, and after `close`.
+        """
+        writer, loop = self._last_writer, self._loop
+        if writer is not None and loop is not None and not loop.is_closed():
+            return read_on(loop, writer.status) if loop.is_running() else writer.status()
+        if writer is not None:
+            return writer.status()
+        return ProducerStatus(error=None, buffered_bytes=0, buffer_limit_bytes=self._buffer_bytes, waiting_count=0)
+
+    def health(self) -> HealthReport:
+        """Whether it can write: it has not failed, is not closed, and requests do not fail one after another."""
+        status = self.status()
+        reasons = [] if status.error is None else [status.error]
+        if self._is_closed:
+            reasons.append("the producer is closed")
+        reasons += [
+            f"{stream.stream}: {stream.failures_in_a_row} requests in a row failed"
+            for stream in status.streams
+            if stream.failures_in_a_row >= FAILURES_UNREADY
+        ]
+        return HealthReport(live=True, ready=not reasons, reasons=tuple(reasons))
+
+    def metrics(self, level: Level = "detailed") -> list[Measurement]:
+        """Everything that was counted, and how it stands: what exporters export. From any thread."""
+        return self.exporters.source.read(check_level(level))
+
+    def _measure(self, level: Level) -> Iterable[Measurement]:
+        return producer_measurements(self.status(), level)
 
     def start(self) -> Self:
         """Starts the producer on the running event loop. The first `put` also does this."""
@@ -129,7 +184,7 @@ class Producer(Generic[T]):
         """Buffers a record. Waits while the buffer is full, and raises `BufferFull` after `timeout` seconds."""
         if timeout is not None:
             check_seconds("timeout", timeout)
-        return await self._running_writer().buffer.put(
+        return await self._running_writer().put(
             self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
@@ -142,7 +197,7 @@ class Producer(Generic[T]):
             writer = self._running_writer()
         data: Any = value if type(value) is self._unencoded_type else self._encode(value)
         name = self._stream if stream is None and self._stream is not None else self._stream_name(stream)
-        return writer.buffer.put_nowait(name, data, partition_key, explicit_hash_key)
+        return writer.put_nowait(name, data, partition_key, explicit_hash_key)
 
     async def put_and_wait(
         self, value: T, partition_key: str, *, explicit_hash_key: str | None = None, stream: str | None = None
@@ -153,12 +208,12 @@ class Producer(Generic[T]):
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
         """Buffers `(partition_key, value)` pairs in order. Waits while the buffer is full."""
-        buffer, name = self._running_writer().buffer, self._stream_name(stream)
+        writer, name = self._running_writer(), self._stream_name(stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
-        while (not_put := buffer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
+        while (not_put := writer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
             partition_key, data = not_put
-            deliveries.append(await buffer.put(name, data, partition_key, None, None))
+            deliveries.append(await writer.put(name, data, partition_key, None, None))
         return deliveries
 
     # flushing and closing
@@ -188,7 +243,10 @@ class Producer(Generic[T]):
             seconds = self._options.delivery_timeout_ms / 1_000 if deadline is None else deadline
             return await writer.close(self._deadline_ms(seconds))
         finally:
-            await self._close_ports()
+            try:
+                await self.exporters.stop()
+            finally:  # also if that wait was cancelled
+                await self._close_ports()
 
     async def __aenter__(self) -> Self:
         self._running_writer()
@@ -222,7 +280,7 @@ class Producer(Generic[T]):
         if self._is_closed:
             raise UsageError("this producer is closed")
         if self._writer is not None and self._loop is not loop:
-            if not (self._loop is not None and self._loop.is_closed() and self._writer.buffer.is_empty):
+            if not (self._loop is not None and self._loop.is_closed() and self._writer.is_empty):
                 raise UsageError("this producer runs on another event loop: create one producer per loop")
             self._writer = None  # its loop is closed and all is delivered, as between two calls of asyncio.run
         if self._writer is None:
@@ -235,9 +293,14 @@ class Producer(Generic[T]):
                 buffer_bytes=self._buffer_bytes,
                 on_undelivered=self._on_undelivered,
                 emit=self._emit,
+                tracing=self._tracing,
             )
             writer.start()
-            self._writer, self._loop = writer, loop
+            if self._last_writer is not None:
+                self.exporters.source.begin_run()
+            self._writer = self._last_writer = writer
+            self._loop = loop
+            self.exporters.start()
         return self._writer
 
     async def _close_ports(self) -> None:

@@ -1,18 +1,19 @@
-"""Public values: what handlers receive, and the result of a write.
+"""Public values: what handlers receive and report, and the result of a write.
 
 All are plain values that a unit test can build. There may be millions of records, so they hold no references to other
 objects, and the garbage collector does not track them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from anabranch._model.streams import BEFORE_FIRST_SUB, Position
+from anabranch.errors import ConfigurationError
 
-__all__ = ["Attempt", "Batch", "Context", "PutResult", "Record"]
+__all__ = ["Attempt", "Batch", "BatchFailure", "Context", "PutResult", "Record"]
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class Record(msgspec.Struct, Generic[T], frozen=True, gc=False, kw_only=True):
     """What `decode=` made of the data; the data itself by default."""
     misrouted: bool = False
     """The hash key of this sub-record belongs to another shard: another producer wrote the aggregate during a split."""
+    trace_parent: str | None = None
+    """The W3C trace parent of its put, if that was traced and the record is in an aggregate of our producer."""
 
     @property
     def approximate_arrival_timestamp(self) -> datetime:
@@ -60,6 +63,43 @@ class Batch(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return len(self.records)
 
 
+class BatchFailure(Exception):  # noqa: N818 -- it says what the handler reports, not what is wrong with its call
+    """A batch handler raises it to say which records failed. The records before the first of them are finished. That
+    record and all after it are delivered again, whatever the handler did with them.
+
+    ```python
+    raise anabranch.BatchFailure(failed=[record]) from error
+    ```
+    """
+
+    def __init__(self, failed: Sequence[Record[Any]]) -> None:
+        self.failed = tuple(failed)
+        if not self.failed or not all(isinstance(record, Record) for record in self.failed):
+            raise ConfigurationError(
+                f"BatchFailure(failed={failed!r}): expected the records of the batch that failed, at least one"
+            )
+        super().__init__(f"{len(self.failed)} of the batch failed, the first is record {self.failed[0].position}")
+
+    def __reduce__(self) -> tuple[type["BatchFailure"], tuple[Sequence[Record[Any]]]]:
+        return type(self), (self.failed,)  # a handler may run in another process
+
+
+METRIC_NAME_CHARACTERS_MAX = 200
+
+
+def checked_metric(name: object, value: Any) -> tuple[str, float]:
+    """Raises if the name or the type of the value is wrong."""
+    is_name = isinstance(name, str) and 1 <= len(name) <= METRIC_NAME_CHARACTERS_MAX and name.isascii()
+    if not (isinstance(name, str) and is_name and name.isprintable()):
+        raise ValueError(
+            f"a metric's name is {name!r}; it must have 1 to {METRIC_NAME_CHARACTERS_MAX} printable ASCII characters"
+        )
+    try:
+        return name, float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"the value of metric {name!r} is {value!r}; it must be a number") from None
+
+
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The optional second argument of a handler. It is passed if the handler has a second positional parameter, with or
     without a default. Keyword-only parameters and `*args` do not count.
@@ -76,6 +116,14 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the call may take, if the policy sets a timeout."""
     fenced_at_ms: int | None = None
     """When the lease may expire, on the machine's boot-time clock. Heartbeats extend it."""
+    metrics: list[tuple[str, float]] = []
+    """What the handler reported with `metric`."""
+
+    def metric(self, name: str, value: float) -> None:
+        """Reports a value of the program's own metric, such as `PredictionConfidence`. It counts if the call succeeds:
+        a record that fails is handled again. Works in threads and processes, too.
+        """
+        self.metrics.append(checked_metric(name, value))
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

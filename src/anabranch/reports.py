@@ -4,18 +4,28 @@ from typing import Literal
 
 import msgspec
 
+from anabranch.measures import WriteCounters
+from anabranch.reasons import Reason, WorkerDead, WorkerSilent
 from anabranch.records import Record
 
 __all__ = [
+    "CommandResult",
     "ConsumerStatus",
+    "DesiredWorkers",
     "FleetMember",
     "FleetShard",
     "FleetStatus",
+    "FleetSubscription",
     "FlushReport",
+    "HealthReport",
+    "ProducerStatus",
     "ShardState",
+    "ShardWrites",
     "StopReport",
     "StoppedRecord",
     "StoppedShard",
+    "StreamWrites",
+    "SubscriptionState",
 ]
 
 
@@ -24,7 +34,7 @@ class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     shard_id: str
-    reason: str
+    reason: Reason
     position: str | None
     """Of the record; None if unknown, because the owners crashed without reporting it."""
     partition_key: str | None
@@ -34,8 +44,7 @@ class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
     """What the handler or the decoder raised; None if another worker stopped the shard."""
 
     def __str__(self) -> str:
-        at = "" if self.position is None else f" at record {self.position} (partition key {self.partition_key!r})"
-        return f"{self.stream}/{self.shard_id} is stopped{at}: {self.reason}"
+        return f"{self.stream}/{self.shard_id} is {self.reason}"
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -51,6 +60,10 @@ class StopReport(msgspec.Struct, frozen=True):
     """False if the store did not answer: the leases become free only after their expiry."""
     stopped: tuple[StoppedShard, ...] = ()
     """The shards of this worker that are stopped at a record."""
+    skipped_count: int = 0
+    """Records that were not handled in this run, by the policy or by an operator."""
+    dead_letter_count: int = 0
+    """Records that this run wrote to the dead letters."""
 
     @property
     def clean(self) -> bool:
@@ -66,21 +79,51 @@ class FlushReport(msgspec.Struct, frozen=True):
     """Records that were still being sent at the deadline; the producer continues to send them."""
 
 
+class SubscriptionState(msgspec.Struct, frozen=True, kw_only=True):
+    """How a shard is read with fan-out."""
+
+    state: str
+    """`active`: records are pushed; `polled`: it is polled, as `reason` says; `waiting`, `subscribing`, `taken_over`,
+    `full`, `closed`: it subscribes soon; `ended`: it was read to its end."""
+    seconds: float | None = None
+    """For how long the present subscription is active; None if it is not."""
+    renewal_count: int = 0
+    event_seconds_ago: float | None = None
+    """When the last event came, with records or without; None if there was none."""
+    reason: Reason | None = None
+    """Why it is not active."""
+
+
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """One shard that this process holds."""
 
     stream: str
     shard_id: str
     phase: str
-    """reading, ended, stopped."""
-    reason: str | None
+    """`reading`; `ended`: its last record was read; `finishing`: its end is being written; `draining`: it waits for
+    running calls before it moves; `failed`, `stopping`, `stopped`: a record cannot be handled."""
+    reason: Reason | None
     """Why it is stalled; None if it is not."""
     checkpoint: str | None
+    lag: float | None
+    """Seconds: the age of its oldest unfinished record, by the service's clock; with none, how far its reads are behind
+    the tip. None until it was read.
+    """
+    retention_left: float | None
+    """Seconds until its oldest unfinished record is trimmed; None until it was read."""
     millis_behind_latest: int | None
+    """How far the last read was behind the tip. What was read may still be unfinished."""
     unfinished_count: int
     finished_count: int
+    """Since the lease was taken, with those that were skipped or dead-lettered."""
     held_bytes: int
     fence_token: int
+    subscription: SubscriptionState | None = None
+    """With `read="fanout"`."""
+    skipped_count: int = 0
+    """Since the lease was taken: by the policy, or by an operator."""
+    dead_letter_count: int = 0
+    """Since the lease was taken."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +139,71 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardState, ...]
     budget_used_bytes: int
     budget_limit_bytes: int
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds: the largest of its shards; None if unknown."""
+        return max((shard.lag for shard in self.shards if shard.lag is not None), default=None)
+
+
+class HealthReport(msgspec.Struct, frozen=True):
+    """Whether a consumer or producer should be restarted, and whether it works."""
+
+    live: bool
+    """False only if a restart helps: its event loop is blocked for good, or its heartbeats have ended."""
+    ready: bool
+    """Whether it handles all of its shards, or can write."""
+    reasons: tuple[str, ...] = ()
+    """Why it is not ready, or not live."""
+
+
+class ShardWrites(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard, as a producer sees it."""
+
+    shard_id: str
+    rate_share: float
+    """The share of the full rate at which the producer writes to it, from 0 to 1. Throttling lowers it."""
+    paused: float
+    """For how many seconds nothing is sent to it; 0 if it is not paused."""
+    counters: WriteCounters
+    """Failures, requests and buffering are counted by stream only."""
+
+
+class StreamWrites(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream, as a producer sees it."""
+
+    stream: str
+    pending_count: int
+    """Records without an outcome, in flight or not."""
+    requests_in_flight: int
+    unseen_failure_count: int
+    """Failed records that nobody has seen yet."""
+    paused: float
+    """For how many seconds nothing is sent, because whole requests failed; 0 if it is not paused."""
+    failures_in_a_row: int
+    """Of whole requests."""
+    aggregates: bool
+    """False if records are not aggregated: because of `aggregate=None`, or because the stream distributes them itself.
+    """
+    counters: WriteCounters
+    shards: tuple[ShardWrites, ...]
+    """Those that it has written to. Empty until they are known."""
+
+
+class ProducerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """This producer, now."""
+
+    error: str | None
+    """Why it has failed; None if it has not."""
+    buffered_bytes: int
+    buffer_limit_bytes: int
+    waiting_count: int
+    """Puts that wait for buffer space."""
+    streams: tuple[StreamWrites, ...] = ()
+
+    @property
+    def pending_count(self) -> int:
+        return sum(stream.pending_count for stream in self.streams)
 
 
 class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +231,8 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     """It is stopping, and takes no more shards."""
     status_seen: bool = False
     """Whether it has just written a new status. Always False on the first look."""
+    lag: float | None = None
+    """Seconds: the largest of its shards; None if unknown."""
     millis_behind_latest: int | None = None
     """The largest of its shards; None if unknown."""
 
@@ -130,16 +240,55 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
     def is_live(self) -> bool:
         return self.state == "live"
 
+    @property
+    def silence(self) -> Reason | None:
+        """Why its shards do not move; None if it sends heartbeats, or holds none any more."""
+        if self.state == "dead":
+            return WorkerDead(worker_id=self.worker_id)
+        if self.state == "silent":
+            return WorkerSilent(worker_id=self.worker_id, seconds=self.heartbeat_age)
+        return None
+
 
 class StoppedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record at which a shard stopped."""
 
-    reason: str
+    reason: Reason
     position: str | None
     partition_key: str | None
     member_id: str
     stopped_seconds: float
     """Wall-clock time, in seconds since 1970."""
+
+
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A command to a fleet, and what came of it."""
+
+    command_id: str
+    action: str
+    stream: str
+    shard_id: str
+    position: str | None
+    """The record to skip; None for other commands."""
+    requested_by: str
+    requested_seconds: float
+    """Wall-clock time, in seconds since 1970."""
+    state: Literal["pending", "applied", "refused", "expired"]
+    result: str
+    """In words; empty while it is pending."""
+
+
+class FleetSubscription(msgspec.Struct, frozen=True, kw_only=True):
+    """How the owner of a shard reads it with fan-out, as it last reported."""
+
+    state: str
+    """As in `SubscriptionState`."""
+    seconds: float | None
+    """For how long the subscription was active; None if it was not."""
+    renewal_count: int
+    event_seconds_ago: float | None
+    reason_code: str | None
+    """Why it was not active."""
 
 
 class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +299,7 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
     """stalled: its owner reports the reason; stopped: at a record that could not be handled; waiting: for its
     parents; orphaned: its owner sends no heartbeats; unowned: no worker holds it."""
-    reason: str | None
+    reason: Reason | None
     """Why it makes no progress; None if it does, or is finished."""
     owner: str | None
     """The member that holds its lease."""
@@ -160,8 +309,17 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     starts_at: str
     checkpointed_seconds: float | None
     """When the checkpoint was written, in seconds since 1970."""
+    lag: float | None
+    """Seconds: the age of its oldest unfinished record, by the service's clock; with none, how far its reads are behind
+    the tip. From its owner's status. If its owner died while the fleet was watched, its last lag and the time since
+    then; if it is stopped and no owner reports, the age of its record by this machine's clock. None if unknown.
+    """
+    retention_left: float | None
+    """Seconds until its oldest unfinished record is trimmed; None if unknown."""
     millis_behind_latest: int | None
-    """From its owner's status; None if unknown, or if the status is not new."""
+    """How far the last read was behind the tip, from its owner's status; None if unknown, or if the status is not
+    new.
+    """
     records_per_second: float | None
     records_handled: int
     waits_for: tuple[str, ...]
@@ -170,6 +328,8 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     stopped: StoppedRecord | None
     takes_without_progress: int
     fence_token: int
+    subscription: FleetSubscription | None = None
+    """With fan-out, from its owner's status."""
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +358,17 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(shard for shard in self.unfinished_shards if shard.state != "moving")
 
     @property
+    def lag(self) -> float | None:
+        """Seconds: the largest of all shards; None if unknown."""
+        return max((shard.lag for shard in self.unfinished_shards if shard.lag is not None), default=None)
+
+    @property
+    def retention_left(self) -> float | None:
+        """Seconds until the first unfinished record is trimmed; None if unknown."""
+        left = [shard.retention_left for shard in self.unfinished_shards if shard.retention_left is not None]
+        return min(left, default=None)
+
+    @property
     def millis_behind_latest(self) -> int | None:
         """The largest of all shards; None if unknown."""
         lags = [shard.millis_behind_latest for shard in self.shards]
@@ -207,3 +378,17 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def records_per_second(self) -> float:
         return sum(member.records_per_second or 0.0 for member in self.members)
+
+
+class DesiredWorkers(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers a fleet should have, and from what that follows."""
+
+    workers: int
+    live_workers: int
+    """Those that run now, and do not stop."""
+    shard_count: int
+    """Shards that workers can handle now."""
+    lag: float | None
+    """Seconds: the largest of the shards that more workers could help; None if unknown."""
+    records_per_second: float
+    why: str

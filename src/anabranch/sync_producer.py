@@ -8,7 +8,8 @@ these records.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
@@ -20,9 +21,11 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
+from anabranch.metrics.catalogue import Level, Measurement, producer_measurements
+from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
 from anabranch.producer import Producer, add_undelivered_note, require_delivered, stream_or_default
 from anabranch.records import PutResult
-from anabranch.reports import FlushReport
+from anabranch.reports import FlushReport, HealthReport, ProducerStatus
 from anabranch.values import Encoder, encode_with
 
 __all__ = ["SyncProducer"]
@@ -57,6 +60,7 @@ class SyncProducer(Generic[T]):
         on_undelivered: Callable[[PutResult], Any] | None = None,
         settings: ProducerSettings | None = None,
         aws: Aws | None = None,
+        metrics: Sequence[Exporter] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         def make() -> Producer[bytes]:
@@ -70,6 +74,7 @@ class SyncProducer(Generic[T]):
                 on_undelivered=on_undelivered,
                 settings=settings,
                 aws=aws,
+                metrics=metrics,
                 on_event=on_event,
             )
 
@@ -80,9 +85,16 @@ class SyncProducer(Generic[T]):
         self._buffer_bytes = buffer_bytes
         self._delivery_timeout = delivery_timeout
         self._exit_timeout = (settings or ProducerSettings()).exit_timeout
+        self._is_traced = settings is not None and settings.trace is not False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._thread: WriteThread | None = None
+        self._last_thread: WriteThread | None = None
+        source = Source(
+            stream or "producer", self.metrics, lambda _: None, namespace="AnabranchProducer", reads_anywhere=True
+        )
+        self._exporters = Exporters((), source)
+        """Also after `close`, for `status()`."""
         self._is_closed = False
 
     def put(
@@ -100,7 +112,8 @@ class SyncProducer(Generic[T]):
         if stream is not None:
             parse_stream(stream)
         stream_or_default(stream, self._stream)
-        record = HandedRecord(self._encode(value), partition_key, explicit_hash_key, stream)
+        context = copy_context() if self._is_traced else None
+        record = HandedRecord(self._encode(value), partition_key, explicit_hash_key, stream, context)
         return self._running().put(record, timeout)
 
     def put_nowait(
@@ -119,6 +132,25 @@ class SyncProducer(Generic[T]):
     def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[SyncDelivery]:
         """Puts `(partition_key, value)` pairs in order, and waits while the buffer is full."""
         return [self.put(value, partition_key, stream=stream) for partition_key, value in items]
+
+    def status(self) -> ProducerStatus:
+        """The state of this producer, as `Producer.status`."""
+        thread = self._last_thread
+        return self._make().status() if thread is None else thread.status()
+
+    def health(self) -> HealthReport:
+        """Whether it can write, as `Producer.health`."""
+        thread = self._last_thread
+        return HealthReport(live=True, ready=not self._is_closed) if thread is None else thread.health()
+
+    @property
+    def exporters(self) -> Exporters:
+        """What reads its figures, for a `HealthApp`."""
+        return self._exporters
+
+    def metrics(self, level: Level = "detailed") -> list[Measurement]:
+        """Everything that was counted, and how it stands, as `Producer.metrics`."""
+        return list(producer_measurements(self.status(), check_level(level)))
 
     def flush(self, *, deadline: float | None = None) -> FlushReport:
         """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds.
@@ -165,11 +197,12 @@ class SyncProducer(Generic[T]):
                 raise UsageError("this producer is closed")
             if self._thread is None:
                 self._thread = WriteThread(
-                    lambda make=self._make: make().start(),  # type: ignore[misc]
+                    self._make(),
                     buffer_bytes=self._buffer_bytes,
                     delivery_timeout=self._delivery_timeout,
                     exit_timeout=self._exit_timeout,
                 )
+                self._last_thread = self._thread
                 weakref.finalize(self, self._thread.retire).atexit = False
             return self._thread
 
@@ -181,5 +214,5 @@ class SyncProducer(Generic[T]):
                 "call flush() before the fork, or create the producer after it"
             )
         self._lock = threading.Lock()
-        self._thread = None
+        self._thread = self._last_thread = None
         self._process_id = os.getpid()

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python tests/chaos/fleet_chaos.py --seconds 120 --seed 7
 
-A killed worker is replaced at once; a stopped one goes on after a while, often long after others have its shards.
+A killed worker is replaced at once; a stopped one continues later, often long after others have taken over its shards.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Chaos(NamedTuple):
     faults: Counter[str]
     events: Counter[str]
     gaps: list[float]
-    """The longest time that each key stood still, in seconds, shortest first."""
+    """The longest time without a handled record of each key, in seconds, shortest first."""
     settled_seconds: float
     """From the last fault until everything written was handled."""
     splits: int
@@ -134,7 +134,7 @@ def describe(found: Chaos) -> str:
     gaps = found.gaps
     return (
         f"fleet: {found.report}\n  faults: {dict(found.faults)}, {found.splits} splits, {found.merges} merges\n"
-        f"  a key stood still for at most {gaps[-1]:.1f} s, half of the keys never for more than "
+        f"  no record of a key was handled for at most {gaps[-1]:.1f} s, half of the keys never for more than "
         f"{gaps[len(gaps) // 2]:.1f} s; all handled {found.settled_seconds:.1f} s after the last fault\n"
         f"  events: {dict(sorted(found.events.items()))}"
     )

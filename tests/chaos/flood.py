@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal, cast
 
 import msgspec
 from traffic import spread_keys
@@ -57,7 +58,7 @@ def fill(world: StreamWorld, shards: int, sub_records: int) -> int:
     return total
 
 
-async def read(folder: str, budget_bytes: int, seconds: float) -> Held:
+async def read(folder: str, reads: Literal["polling", "fanout"], budget_bytes: int, seconds: float) -> Held:
     """In a process of its own: reads with a handler that sleeps, and looks at itself all along."""
     budget, before, handled, shards_bytes = Budget(budget_bytes), rss_bytes(), 0, 0
     consumer: Consumer[bytes] = Consumer(
@@ -65,6 +66,7 @@ async def read(folder: str, budget_bytes: int, seconds: float) -> Held:
         app="flood",
         leases=f"sqlite:///{folder}/leases.sqlite",
         order="key",
+        read=reads,
         settings=ConsumerSettings(budget=budget),
     )
 
@@ -91,12 +93,12 @@ def rss_bytes(line: str = "VmRSS") -> int:
 
 
 async def run_flood(
-    folder: str, *, shards: int, budget_bytes: int, seconds: float, sub_records: int = SUB_RECORDS
+    folder: str, *, reads: str, shards: int, budget_bytes: int, seconds: float, sub_records: int = SUB_RECORDS
 ) -> tuple[Held, int]:
-    async with stream_world(shards=shards) as world:
+    async with stream_world(shards=shards, tls=reads == "fanout") as world:
         total = fill(world, shards, sub_records)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--read", folder, str(budget_bytes), str(seconds),
+            sys.executable, __file__, "--read", folder, reads, str(budget_bytes), str(seconds),
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **world.kinesis.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
@@ -120,6 +122,7 @@ def describe(held: Held, total_bytes: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reads", choices=["polling", "fanout"], default="polling")
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--budget-mib", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=30)
@@ -129,6 +132,7 @@ def main() -> None:
         found = asyncio.run(
             run_flood(
                 folder,
+                reads=options.reads,
                 shards=options.shards,
                 budget_bytes=options.budget_mib * MIB,
                 seconds=options.seconds,
@@ -140,7 +144,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--read" in sys.argv:
-        folder, budget, seconds = sys.argv[2:]
-        print(msgspec.json.encode(asyncio.run(read(folder, int(budget), float(seconds)))).decode())
+        folder, reads, budget, seconds = sys.argv[2:]
+        held = asyncio.run(read(folder, cast("Literal['polling', 'fanout']", reads), int(budget), float(seconds)))
+        print(msgspec.json.encode(held).decode())
     else:
         main()

@@ -1,6 +1,6 @@
 """How long shards stand still when workers come, go, crash and pause; measured by what handlers did, key by key.
 
-    PYTHONPATH=tests python tests/chaos/recovery.py --workers 10
+    PYTHONPATH=tests python tests/chaos/recovery.py --workers 10 --store redis
 
 Every key gets a record all along. A worker's keys are those that it handled last; a key has recovered when another
 process starts a record of it.
@@ -12,9 +12,11 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 from effects import Effect
+from store_chaos import STORES
 from traffic import Traffic, spread_keys
 from worker_fleet import Fleet, WorkerProcess
 from worker_process import WorkerOptions
@@ -163,8 +165,8 @@ async def settle(measured: Measurements, writing: asyncio.Task[None]) -> AuditRe
     return fleet.auditor.report()
 
 
-async def run_recovery(folder: str, *, workers: int, shards: int) -> tuple[Measurements, AuditReport]:
-    async with measured_fleet(folder, shards=shards) as (measured, writing):
+async def run_recovery(folder: str, *, workers: int, shards: int, leases: str = "") -> tuple[Measurements, AuditReport]:
+    async with measured_fleet(folder, shards=shards, leases=leases) as (measured, writing):
         fleet = measured.fleet
         await fleet.join(workers)
         await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == workers, "all at work", 60)
@@ -204,9 +206,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--shards", type=int, default=12)
+    parser.add_argument("--store", choices=STORES, help="instead of a SQLite file")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        measured, report = asyncio.run(run_recovery(folder, workers=options.workers, shards=options.shards))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        leases = ""
+        if options.store:
+            leases = stack.enter_context(STORES[options.store](Path(folder, options.store))).leases()
+        measured, report = asyncio.run(
+            run_recovery(folder, workers=options.workers, shards=options.shards, leases=leases)
+        )
     print(describe(measured))
     print(f"  {report}")
     assert report.ok

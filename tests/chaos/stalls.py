@@ -1,4 +1,4 @@
-"""Handlers that block the event loop: for a while, which costs latency and no lease; for too long, which costs both."""
+"""Handlers that block the event loop: briefly, which delays records; for too long, which also loses leases."""
 
 import time
 
@@ -25,8 +25,8 @@ async def run_block(folder: str, *, seconds: float) -> tuple[list[dict], AuditRe
 
 
 async def run_stall(folder: str, *, stall_limit: float, seconds: float) -> tuple[dict, float, AuditReport]:
-    """A loop that stands still for longer than the limit: what was said of it, the seconds until others had its shards,
-    and the audit. When it wakes, the worker comes back as a new member.
+    """An event loop that is blocked for longer than the limit: the event, the seconds until others had its shards, and
+    the audit. When the loop continues, the worker joins again as a new member.
     """
     async with measured_fleet(folder, shards=4, expiry=3.0, stall_limit=stall_limit) as (measured, writing):
         fleet, traffic = measured.fleet, measured.traffic

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -16,9 +17,12 @@ import msgspec
 from effects import Effect, EffectsReader
 from worker_process import WorkerOptions
 
+from anabranch import Aws
 from anabranch._model.leases import LeaseRow
 from anabranch.stores.catalogue import find_store
 from anabranch.testing import Auditor
+
+from stream_world import Credentials
 
 PROGRAM = Path(__file__).with_name("worker_process.py")
 LOOK_EVERY_SECONDS = 0.02
@@ -84,15 +88,28 @@ class Fleet:
     def alive(self) -> list[WorkerProcess]:
         return [worker for worker in self.workers if worker.is_alive]
 
-    async def start(self, count: int = 1, **changes: Any) -> list[WorkerProcess]:
-        """Starts workers without waiting until they have joined."""
+    async def start(
+        self,
+        count: int = 1,
+        *,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **changes: Any,
+    ) -> list[WorkerProcess]:
+        """Starts workers without waiting until they have joined. `within` is a command that runs another one."""
         options = msgspec.json.encode(msgspec.structs.replace(self.options, **changes)).decode()
         started = []
         for _ in range(count):
             name = f"worker-{len(self.workers)}"
             with Path(self.options.folder, name).open("wb") as output:  # noqa: ASYNC230 -- a moment, at the start
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, str(PROGRAM), options, stdout=output, stderr=output, env=self._environment
+                    *within,
+                    sys.executable,
+                    str(PROGRAM),
+                    options,
+                    stdout=output,
+                    stderr=output,
+                    env={**self._environment, **(environment or {})},
                 )
             self.workers.append(WorkerProcess(name, process))
             started.append(self.workers[-1])
@@ -119,7 +136,7 @@ class Fleet:
 
     async def look_at_commits(self) -> list[LeaseRow]:
         """The lease rows as they stand: what they declare finished must not be started again from here on."""
-        store = await find_store(self.options.app, f"sqlite://{self.options.leases_path}", {})
+        store = await find_store(self.options.app, self.options.leases_url, {}, Aws(credentials=Credentials()))
         try:
             rows = list(await store.read_leases(with_finished=True))
         finally:

@@ -29,16 +29,18 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     app: str
     folder: str
-    """Leases, effects and events are kept here."""
+    """Effects, events and, unless `leases` says otherwise, leases are kept here."""
     order: str = "shard"
     concurrency: int = 32
     handling_seconds: float = 0.0
     stall_limit: float = 120.0
     expiry: float = 10.0
+    leases: str = ""
+    """The URL of the lease store; a file in the folder without it."""
 
     @property
-    def leases_path(self) -> Path:
-        return Path(self.folder, "leases.sqlite")
+    def leases_url(self) -> str:
+        return self.leases or f"sqlite:///{Path(self.folder, 'leases.sqlite')}"
 
     @property
     def effects_path(self) -> Path:
@@ -71,7 +73,7 @@ async def main(options: WorkerOptions) -> None:
     consumer: Consumer[bytes] = Consumer(
         options.stream,
         app=options.app,
-        leases=f"sqlite:///{options.leases_path}",
+        leases=options.leases_url,
         order=options.order,
         concurrency=options.concurrency,
         settings=ConsumerSettings(leases=LeaseSettings(stall_limit=options.stall_limit, expiry=options.expiry)),

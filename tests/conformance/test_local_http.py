@@ -6,7 +6,7 @@ import json
 import pytest
 
 from anabranch.local.errors import LocalError
-from anabranch.local.http import check_signature_form
+from anabranch.local.http import check_signature_form, is_local_host
 
 AUTHORIZATION = (
     "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"
@@ -19,6 +19,7 @@ SIGNED = {
 }
 ACCESS_DENIED = b"<Message>Unable to determine service/operation name to be authorized</Message>"
 SIGNED_QUERY = "X-Amz-Algorithm=A&X-Amz-Credential=c&X-Amz-Signature=s&X-Amz-SignedHeaders=h&X-Amz-Date=d"
+ADMIN = {"x-anabranch": "1"}
 
 
 @pytest.fixture
@@ -76,7 +77,10 @@ def test_a_bad_call_is_rejected_in_json(ask, headers, body, code):
 def test_plain_json_gets_the_envelope_of_an_older_protocol(ask):
     status, _, body = ask("POST", body=b"{}", headers=without(content_type="application/json"))
     assert status == 200
-    assert json.loads(body)["Output"]["__type"] == "com.amazon.coral.service#UnknownOperationException"
+    assert json.loads(body) == {
+        "Output": {"__type": "com.amazon.coral.service#UnknownOperationException"},
+        "Version": "1.0",
+    }
 
 
 def test_browsers_may_call_from_any_origin(ask):
@@ -108,14 +112,14 @@ def test_health_needs_no_signature(ask, plain_kinesis):
 
 def test_faults_are_scripted_listed_and_removed_over_http(ask, plain_kinesis):
     rule = {"operation": "ListStreams", "fault": "error", "code": "LimitExceededException", "status": 400, "times": 1}
-    status, _, body = ask("POST", "/_local/faults", json.dumps([rule, {"fault": "delay", "seconds": 0}]))
+    status, _, body = ask("POST", "/_local/faults", json.dumps([rule, {"fault": "delay", "seconds": 0}]), ADMIN)
     assert status == 200
     assert len(json.loads(body)["faults"]) == 2
     assert json.loads(ask("POST", body=b"{}", headers=SIGNED)[2])["__type"] == "LimitExceededException"
     assert ask("POST", body=b"{}", headers=SIGNED)[0] == 200
-    listed = json.loads(ask("GET", "/_local/faults")[2])["faults"]
+    listed = json.loads(ask("GET", "/_local/faults", headers=ADMIN)[2])["faults"]
     assert (listed[0]["struck"], listed[1]["struck"]) == (1, 1 + 1)
-    assert json.loads(ask("DELETE", "/_local/faults")[2]) == {"faults": []}
+    assert json.loads(ask("DELETE", "/_local/faults", headers=ADMIN)[2]) == {"faults": []}
     assert plain_kinesis.faults.is_empty
 
 
@@ -131,7 +135,7 @@ def test_faults_are_scripted_listed_and_removed_over_http(ask, plain_kinesis):
     ],
 )
 def test_the_admin_endpoint_explains_what_it_rejects(ask, method, path, body, status, said):
-    answered, _, raw = ask(method, path, body)
+    answered, _, raw = ask(method, path, body, ADMIN)
     assert answered == status
     assert said in json.loads(raw)["error"]
 
@@ -139,9 +143,52 @@ def test_the_admin_endpoint_explains_what_it_rejects(ask, method, path, body, st
 def test_a_reset_leaves_no_streams_and_no_faults(ask, plain_kinesis):
     plain_kinesis.boto3.create_stream(StreamName="orders", ShardCount=1)
     plain_kinesis.faults.on("PutRecord").drop()
-    assert ask("POST", "/_local/reset")[0] == 200
+    assert ask("POST", "/_local/reset", headers=ADMIN)[0] == 200
     assert plain_kinesis.boto3.list_streams()["StreamNames"] == []
     assert plain_kinesis.faults.is_empty
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},  # a form, or fetch() with mode "no-cors"
+        {"origin": "https://evil.example", "content-type": "text/plain"},
+        {"x-anabranch": "1", "host": "evil.example"},  # a domain that points to this machine
+        {"x-anabranch": "1", "host": "127.0.0.1.evil.example:4567"},
+        {"x-anabranch": "1", "host": "localhost.evil.example"},
+    ],
+)
+@pytest.mark.parametrize(
+    "method, path", [("POST", "/_local/reset"), ("POST", "/_local/faults"), ("GET", "/_local/faults")]
+)
+def test_a_web_page_cannot_use_the_admin_endpoint(ask, plain_kinesis, method, path, headers):
+    plain_kinesis.boto3.create_stream(StreamName="precious", ShardCount=1)
+    status, answered, body = ask(method, path, b'{"fault": "drop"}' if method == "POST" else None, headers)
+    assert status == 403
+    assert json.loads(body)["error"]
+    assert "access-control-allow-origin" not in answered
+    assert plain_kinesis.boto3.list_streams()["StreamNames"] == ["precious"]
+    assert plain_kinesis.faults.is_empty
+
+
+def test_the_admin_endpoint_grants_no_other_origin_its_header(ask):
+    asked = {"origin": "https://evil.example", "access-control-request-headers": "x-anabranch"}
+    status, headers, _ = ask("OPTIONS", "/_local/reset", headers=asked)
+    assert status == 403
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:4567", "[::1]:4567", "localhost", "kinesis:4567", "my.localhost:1", "10.0.0.7"]
+)
+def test_hosts_of_this_machine_and_its_network_are_served(ask, host):
+    assert ask("GET", "/_local/faults", headers={**ADMIN, "host": host})[0] == 200
+
+
+def test_the_name_that_the_server_was_started_with_is_served():
+    assert is_local_host("kinesis.test.example:4567", "kinesis.test.example")
+    assert not is_local_host("kinesis.test.example:4567", "127.0.0.1")
+    assert not is_local_host("", "127.0.0.1")
 
 
 def test_any_complete_signature_is_accepted():

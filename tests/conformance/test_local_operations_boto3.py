@@ -95,7 +95,7 @@ def decrease_stream_retention_period(client):
 def delete_resource_policy(client):
     client.put_resource_policy(ResourceARN=ARN, Policy=POLICY)
     client.delete_resource_policy(ResourceARN=ARN)
-    assert code_of(client.get_resource_policy, ResourceARN=ARN) == "ResourceNotFoundException"
+    assert client.get_resource_policy(ResourceARN=ARN)["Policy"] == "{}"
 
 
 @scenario

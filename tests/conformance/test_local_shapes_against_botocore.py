@@ -9,8 +9,9 @@ import re
 import botocore.session
 import pytest
 
-from anabranch.local.actions.registry import ACTIONS, REQUESTS
+from anabranch.local.actions.registry import ACTIONS
 from anabranch.local.shapes import (
+    REQUESTS,
     BlobShape,
     BooleanShape,
     IntegerShape,

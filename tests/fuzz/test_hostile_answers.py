@@ -23,6 +23,7 @@ from anabranch._wire.event_stream import encode_message
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.errors import ServiceError, TransportError
 from canned_server import answer, canned_server, read_request
+from subscribed import subscribed
 
 ORDERS = parse_stream("orders")
 TIMEOUTS = ClientTimeouts(connect=2, read=0.3, message=0.6, total=0.6)
@@ -75,7 +76,7 @@ async def outcome(awaitable):
 
 
 async def all_events(client):
-    async with client.subscribe_to_shard("arn", "shardId-0", TRIM_HORIZON) as events:
+    async with subscribed(client, "arn", "shardId-0", TRIM_HORIZON) as events:
         return [event async for event in events]
 
 

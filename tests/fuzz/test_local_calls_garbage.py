@@ -9,10 +9,10 @@ from hypothesis import given, settings, strategies as st
 
 from anabranch._http.server.exchange import Request, Response
 from anabranch.local import cbor
-from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.faults import Faults
 from anabranch.local.http import EventStreams, KinesisHttpApp
 from anabranch.local.service import LocalState
+from anabranch.local.shapes import REQUESTS
 
 NOW_MS = 1_794_000_000_000
 AUTHORIZATION = (

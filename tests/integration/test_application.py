@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from anabranch import Application, Retry
+from anabranch import Alert, Application, Retry, events
 from anabranch._model.leases import AppRow
-from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
+from anabranch.errors import ConfigurationError, LeaseStoreError, LeaseStoreInvalidError, UsageError
+from anabranch.reasons import NoLiveWorker
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 
@@ -23,7 +24,7 @@ from anabranch.stores.sqlite import SqliteLeaseStore
 async def main():
     store = SqliteLeaseStore(sys.argv[1], "billing")
     await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
-    await store.register_member(MemberRow(member_id="a#1", worker_id="a", expiry_ms=int(sys.argv[2])))
+    await store.register_member(MemberRow(member_id="a#1", expiry_ms=int(sys.argv[2])))
     print("ready", flush=True)
     time.sleep(60)
 asyncio.run(main())
@@ -62,7 +63,7 @@ def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
                 await task
                 status = await application.status()
                 assert [member.state for member in status.members] == ["left"]
-                assert {shard.reason for shard in status.shards} == {"no worker of the application is alive"}
+                assert {shard.reason for shard in status.shards} == {NoLiveWorker()}
                 assert sum(shard.records_handled for shard in status.shards) == 200
                 await application.delete()
                 with pytest.raises(LeaseStoreInvalidError, match="'billing' was deleted in the meantime"):
@@ -92,7 +93,7 @@ def test_a_shard_that_stopped_is_seen_with_its_record():
                     (shard,) = (await application.status()).stalled_shards
                 assert shard.state == "stopped"
                 assert shard.stopped.partition_key == "user-1"
-                assert "ValueError: no such customer" in shard.reason
+                assert "ValueError: no such customer" in shard.reason.error
                 await consumer.stop()
                 await task
 
@@ -145,5 +146,77 @@ def test_a_store_that_refuses_writes_can_still_be_looked_at(error):
         store = ReadOnlyStore()
         await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
         assert (await Application("billing", leases=store).status()).app == "billing"
+
+    run(main)
+
+
+def test_a_watch_alerts_on_the_whole_fleet_also_when_its_last_worker_is_gone():
+    async def main():
+        async with stream_world(1) as world:
+            store, happened, called = MemoryLeaseStore(), [], []
+            consumer = world.consumer(app="billing", leases=store)
+            task = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
+            while await store.read_app() is None:  # noqa: ASYNC110 -- made by the other task
+                await asyncio.sleep(0.01)
+            alert = Alert(lag=1.0, for_periods=1, period=1, hook=called.append)
+            watch = Application("billing", leases=store).watch(interval=0.1, alerts=[alert], on_event=happened.append)
+            async for status in watch:
+                if status.lag == 0.0:
+                    break
+            await consumer.stop()
+            await task
+            async for _ in watch:
+                if called:
+                    break
+            (fired,) = happened
+            assert isinstance(fired, events.AlertFired)
+            assert (called, fired.reason) == ([fired], NoLiveWorker())
+            await watch.aclose()
+
+    run(main)
+
+
+def test_a_watch_outlives_a_store_that_is_away():
+    class Store(MemoryLeaseStore):
+        is_away = False
+
+        async def poll(self):
+            if self.is_away:
+                raise LeaseStoreError("connection refused")
+            return await super().poll()
+
+    async def main():
+        store, happened = Store(), []
+        await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
+        watch = Application("billing", leases=store).watch(interval=0.1, on_event=happened.append)
+        await anext(watch)
+        store.is_away = True
+        following = asyncio.create_task(anext(watch))
+        while not happened:  # noqa: ASYNC110 -- told by the other task
+            await asyncio.sleep(0.01)
+        store.is_away = False
+        assert (await following).app == "billing"
+        assert [type(event) for event in happened] == [events.StoreUnanswered, events.StoreAnswered]
+        await watch.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize("options", [{"interval": 60.0}, {"interval": 0.0}, {"alerts": [5.0]}])
+def test_a_watch_with_wrong_options_is_refused(options):
+    async def main():
+        with pytest.raises(ConfigurationError, match=next(iter(options))):
+            await anext(Application("billing", leases=MemoryLeaseStore()).watch(**options))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "options", [{"target_lag": 0}, {"catch_up": "5"}, {"worker_rate": -1.0}, {"minimum": 3, "maximum": 2}]
+)
+def test_wrong_options_of_the_advice_are_refused(options):
+    async def main():
+        with pytest.raises(ConfigurationError, match=next(iter(options))):
+            await Application("billing", leases=MemoryLeaseStore()).desired_workers(**options)
 
     run(main)

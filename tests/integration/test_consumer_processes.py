@@ -65,6 +65,29 @@ def test_loading_a_handler_uses_up_no_calls_time(tmp_path, monkeypatch):
     assert not [event for event in happened if isinstance(event, events.HandlerFailed)]
 
 
+def test_a_batch_handler_in_a_process_can_say_which_records_failed(tmp_path, monkeypatch):
+    handled = tmp_path / "handled"
+    (tmp_path / "batches.py").write_text(
+        "import anabranch, os\n"
+        "def handle(batch):\n"
+        f"    first = not os.path.exists({str(handled)!r})\n"
+        f"    with open({str(handled)!r}, 'a') as file:\n"
+        "        print(*(int(record.data) for record in batch), file=file)\n"
+        "    if first:\n"
+        "        raise anabranch.BatchFailure(failed=batch.records[2:])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put("aaaa")
+            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(backoff=0.01))
+            assert (await consumer.run_batches(InModule("batches"), max_wait=0.1, processes=1)).clean
+
+    run(main, 40)
+    assert handled.read_text().splitlines() == ["0 1 2 3", "2 3"]
+
+
 @pytest.mark.parametrize(
     "text, cause",
     [
@@ -79,7 +102,7 @@ def test_a_handler_that_cannot_be_loaded_fails_its_record_with_the_cause(tmp_pat
     failed = [event.error for event in happened if isinstance(event, events.HandlerFailed)]
     assert failed == [f"RuntimeError: the handler could not be loaded in a new process: {cause}"] * 2
     (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
-    assert cause in stop.reason
+    assert cause in str(stop.reason)
 
 
 def test_a_call_that_takes_too_long_is_ended_with_its_process(tmp_path, monkeypatch):
@@ -199,8 +222,8 @@ def test_no_call_waits_for_a_process_while_its_time_runs(tmp_path):
                 world.call("PutRecord", PartitionKey=key, Data=os.fsencode(target))
             consumer = world.consumer(app="billing", leases="memory://", order="key", until="tip")
             running = asyncio.create_task(consumer.run(wait_for_file, processes=2, handle_signals=False))
-            await until(lambda: consumer._consumer_run and consumer._consumer_run.worker.has_joined, "the start")
-            sink = consumer._consumer_run.worker._sink
+            await until(lambda: consumer._consumer_run and consumer._consumer_run.has_joined, "the start")
+            sink = consumer._consumer_run.processor
             await until(lambda: len(sink.running()) == 2, "two calls")
             await asyncio.sleep(0.2)
             assert len(sink.running()) == 2  # of eight that may start

@@ -102,7 +102,7 @@ def test_a_signal_is_left_to_the_server_that_a_consumer_runs_in(number):
 
 
 def _has_joined(consumer):
-    return consumer._consumer_run is not None and consumer._consumer_run.worker.has_joined
+    return consumer._consumer_run is not None and consumer._consumer_run.has_joined
 
 
 def _run_all(consumers, **options):
@@ -142,7 +142,7 @@ async def _signal_and_stop(world, number, has_come, **options):
     await until(lambda: _has_joined(consumer), "the consumer")
     os.kill(os.getpid(), number)
     await until(lambda: running.done() or has_come(), "the signal")
-    was_stopped = consumer._consumer_run.worker.is_stopping
+    was_stopped = consumer._consumer_run.is_stopping
     assert (await consumer.stop()).clean
     await running
     return was_stopped
@@ -233,7 +233,7 @@ def test_true_takes_it_over_for_all_runs_that_may_have_it_and_false_for_none():
             (running,) = _run_all((kept,), handle_signals=False)
             await until(lambda: _has_joined(kept), "the first consumer")
             assert await _signal_and_stop(world, signal.SIGTERM, lambda: seen, handle_signals=True)
-            assert not kept._consumer_run.worker.is_stopping
+            assert not kept._consumer_run.is_stopping
             await kept.stop()
             await running
 
@@ -287,7 +287,7 @@ def test_a_fork_of_a_worker_ends_by_the_signal():
                 os._exit(1)
             _, status = await asyncio.to_thread(os.waitpid, child, 0)
             assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-            assert not consumer._consumer_run.worker.is_stopping
+            assert not consumer._consumer_run.is_stopping
             await consumer.stop()
             await running
 

@@ -10,6 +10,7 @@ import pytest
 import anabranch
 from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
+from anabranch.reasons import CallsOutliveHandOff
 from anabranch.records import Record
 from anabranch.stores.memory import MemoryLeaseStore
 
@@ -57,7 +58,7 @@ def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_work
             async with anabranch.Application("billing", leases=f"sqlite:{tmp_path}/leases.db") as application:
                 (shard,) = (await application.status()).shards
             assert shard.state == "stopped"
-            assert "OSError: no such file: caf\\udce9.csv" in shard.stopped.reason
+            assert "OSError: no such file: caf\\udce9.csv" in str(shard.stopped.reason)
 
     run(main)
 
@@ -131,7 +132,7 @@ def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
                 await workers.join()
                 await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
                 await until(lambda: _reason(workers.first) is not None, "a reason why it stands still")
-                assert "1 cancelled handler calls still run" in _reason(workers.first)
+                assert isinstance(_reason(workers.first), CallsOutliveHandOff)
                 for _ in range(3):
                     await asyncio.sleep(0.1)
                     assert not workers.said(events.LeaseGiven), "given while a call of it runs"

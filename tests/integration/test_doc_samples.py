@@ -17,6 +17,8 @@ from anabranch.testing.doubles import run_local_kinesis
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+FIRST_PAGES = {"README.md", "index.md", "tutorial.md"}
+"""The samples of the other pages take longer, and run in `make test-all`."""
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# file: (\w+\.py)\n")
 _READS = 8
@@ -28,7 +30,8 @@ def _blocks():
         blocks = _BLOCK.findall(page.read_text())
         files = {named[1]: block for block in blocks if (named := _NAMED.match(block))}
         for number, block in enumerate(blocks, 1):
-            yield pytest.param(block, files, id=f"{page.name}-{number}")
+            marks = () if page.name in FIRST_PAGES else pytest.mark.long
+            yield pytest.param(block, files, id=f"{page.name}-{number}", marks=marks)
 
 
 @pytest.mark.parametrize("block, files", list(_blocks()))

@@ -131,6 +131,58 @@ def test_after_a_disk_failure_every_call_is_an_internal_failure(tmp_path, monkey
     assert caplog.text.count("cannot write") == 1
 
 
+def test_damaged_data_stops_the_server_and_can_be_saved(tmp_path):
+    journal = tmp_path / "journal"
+
+    async def texts(kinesis):
+        start = {"StreamName": "orders", "ShardId": "0", "ShardIteratorType": "TRIM_HORIZON"}
+        _, answer = await call(kinesis, "GetShardIterator", **start)
+        _, answer = await call(kinesis, "GetRecords", ShardIterator=answer["ShardIterator"])
+        return [record["Data"] for record in answer["Records"]]
+
+    @running
+    async def main():
+        async with LocalKinesis(create={"orders": 1}, data=tmp_path) as kinesis:
+            for text in ("Zmlyc3Q=", "c2Vjb25k", "dGhpcmQ="):  # first, second, third
+                await call(kinesis, "PutRecords", StreamName="orders", Records=[{"Data": text, "PartitionKey": "k"}])
+        with journal.open("ab") as file:
+            file.write(bytes(8))
+        async with LocalKinesis(data=tmp_path) as kinesis:
+            assert len(await texts(kinesis)) == 3
+            await call(kinesis, "PutRecords", StreamName="orders", Records=[{"Data": "bGFzdA==", "PartitionKey": "k"}])
+        damaged = bytearray(journal.read_bytes())
+        damaged[damaged.index(b"second")] ^= 0x20
+        journal.write_bytes(damaged)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="is damaged"):
+                await LocalKinesis(data=tmp_path).start()
+            assert journal.read_bytes() == damaged
+        async with LocalKinesis(data=tmp_path, salvage=True) as kinesis:
+            assert await texts(kinesis) == ["bGFzdA=="]
+        assert (tmp_path / "journal.damaged-1").read_bytes() == damaged
+        async with LocalKinesis(data=tmp_path) as kinesis:
+            assert await texts(kinesis) == ["bGFzdA=="]
+
+    main()
+
+
+def test_expired_records_are_freed_in_memory_and_in_the_journal(tmp_path):
+    @running
+    async def main():
+        async with LocalKinesis(create={"orders": 1}, data=tmp_path, time_scale=0.00001) as kinesis:  # under a second
+            data = "A" * 1_000_000
+            for _ in range(3):
+                await call(kinesis, "PutRecords", StreamName="orders", Records=[{"Data": data, "PartitionKey": "k"}])
+            async with asyncio.timeout(30):
+                while kinesis.state.account.size_bytes or (tmp_path / "journal").stat().st_size > 10_000:  # noqa: ASYNC110 -- by time
+                    await asyncio.sleep(0.05)
+            await call(kinesis, "PutRecords", StreamName="orders", Records=[RECORD])
+        async with LocalKinesis(data=tmp_path) as kinesis:
+            assert len(kinesis.state.account.streams["orders"].shards["shardId-000000000000"].log) == 1
+
+    main()
+
+
 def test_an_unreadable_journal_leaves_no_lock_behind(tmp_path):
     @running
     async def main():

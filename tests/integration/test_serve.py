@@ -243,7 +243,8 @@ def test_streams_consumers_and_closed_shards_come_back(tmp_path):
         assert [data for _, data in read_all(kinesis)] == [b"before"]
         assert kinesis.list_stream_consumers(StreamARN=arn)["Consumers"] == consumers
         assert kinesis.list_tags_for_stream(StreamName="orders")["Tags"] == [{"Key": "team", "Value": "shop"}]
-        with urllib.request.urlopen(urllib.request.Request(f"{process.url}/_local/reset", method="POST"), timeout=5):
+        reset = urllib.request.Request(f"{process.url}/_local/reset", headers={"x-anabranch": "1"}, method="POST")
+        with urllib.request.urlopen(reset, timeout=5):
             pass
         assert read_all(kinesis) == []
         process.kill()

@@ -39,7 +39,7 @@ async def insist(call, *arguments, **options):
 async def opened():
     store = SqliteLeaseStore(path, "billing")
     app = await insist(store.open, AppRow(app="billing", app_id=me, created_wall_ms=1))
-    await insist(store.register_member, MemberRow(member_id=me, worker_id="w", expiry_ms=10_000))
+    await insist(store.register_member, MemberRow(member_id=me, expiry_ms=10_000))
     return store, app
 """
 

@@ -18,7 +18,7 @@ SHARDS = st.lists(KEYS | st.lists(KEYS, min_size=1, max_size=4), min_size=1, max
 def known_attempts(owner):
     """What the owner knows of the records that run, by their places."""
     if owner.order == "batch":
-        begun = owner.running[:1] if not owner.done else []  # attempts are made at whole batches
+        begun = owner.running if len(owner.running) == 1 and not owner.done else []  # only a record alone has attempts
         return dict(zip(places(begun), [owner.lane.attempts], strict=False))
     return dict(zip(places(entry.record for entry in owner.running), [e.attempts for e in owner.running], strict=True))
 

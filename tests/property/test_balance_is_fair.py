@@ -138,3 +138,51 @@ def test_children_stay_with_their_parents_holder_while_that_is_fair():
 def test_without_seats_everything_stays_where_it_is():
     key = LeaseKey("1:orders:1", 0, "shardId-000000000000")
     assert balance([], [LeaseDemand(key, "draining"), LeaseDemand(replace(key, shard_id="x"))]) == {key: "draining"}
+
+
+@st.composite
+def fleets_of_two_streams(draw):
+    """Some members read only one of two streams, as while another is added worker by worker."""
+    present = draw(st.lists(st.sampled_from(MEMBERS), unique=True, min_size=1, max_size=6))
+    readers = {stream: sorted(draw(st.lists(st.sampled_from(present), unique=True))) for stream in ("a", "b")}
+    claims = [
+        LeaseDemand(
+            LeaseKey(stream, 0, f"shardId-{number:012}"),
+            draw(st.none() | st.sampled_from(readers[stream])) if readers[stream] else None,
+            takers=tuple(readers[stream]),
+        )
+        for number in range(draw(st.integers(0, 12)))
+        for stream in [draw(st.sampled_from(["a", "b"]))]
+    ]
+    return [MemberCapacity(member_id) for member_id in present], claims, readers
+
+
+@given(fleets_of_two_streams())
+def test_each_member_gets_leases_of_streams_that_it_reads_and_none_is_left(fleet):
+    seats, claims, readers = fleet
+    desired = balance(seats, claims)
+    for claim in claims:
+        takers = readers[claim.key.stream_key]
+        assert desired.get(claim.key) in takers if takers else claim.key not in desired
+
+
+@given(fleets_of_two_streams())
+def test_no_reader_of_a_stream_could_relieve_another_that_has_two_more(fleet):
+    seats, claims, readers = fleet
+    desired = balance(seats, claims)
+    counts = loads(seats, claims, desired)
+    both = set(readers["a"]) & set(readers["b"])
+    for claim in claims:
+        if (owner := desired.get(claim.key)) is None:
+            continue
+        # Who reads one stream only is as full as the others can make it.
+        relief = both if owner in both else set(readers[claim.key.stream_key]) - both
+        assert all(counts[other] >= counts[owner] - 1 for other in relief)
+
+
+@given(fleets_of_two_streams())
+def test_what_was_decided_for_two_streams_is_decided_again(fleet):
+    seats, claims, _ = fleet
+    desired = balance(seats, claims)
+    settled = [replace(claim, owner=desired[claim.key]) for claim in claims if claim.key in desired]
+    assert balance(seats, settled) == desired

@@ -18,9 +18,16 @@ LIMITS = st.builds(
 
 
 class Watched(BatchOwner):
-    """Keeps every batch with how long its first record had been waiting."""
+    """Keeps every batch, or piece of one, that did not fail."""
 
     batches = ()
+
+    def end(self):
+        finished_count = len(self.finished)
+        was_running = bool(self.running)
+        super().end()
+        if was_running and len(self.finished) == finished_count:
+            self.batches = self.batches[:-1]
 
     def start(self):
         if not super().start():

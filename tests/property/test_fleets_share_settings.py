@@ -15,9 +15,7 @@ class Joiner:
     """One worker: registers, looks until it is admitted or refused, then beats. Each turn is one call to the store."""
 
     def __init__(self, number, mind, joined_wall_ms):
-        self.row = MemberRow(
-            member_id=f"w#{number}", worker_id="w", expiry_ms=10_000, fingerprint=mind, joined_wall_ms=joined_wall_ms
-        )
+        self.row = MemberRow(member_id=f"w#{number}", expiry_ms=10_000, order=mind, joined_wall_ms=joined_wall_ms)
         self.state = "outside"
         self.beats = 0
         self._admission = Admission(self.row, lease_timing())

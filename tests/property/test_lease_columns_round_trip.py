@@ -11,6 +11,7 @@ from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
+from anabranch.reasons import Reason, StoppedByHandler, UnknownReason
 from anabranch.stores import decode_row, encode_row, row_codec, sqlite_tables as tables
 from anabranch.stores.sqlite_tables import Table
 
@@ -30,6 +31,10 @@ SPECIAL = {
         st.sampled_from(["colour", "size"]), st.one_of(TEXT, NUMBERS, st.none()), max_size=2
     ),
     Position: st.builds(Position, SEQUENCE_NUMBERS, st.integers(-1, 2**31)),
+    Reason: st.one_of(
+        st.builds(StoppedByHandler, position=TEXT, partition_key=TEXT, attempts=NUMBERS, error=TEXT),
+        st.builds(UnknownReason, code=TEXT.map("new-{}".format), text=TEXT.map("text {}".format)),
+    ),
     HashKeyRange: st.builds(HashKeyRange, HASH_KEYS, HASH_KEYS),
     StartingPosition: st.one_of(
         st.just(TRIM_HORIZON), st.builds(at_timestamp, SECONDS), st.builds(after_sequence_number, SEQUENCE_NUMBERS)
@@ -52,6 +57,14 @@ def values(kind):
     if origin is not None:  # Literal
         return st.sampled_from(arguments)
     return st.one_of(*(st.none() if one is type(None) else values(one) for one in arguments))
+
+
+SHORT_NAMES = st.lists(st.text("aZ09-_/:~", min_size=1, max_size=30), max_size=8).map(tuple)
+SPECIAL[MemberRow] = st.builds(
+    MemberRow,
+    **{field.name: values(field.type) for field in msgspec.structs.fields(MemberRow)}
+    | dict.fromkeys(("streams", "changed", "wanted"), SHORT_NAMES),
+)
 
 
 def through_sqlite(statements, table, row_columns):
@@ -104,7 +117,7 @@ def test_a_row_is_the_same_after_json(found):
 def test_bytes_that_are_no_row_are_refused():
     with pytest.raises(ValueError, match="must have the fields owner, count"):
         decode_row("lease", b'{"stream": "a", "generation": 0, "shard": "b"}')
-    with pytest.raises(ValueError, match=r"no kind of row 'leas'; the kinds are app,"):
+    with pytest.raises(ValueError, match=r"unknown kind of row 'leas'; the kinds are app,"):
         decode_row("leas", b"{}")
     with pytest.raises(ValueError, match="JSON is malformed"):
         decode_row("lease", b"nothing")

@@ -14,7 +14,7 @@ from reshard_history import History
 
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import IncompleteListing, missing_leases, pin, plan_bootstrap, roots
-from anabranch._core.shards.gate import ShardEnd, adoptable, open_parents, plan_end, plan_trimmed, removable
+from anabranch._core.shards.gate import ShardEnd, open_parents, plan_end, plan_trimmed, removable
 from anabranch._core.shards.graph import ShardGraph, gaps, has_overlap, overlaps
 from anabranch._model.leases import Checkpoint, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Position
@@ -112,6 +112,7 @@ class Fleet:
         if row.start == TRIM_HORIZON:
             assert born >= self.since, f"{shard_id} would be read from before the origin"
         self.started[shard_id] = None
+        self.rows[shard_id] = row = replace(row, epoch=row.epoch + 1)
         if self.random.random() < 0.5:
             self.rows[shard_id] = replace(row, checkpoint=Checkpoint(Position(born)))
 
@@ -149,6 +150,7 @@ class Fleet:
         if shard_id not in self.started and open_parents(row, self.leases()):
             return
         self.started.setdefault(shard_id)
+        self.rows[shard_id] = row = replace(row, epoch=row.epoch + 1)
         self.list()
         rows = list(self.rows.values())
         self.perform(shard_id, plan_trimmed(self.stream, row, self.graph.united(rows=rows), self.scope(), rows))
@@ -163,7 +165,7 @@ class Fleet:
         self.rows[shard_id] = replace(row, finish=end.finish, checkpoint=Checkpoint(Position(1)))
         self.ended[shard_id] = None
         children = [self.rows[child] for child in end.finish.children]
-        for child in adoptable(children, self.leases()):
+        for child in [child for child in children if not child.is_finished and not open_parents(child, self.leases())]:
             if child.key.shard_id not in self.started and self.random.random() < 0.5:
                 self.start(child.key.shard_id)
 
@@ -268,7 +270,8 @@ def test_rows_that_a_hand_deleted_are_made_again_and_nothing_else(random, reshar
         assert shard_id in unfinished or shard_id in graph.descendants(unfinished), f"{shard_id} will never be read"
     for shard_id in ids:
         assert not set(graph.descendants([shard_id])) & set(ids)
-        assert not set(graph.descendants([shard_id])) & set(fleet.rows)
+        below = [fleet.rows[name] for name in graph.descendants([shard_id]) if name in fleet.rows]
+        assert not any(row.epoch for row in below), f"{shard_id} was finished before a shard below it was taken"
     assert missing_leases(fleet.stream, graph, scope, [*rows, *made]) == ()
 
 

@@ -6,9 +6,8 @@ It prints the table of docs/testing.md, in a few minutes on one core.
 import sys
 
 import pytest
+from fleets import run_seed
 from variants.engine_variants import MISTAKES
-
-from anabranch.testing.world import run_fleet
 
 FLEETS = 50
 
@@ -17,7 +16,7 @@ def caught(name: str) -> int:
     mistake = MISTAKES[name]
     with pytest.MonkeyPatch.context() as monkeypatch:
         mistake.plant(monkeypatch)
-        verdicts = [run_fleet(seed, mistake.options) for seed in range(FLEETS)]
+        verdicts = [run_seed(seed, mistake.options) for seed in range(FLEETS)]
     return sum(any(found.promise == mistake.promise for found in verdict.violations) for verdict in verdicts)
 
 

@@ -30,6 +30,10 @@ class LoopClock:
     def wall_ms(self):
         return self.now_ms() + 1_700_000_000_000
 
+    def is_before(self, at_ms, wall_ahead_ms_max):
+        now_ms = self.now_ms()
+        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
+
     async def sleep_until_ms(self, at_ms):
         await asyncio.sleep((at_ms - self.now_ms()) / 1_000)
 
@@ -99,7 +103,7 @@ class MemoryKinesis:
             )
             for slot in map(_members_of, answer["Records"])
         ]
-        return PutRecordsResponse(slots, answer["FailedRecordCount"], "request-1")
+        return PutRecordsResponse(slots, "request-1")
 
     def _refused_slots(self, entries):
         if self.is_throttled is None:

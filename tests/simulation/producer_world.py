@@ -9,14 +9,16 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from write_outcomes import WriteOutcomes
+
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.pipeline import Pipeline, WriteOptions
+from anabranch._core.writing.lanes import WriteOptions
+from anabranch._core.writing.stream_writer import StreamWriter
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
-from anabranch._model.streams import Position, Shard
+from anabranch._model.streams import Position, Shard, StreamName
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
 from anabranch.errors import AccessDeniedError, StreamNotFoundError, ThrottledError, TransportError, UnavailableError
-from anabranch.testing.checkers import WriteOutcomes
 
 THROTTLED = "ProvisionedThroughputExceededException"
 
@@ -122,10 +124,7 @@ class World:
         self.recreates = rng.random() < 0.1
         self.throttled = rng.choice([0.0, 0.0, 0.02, 0.1])
         self.rules = WriteOptions(**options)
-        self.events = []
-        self.pipeline = Pipeline(
-            "s", self.rules, OutgoingRecord, entropy=random.Random(seed + 1), notify=self.events.append
-        )
+        self.writer = StreamWriter(StreamName("s"), self.rules, OutgoingRecord, self, entropy=random.Random(seed + 1))
         self.now_ms = 1_000
         self.agenda: list[tuple[int, int, object]] = []
         self.ticket = 0
@@ -150,13 +149,13 @@ class World:
             padding = rng.choice([0, 10, 200, 30_000]) if rng.random() < 0.3 else 8
             data = b"%d:" % number + b"x" * padding
             explicit = str(rng.getrandbits(128)) if rng.random() < 0.02 else None
-            record = self.pipeline.put(data, key, explicit, cost_of(data, key), self.now_ms)
+            record = self.writer.put(data, key, explicit, cost_of(data, key), self.now_ms)
             self.records.append(record)
             self.outcomes.put(data, key)
         self.step()
 
     def see_failures(self) -> None:
-        self.pipeline.failures.take_all()
+        self.writer.failures.take_all()
 
     # what the service does
 
@@ -245,12 +244,12 @@ class World:
         for bundle in call.bundles:
             for key in _keys(bundle):
                 self.in_flight_keys[key] -= 1
-        self.pipeline.on_response(call, answer, self.now_ms)
+        self.note(self.writer.on_response(call, answer, self.now_ms))
         self.step()
 
     def list_shards(self) -> None:
         troubled = self.rng.random() < self.listing_trouble
-        wants_summary = self.pipeline.wants_summary
+        wants_summary = self.writer.wants_summary
 
         def taken() -> None:
             nonlocal troubled
@@ -260,7 +259,7 @@ class World:
 
         def arrived(listing, created) -> None:
             if troubled:
-                self.pipeline.on_listing_failed(TransportError("no listing"), self.now_ms)
+                self.note(self.writer.on_listing_failed(TransportError("no listing"), self.now_ms))
             else:
                 summary = None
                 if wants_summary:
@@ -269,7 +268,7 @@ class World:
                         name="s", arn="arn", status="ACTIVE", created_seconds=created, retention_hours=24,
                         open_shard_count=1, record_distribution=distribution,
                     )  # fmt: skip
-                self.pipeline.on_listing(listing, summary, self.now_ms)
+                self.note(self.writer.on_listing(listing, summary, self.now_ms))
             self.step()
 
         self.at(self.rng.randrange(1, 80), taken)
@@ -277,13 +276,18 @@ class World:
     # time
 
     def step(self) -> None:
-        steps = self.pipeline.tick(self.now_ms, self.now_ms)
+        steps = self.writer.tick(self.now_ms, self.now_ms)
         if steps.refresh:
             self.list_shards()
         for call in steps.calls:
             self.check_call(call)
             self.perform(call)
-        for bundle in self.pipeline.take_settled():
+        self.note(steps)
+
+    def note(self, steps) -> None:
+        steps.events.clear()
+        while steps.ended:
+            bundle = steps.ended.popleft()
             if bundle.is_settled:
                 for record in bundle.records:
                     self.outcomes.told(self.now_ms, record.put_result)
@@ -295,7 +299,7 @@ class World:
             self.at(rng.randrange(0, duration_ms), self.put_some)
         for _ in range(rng.randrange(0, 4)):
             self.at(rng.randrange(0, duration_ms), self.see_failures)
-            self.at(rng.randrange(0, duration_ms), lambda: self.pipeline.flush(self.now_ms))
+            self.at(rng.randrange(0, duration_ms), lambda: self.writer.flush(self.now_ms))
         if self.reshard_every_ms:
             for moment in range(0, duration_ms, self.reshard_every_ms):
                 self.at(moment, self.reshard)
@@ -303,7 +307,7 @@ class World:
             self.at(rng.randrange(0, duration_ms), self.delete)
         end_of_trouble = self.now_ms + duration_ms * 2
         for _ in range(200_000):
-            deadline_ms = self.pipeline.next_deadline_ms
+            deadline_ms = self.writer.tick_at_ms
             next_ms = self.agenda[0][0] if self.agenda else None
             if next_ms is None and deadline_ms is None:
                 break
@@ -316,10 +320,10 @@ class World:
             else:
                 self.now_ms, _, action = heapq.heappop(self.agenda)
                 action()
-                if self.pipeline.wants_tick:
+                if self.writer.tick_at_ms == 0:
                     self.step()
         else:
-            raise AssertionError("the pipeline never comes to rest")
+            raise AssertionError("the writer never comes to rest")
 
     # the checkers
 
@@ -334,7 +338,7 @@ class World:
                     assert self.in_flight_keys[key] == 1, f"two records of {key} in flight"
 
     def check(self) -> None:
-        assert self.pipeline.is_idle, "something was never settled"
+        assert self.writer.is_idle, "something was never settled"
         if self.rules.delivery_timeout_ms == 60_000 and not self.recreates:
             # Faults end long before, so everything must be delivered.
             assert all(record.put_result.delivered for record in self.records), "a record failed without need"

@@ -8,6 +8,9 @@ import pytest
 from anabranch import Budget, Retry, events
 from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.limits import MIB
+from anabranch.testing import journal as facts
+from anabranch.testing.checkers import WithinBudget
+from anabranch.testing.journal import Journal
 
 from simulated_stream import QUICK, now_ms, run, stream_world, until
 
@@ -117,7 +120,7 @@ def test_a_batch_that_its_shard_has_no_room_for_is_handed_out_as_it_is(way):
 
 def test_a_batch_that_the_budget_has_no_room_for_is_handed_out_as_it_is():
     async def main():
-        async with stream_world(2) as world:
+        async with stream_world(4) as world:
             hash_keys = [shard["HashKeyRange"]["StartingHashKey"] for shard in world.open_shards()]
             keys, let_go = [], asyncio.Event()
 
@@ -134,7 +137,7 @@ def test_a_batch_that_the_budget_has_no_room_for_is_handed_out_as_it_is():
             )
             assert keys == []
             entry = {"PartitionKey": "large", "ExplicitHashKey": hash_keys[1], "Data": bytes(MIB - 5)}
-            world.call("PutRecords", Records=[entry] * 5)
+            world.call("PutRecords", Records=[entry] * 5)  # no room for a first read of the others, who are in front
             await until(lambda: len(keys) == 2, "both batches", 10)
             assert sorted(keys) == ["large", "small"]
             let_go.set()
@@ -170,3 +173,80 @@ def test_a_shard_that_finishes_records_is_not_reported_however_much_waits():
     run(main)
     assert len(seen) == 16
     assert [event for event in happened if isinstance(event, events.StandstillBegan)] == []
+
+
+LARGEST = bytes(10 * MIB - 100)
+
+
+@pytest.mark.parametrize("overdraws_freely", [False, True])
+def test_large_records_at_many_tips_overdraw_the_budget_by_one_answer_at_most(monkeypatch, overdraws_freely):
+    """Each of them is larger than what a read at the tip reserves (rule B1). The second run shows that it is noticed if
+    the overdraft has no limit.
+    """
+    journal, seen = Journal([WithinBudget()]), []
+    if overdraws_freely:
+        monkeypatch.setattr(Budget, "try_overdraw", _overdraw)
+
+    async def main():
+        async with stream_world(12) as world:
+            world.call("UpdateMaxRecordSize", MaxRecordSizeInKiB=10240)
+            hash_keys = [shard["HashKeyRange"]["StartingHashKey"] for shard in world.open_shards()]
+            budget, let_go = Budget(48 * MIB), asyncio.Event()
+
+            async def handle(record):
+                await let_go.wait()
+                seen.append((record.partition_key, len(record.data)))
+
+            consumer = world.consumer(
+                app="billing", leases="memory://", order="key", settings=replace(QUICK, budget=budget)
+            )
+            running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+            await until(lambda: _are_at_tip(consumer, 12), "all shards at their tips")
+            world.kinesis.faults.on("GetRecords").delay(0.3)  # so that the reads of all shards run at once
+            await asyncio.sleep(1)
+            for number, hash_key in enumerate(hash_keys):
+                world.call("PutRecord", PartitionKey=f"user-{number}", ExplicitHashKey=hash_key, Data=LARGEST)
+            await asyncio.sleep(5)
+            assert budget.used_bytes > budget.limit_bytes - READ_RESERVE_BYTES
+            let_go.set()
+            await until(lambda: len(seen) == 12, "all records", 60)
+            await consumer.stop()
+            await running
+            most_bytes = budget.limit_bytes + budget.overdraft_bytes_max
+            journal.tell(facts.BytesMeasured(now_ms(), "worker", budget.peak_bytes, most_bytes))
+            journal.tell(facts.CleanStop(now_ms(), "worker", budget.used_bytes))
+
+    run(main)
+    assert sorted(seen) == sorted((f"user-{number}", len(LARGEST)) for number in range(12))
+    assert [violation.promise for violation in journal.violations] == ["within budget"] * overdraws_freely
+
+
+def _overdraw(budget, wanted_bytes):
+    budget.used_bytes += wanted_bytes
+    budget.peak_bytes = max(budget.peak_bytes, budget.used_bytes)
+    return True
+
+
+def _are_at_tip(consumer, count):
+    if consumer._consumer_run is None or len(consumer.status().shards) < count:
+        return False
+    return all(shard.millis_behind_latest == 0 for shard in consumer.status().shards)
+
+
+def test_shards_at_their_tips_are_read_at_once_where_the_largest_answers_would_not_fit():
+    async def main():
+        async with stream_world(20) as world:
+            world.kinesis.faults.on("GetRecords").delay(0.1)
+            consumer = world.consumer(app="billing", leases="memory://", settings=replace(QUICK, budget=96 * MIB))
+            running = asyncio.create_task(consumer.run(lambda _: None, handle_signals=False))
+            await until(lambda: _are_at_tip(consumer, 20), "all shards at their tips")
+            await asyncio.sleep(0.5)
+            budget, at_once = consumer._budget, 0
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                at_once = max(at_once, budget.used_bytes // budget.tip_reserve_bytes)
+            assert at_once > 96 * MIB // READ_RESERVE_BYTES
+            await consumer.stop()
+            await running
+
+    run(main)

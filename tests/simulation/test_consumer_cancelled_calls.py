@@ -46,7 +46,7 @@ def test_a_call_that_catches_its_cancellation_keeps_no_end_waiting(way, end):
                 assert len((await consumer.stop(deadline=0.1)).leftovers) == 1
                 await running
             else:
-                consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
+                consumer._consumer_run.scheduler.call_at(0, {}.popitem)
                 with pytest.raises(ConsumerFailedError, match="KeyError"):
                     await running
 

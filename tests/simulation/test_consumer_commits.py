@@ -147,3 +147,22 @@ def test_without_a_setting_the_store_says_how_often_is_committed(seconds):
             await running
 
     run(main)
+
+
+def test_what_a_loop_acknowledges_after_a_quiet_interval_is_committed_within_the_next_one():
+    async def main():
+        async with stream_world(1) as world:
+            world.put(["user"] * 3)
+            store, positions = MemoryLeaseStore(), []
+            settings = ConsumerSettings(checkpoints=CheckpointSettings(interval=1.0))
+            async with world.consumer(app="billing", leases=store, until="tip", settings=settings) as consumer:
+                async for record in consumer:
+                    positions.append(record.position)
+                    if len(positions) == 1:
+                        await asyncio.sleep(1.5)  # an interval passes in which nothing finishes
+                    elif len(positions) == 2:
+                        await asyncio.sleep(1.05)
+                        (row,) = await store.read_leases()
+                        assert row.checkpoint.watermark == positions[0]
+
+    run(main)

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from anabranch.errors import ShardStoppedError
+from anabranch.reasons import StoppedByCrashes
 from anabranch.stores.memory import MemoryLeaseStore
 
 from simulated_stream import run, stream_world
@@ -17,7 +18,7 @@ SUSPECTED_FROM_LIFE = 3
 class Process:
     """One life of a worker: a record that kills ends it in that step, and nothing of it has an effect any more."""
 
-    checkpoint_interval = 1.0
+    checkpoint_interval, seen_every = 1.0, 0.0
 
     def __init__(self, world, store, life, effects, order):
         self._store = store
@@ -104,7 +105,12 @@ def test_a_record_that_kills_is_named_in_the_end_and_no_other_shard_loses_progre
             assert await _live_until_it_is_stopped(world, store, effects, order, deaths_max) >= 5
             ((shard_id, stop),) = (await _stopped(store)).items()
             assert (shard_id, stop.partition_key) == (poisoned, "p")
-            assert stop.reason == "5 owners in a row died while they handled it"
+            assert stop.reason == StoppedByCrashes(
+                position=str(stop.position),
+                partition_key=stop.partition_key,
+                owner_count=5,
+                arrival_seconds=stop.reason.arrival_seconds,
+            )
             _check_effects(effects, poisoned, before, order)
 
     run(main)

@@ -71,7 +71,7 @@ def test_a_consumer_that_fails_says_so_whatever_its_calls_do(way):
             consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
             running = asyncio.create_task(_run(consumer, way)(handler.in_the_loop, handle_signals=False))
             await until(lambda: handler.started == 1, "the call")
-            consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
+            consumer._consumer_run.scheduler.call_at(0, {}.popitem)
             try:
                 with pytest.raises(ConsumerFailedError, match="KeyError"):
                     async with asyncio.timeout(2.5):
@@ -115,7 +115,7 @@ def test_leaving_the_block_of_a_consumer_waits_no_longer_for_a_call_that_does_no
             async with consumer:
                 running = asyncio.create_task(consumer.run(handler.in_the_loop, handle_signals=False))
                 await until(lambda: handler.started == 1, "the call")
-                consumer._consumer_run.worker.stop(0)
+                consumer._consumer_run.stop_by(0)
             try:
                 async with asyncio.timeout(1):
                     assert len((await running).leftovers) == 1

@@ -21,7 +21,7 @@ from anabranch.errors import (
 from anabranch.stores.memory import MemoryLeaseStore
 from memory_rows import replace_rows
 
-from simulated_stream import QUICK, now, now_ms, numbers, run, stream_world, until
+from simulated_stream import QUICK, now, now_ms, numbers, polled_shards, run, stream_world, until
 
 
 def test_a_handler_that_ends_in_a_cancellation_of_its_own_fails_its_record():
@@ -187,7 +187,7 @@ def test_a_heart_that_fails_unexpectedly_ends_the_consumer():
             store = Store()
             consumer = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-            await until(lambda: consumer._consumer_run is not None and consumer._consumer_run.worker.has_joined, "join")
+            await until(lambda: consumer._consumer_run is not None and consumer._consumer_run.has_joined, "join")
             store.broken = True
             with pytest.raises(ConsumerFailedError, match="a bug"):
                 await running
@@ -218,7 +218,7 @@ def test_a_shared_budget_gets_its_bytes_back_from_a_consumer_that(end):
                 async def fail():
                     raise ZeroDivisionError("a bug")
 
-                consumer._consumer_run.worker._spawn(fail(), "a task with a bug")
+                consumer._consumer_run._spawn(fail(), "a task with a bug")
                 with pytest.raises(ConsumerFailedError, match="a bug"):
                     await running
             else:
@@ -255,8 +255,7 @@ def test_a_consumer_that_is_starting_can_be_asked_and_paused():
             assert status.member_id is None
             store.answers.set()
             await until(lambda: bool(consumer.status().shards), "a shard")
-            sessions = consumer._consumer_run.worker.sessions.values()
-            await until(lambda: not any(session.in_read for session in sessions), "the moment to read")
+            await until(lambda: not any(one.is_busy for one in polled_shards(consumer)), "the moment to read")
             assert not seen
             consumer.resume()
             await until(lambda: len(seen) == 1, "the record")
@@ -271,10 +270,8 @@ def test_an_error_in_the_timetable_ends_the_consumer():
         async with stream_world(1) as world:
             consumer = world.consumer(app="billing", leases="memory://")
             running = asyncio.create_task(consumer.run(lambda record: None, handle_signals=False))
-            await until(
-                lambda: consumer._consumer_run is not None and consumer._consumer_run.worker.has_joined, "the start"
-            )
-            consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
+            await until(lambda: consumer._consumer_run is not None and consumer._consumer_run.has_joined, "the start")
+            consumer._consumer_run.scheduler.call_at(0, {}.popitem)
             with pytest.raises(ConsumerFailedError, match="KeyError"):
                 await running
 
@@ -616,7 +613,7 @@ def test_a_worker_joins_no_fleet_of_a_newer_protocol():
     class Store(MemoryLeaseStore):
         async def poll(self):
             beats.append(None)
-            newer = MemberRow(member_id="b#1", worker_id="b", expiry_ms=3000, protocol="2.0", counter=len(beats))
+            newer = MemberRow(member_id="b#1", expiry_ms=3000, protocol="2.0", counter=len(beats))
             return replace(await super().poll(), members=(newer,))
 
     beats = []

@@ -11,7 +11,7 @@ from anabranch.budget import READ_RESERVE_BYTES
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import QUICK, check_order, now_ms, numbers, run, stream_world, until
+from simulated_stream import QUICK, check_order, now_ms, numbers, polled_shards, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(8)]
 
@@ -204,7 +204,7 @@ def test_pause_reads_nothing_more_until_resume():
             world.put(["a"])
             await until(lambda: len(seen) == 1, "the first record")
             consumer.pause()
-            await until(lambda: not any(s.in_read for s in consumer._consumer_run.worker.sessions.values()), "no read")
+            await until(lambda: not any(one.is_busy for one in polled_shards(consumer)), "no read")
             world.put(["a"])
             assert consumer.status().paused
             assert len(seen) == 1
@@ -379,9 +379,9 @@ def test_a_shard_waits_for_room_in_the_budget_and_is_read_when_there_is_some():
             consumer = world.consumer(app="billing", leases="memory://", settings=settings)
             running = asyncio.create_task(consumer.run(handle, handle_signals=False))
             await until(
-                lambda: consumer._consumer_run is not None and len(consumer._consumer_run.worker.sessions) == 2, "both"
+                lambda: consumer._consumer_run is not None and len(consumer._consumer_run.sessions) == 2, "both"
             )
-            sessions = consumer._consumer_run.worker.sessions.values()
+            sessions = consumer._consumer_run.sessions.values()
             world.put(["a"])
             await until(lambda: len(seen) == 1, "the record that holds the budget")
             await until(lambda: any(session.budget_full_since_ms is not None for session in sessions), "want of room")

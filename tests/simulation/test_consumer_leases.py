@@ -9,6 +9,7 @@ from msgspec.structs import replace as replace_row
 from anabranch import events
 from anabranch._model.leases import AppRow, HeartbeatWrite, MemberRow
 from anabranch.errors import FleetMismatchError, LeaseStoreError
+from anabranch.reasons import WorkersFull
 from anabranch.stores.memory import MemoryLeaseStore
 from memory_rows import replace_rows
 
@@ -67,11 +68,7 @@ async def meet_a_stranger(world, joined_wall_ms, happened):
     store = MemoryLeaseStore()
     consumer = world.consumer(app="billing", leases=store, on_event=happened.append)
     running = await joined(consumer)
-    await store.register_member(
-        MemberRow(
-            member_id="b#1", worker_id="b", expiry_ms=3_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
-        )
-    )
+    await store.register_member(MemberRow(member_id="b#1", expiry_ms=3_000, order="key", joined_wall_ms=joined_wall_ms))
     for beat in range(1, 11):
         await asyncio.sleep(1)
         await store.heartbeat(HeartbeatWrite(member_id="b#1", attempt=beat))
@@ -85,7 +82,7 @@ def test_a_worker_that_came_before_one_with_other_settings_says_so_once_and_stay
             happened = []
             await meet_a_stranger(world, 10**15, happened)
             (told,) = kinds(happened, events.MemberDiffers)
-            assert (told.member_id, told.fingerprint) == ("b#1", "order key")
+            assert (told.member_id, told.settings) == ("b#1", "order key; protocol 1.0")
 
     run(main)
 
@@ -111,7 +108,7 @@ def test_a_shard_that_no_worker_may_hold_is_told_of_once():
             await running
             (told,) = kinds(happened, events.StandstillBegan)
             assert told.shard_id not in {shard.shard_id for shard in consumer.status().shards}
-            assert "max_shards" in told.reason
+            assert told.reason == WorkersFull()
 
     run(main)
 

@@ -134,7 +134,7 @@ def test_a_failure_that_no_step_has_shown_is_raised_where_the_consumer_is_closed
             world.put(["a"])
             async with world.consumer(app="billing", leases="memory://") as consumer:
                 async for _ in consumer:
-                    consumer._consumer_run.worker.scheduler.call_at(0, {}.popitem)
+                    consumer._consumer_run.scheduler.call_at(0, {}.popitem)
                     await until(lambda: not consumer._consumer_run.is_running, "the failure")
                     break
 

@@ -10,7 +10,7 @@ import pytest
 import anabranch
 from anabranch import Aws, Consumer, Retry, errors, events
 
-from simulated_stream import QUICK, now, now_ms, run, stream_world, until
+from simulated_stream import QUICK, now, run, stream_world, until
 
 
 def _consume(consumer):
@@ -44,41 +44,20 @@ def test_denied_access_is_said_at_the_start():
     run(main)
 
 
-def test_a_worker_whose_streams_differ_from_its_live_fleets_is_refused():
-    async def main():
-        async with stream_world(1) as world:
-            world.kinesis.state.call("CreateStream", {"StreamName": "payments", "ShardCount": 1}, now_ms=now_ms())
-            store = anabranch.stores.memory.MemoryLeaseStore()
-            first = world.consumer(app="billing", leases=store)
-            running = asyncio.create_task(first.run(lambda record: None, handle_signals=False))
-            await until(
-                lambda: first._consumer_run is not None and first._consumer_run.worker.has_joined, "the first worker"
-            )
-            other = world.consumer("payments", app="billing", leases=store)
-            with pytest.raises(errors.FleetMismatchError, match="payments"):
-                await other.run(lambda record: None, handle_signals=False)
-            await first.stop()
-            await running
-
-    run(main)
-
-
 def test_a_change_of_order_is_rolled_out_by_workers_that_may_join_any():
     async def main():
         async with stream_world(2) as world:
             store, handled = anabranch.stores.memory.MemoryLeaseStore(), []
             before = world.consumer(app="billing", leases=store)
             running = asyncio.create_task(before.run(lambda record: None, handle_signals=False))
-            await until(
-                lambda: before._consumer_run is not None and before._consumer_run.worker.has_joined, "the old worker"
-            )
+            await until(lambda: before._consumer_run is not None and before._consumer_run.has_joined, "the old worker")
             refused = world.consumer(app="billing", leases=store, order="key")
             with pytest.raises(errors.FleetMismatchError, match="any_order"):
                 await refused.run(lambda record: None, handle_signals=False)
             settings = replace(QUICK, leases=replace(QUICK.leases, any_order=True))
             after = world.consumer(app="billing", leases=store, order="key", settings=settings)
             joined = asyncio.create_task(after.run(handled.append, handle_signals=False))
-            await until(lambda: after._consumer_run is not None and after._consumer_run.worker.sessions, "its share")
+            await until(lambda: after._consumer_run is not None and after._consumer_run.sessions, "its share")
             await before.stop()
             await running
             world.put(["key"] * 20)
@@ -96,13 +75,6 @@ def test_the_embedded_store_is_refused_inside_a_container_platform(monkeypatch, 
     monkeypatch.setenv(variable, "10.0.0.1")
     with pytest.raises(errors.ConfigurationError, match="leases="):
         _consume(Consumer("orders", app="billing", aws=Aws(region="us-east-1")))
-
-
-def test_a_handler_of_batches_is_refused_for_processes():
-    consumer = Consumer("orders")
-    consumer.batch_handler()(len)
-    with pytest.raises(errors.UsageError, match="needs a record handler"):
-        consumer.run_sync(processes=2)
 
 
 def test_an_asynchronous_handler_is_refused_for_processes():

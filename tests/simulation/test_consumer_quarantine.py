@@ -42,7 +42,7 @@ class Fleet:
                 )
         for death in range(self.deaths):
             row = await self.row(self.suspect)
-            member = MemberRow(member_id=f"dead#{death}", worker_id="dead", expiry_ms=3_000)
+            member = MemberRow(member_id=f"dead#{death}", expiry_ms=3_000)
             await self.store.register_member(member)
             await self.store.take_lease(
                 row.key, member.member_id, expected_owner=row.owner, expected_version=row.version

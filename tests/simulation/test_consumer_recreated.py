@@ -8,7 +8,7 @@ from anabranch import events
 from anabranch.errors import StreamDeletedError, StreamRecreatedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import now_ms, run, stream_world, until
+from simulated_stream import now_ms, polled_shards, run, stream_world, until
 
 
 async def create_anew(world, shards):
@@ -60,7 +60,7 @@ def test_a_worker_without_shards_makes_no_leases_of_the_new_stream_among_those_o
         async with stream_world(1) as world:
             store, seen = MemoryLeaseStore(), []
             fleet = [start(world, seen, leases=store) for _ in range(2)]
-            await until(lambda: all(w._consumer_run and w._consumer_run.worker.has_joined for w, _ in fleet), "both")
+            await until(lambda: all(w._consumer_run and w._consumer_run.has_joined for w, _ in fleet), "both")
             await create_anew(world, 3)
             for _, running in fleet:
                 with pytest.raises(StreamRecreatedError):
@@ -79,8 +79,8 @@ def test_a_place_in_the_old_stream_that_is_asked_for_in_the_new_one_is_recognise
             await until(lambda: len(seen) == 3, "all records")
             consumer.pause()
             await create_anew(world, 1)
-            (session,) = consumer._consumer_run.worker.sessions.values()
-            session.iterator = None  # as after an iterator that expired
+            (shard,) = polled_shards(consumer)
+            shard.iterator = None  # as after an iterator that expired
             consumer.resume()
             with pytest.raises(StreamRecreatedError):
                 await running
@@ -97,8 +97,8 @@ def test_a_shard_that_was_never_read_is_not_begun_in_another_stream():
             consumer.pause()
             await create_anew(world, 1)
             world.put("abc")
-            (session,) = consumer._consumer_run.worker.sessions.values()
-            session.iterator = None  # as after an iterator that expired: the beginning of a shard is asked for again
+            (shard,) = polled_shards(consumer)
+            shard.iterator = None  # as after an iterator that expired: the beginning of a shard is asked for again
             consumer.resume()
             with pytest.raises(StreamRecreatedError):
                 await running

@@ -52,8 +52,8 @@ def test_the_children_of_a_shard_wait_for_a_record_that_fails(order):
             await until(lambda: handler.failures and len(handler.handled) == 2, "the failing record")
             world.split()
             world.put("xyz")
-            (session,) = consumer._consumer_run.worker.sessions.values()
-            await until(lambda: session.phase == "ended", "the end of the shard")
+            (session,) = consumer._consumer_run.sessions.values()
+            await until(lambda: session.state == "ended", "the end of the shard")
             failures = handler.failures
             await until(lambda: handler.failures > failures + 5, "some more attempts")
             assert len(handler.handled) == 2

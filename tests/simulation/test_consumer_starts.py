@@ -185,9 +185,7 @@ def named(*, exclusive):
 async def with_an_earlier_run(store):
     """Of the same name, and of another order, so that it would refuse us while it is there."""
     await store.open(AppRow(app="billing", app_id="1", created_wall_ms=1))
-    await store.register_member(
-        MemberRow(member_id="pod-0#1", worker_id="pod-0", expiry_ms=3_000, fingerprint="order key", counter=7)
-    )
+    await store.register_member(MemberRow(member_id="pod-0#1", expiry_ms=3_000, order="key", counter=7))
     return store
 
 

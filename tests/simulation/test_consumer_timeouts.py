@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from anabranch import Retry, events
+from anabranch.reasons import RecordInHandler
 from anabranch.stores.memory import MemoryLeaseStore
 
 from simulated_stream import run, stream_world, until
@@ -55,14 +56,53 @@ def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_
                 return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
 
             await until(reasons, "the reason")
-            assert "ignores its timeout of 0.1 s at " in reasons()[0]
-            assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0]
+            assert reasons()[0].timeout == 0.1
+            assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0].at
             assert handler.calls == 1
             handler.let_go.set()
             await until(lambda: handler.running == 0 and consumer.status().shards[0].finished_count == 1, "the end")
             assert handler.most_running == 1
             await consumer.stop()
             await running
+
+    run(main)
+
+
+async def _handle_forever(item):
+    await asyncio.Event().wait()
+
+
+async def _loop_forever(consumer):
+    async for _ in consumer:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "consume, function",
+    [
+        (lambda consumer: consumer.run(_handle_forever, handle_signals=False), "_handle_forever"),
+        (lambda consumer: consumer.run_batches(_handle_forever, handle_signals=False), "_handle_forever"),
+        (_loop_forever, "_loop_forever"),
+    ],
+    ids=["records", "batches", "loop"],
+)
+def test_a_record_that_is_handled_for_long_is_named_with_the_place_where_its_handling_stands(consume, function):
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            happened = []
+            async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
+                running = asyncio.create_task(consume(consumer))
+                await until(lambda: any(isinstance(event, events.StandstillBegan) for event in happened), "the event")
+                reason = next(event.reason for event in happened if isinstance(event, events.StandstillBegan))
+                assert isinstance(reason, RecordInHandler)
+                assert (reason.partition_key, reason.children_wait) == ("a", False)
+                assert reason.seconds >= 10
+                assert f"{function} (test_consumer_timeouts.py:" in reason.at
+                (shard,) = consumer.status().shards
+                assert (shard.reason.code, shard.reason.at) == ("record-in-handler", reason.at)
+                running.cancel()
+                await asyncio.wait([running])
 
     run(main)
 

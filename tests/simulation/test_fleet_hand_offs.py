@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from anabranch.errors import AccessDeniedError
 from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberSealed
 from anabranch.testing.loop import SimulationLoop, run
-from anabranch.testing.world import FleetOptions
 from anabranch.testing.world.fleet import SimulatedFleet
 from anabranch.testing.world.kinesis import SimulatedKinesis
+from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.worker import SimulatedWorker
 
 SLOW = FleetOptions(
@@ -111,7 +111,7 @@ class Denied:
     def begin(self, fleet):
         unlucky = fleet.workers[0]
         self.process = unlucky.process
-        self.shard_id = next(iter(unlucky._consumer_run.worker.sessions)).shard_id
+        self.shard_id = next(iter(unlucky._consumer_run.sessions)).shard_id
 
     def _check(self, process, shard_id):
         if (process, shard_id) == (self.process, self.shard_id):

@@ -56,10 +56,10 @@ class Race:
 
     async def worker(self, number):
         dice = self.dice
-        settings = dice.choice(["order key", "order shard"])
+        settings = dice.choice(["key", "shard"])
         clock = SimulatedClock(self.loop, dice.choice([-10_000, 0, 10_000]))
         ports = Ports(kinesis=None, store=self.store, clock=clock, entropy=dice, emit=lambda event: None)
-        profile = MemberProfile(worker_id=f"worker-{number}", fingerprint=settings)
+        profile = MemberProfile(worker_id=f"worker-{number}", order=settings)
         await asyncio.sleep(dice.choice([0.0, 0.0, 0.1, 5.0]))
         async with asyncio.TaskGroup() as group:
             fleet = Fleet(
@@ -119,4 +119,4 @@ def test_workers_that_look_only_before_they_register_are_caught(monkeypatch):
     monkeypatch.setattr(LeaseMachine, "_be_admitted", look_once)
     with pytest.raises(ExceptionGroup) as caught:
         _race(range(50))
-    assert caught.group_contains(AssertionError, match="order key")
+    assert caught.group_contains(AssertionError, match="key")

@@ -10,9 +10,9 @@ from protocol.faults import WorldOptions, options_for
 from protocol.run import PROTOCOL
 from protocol.variants import ROUGH, VARIANTS, NoGapRule
 from protocol.world import run_world
+from seed_search import search
 
 from anabranch._core.leases.machine import LeaseMachine
-from anabranch.testing.sim import main
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 OUTAGE = WorldOptions(lease_count=3, faulty_ms=90_000, outage_ms=30_000, settling_ms=20_000, clock_error=0.01)
@@ -87,19 +87,20 @@ def test_every_fault_is_in_many_worlds_and_in_not_all():
     for name in ("lost", "late", "repeated", "lag_ms_max", "clock_error", "clocks_stop", "pause_every_ms",
                  "stall_every_ms", "gaps", "partition_every_ms", "crash_every_ms", "stop_every_ms", "outage_ms",
                  "roll_back_every_ms", "reset", "row_deletion_every_ms", "overruns", "same_worker_id",
-                 "forced_hand_offs"):  # fmt: skip
+                 "forced_hand_offs", "joins_every_ms"):  # fmt: skip
         assert 0 < sum(bool(getattr(options, name)) for options in drawn) < 400, name
     assert 0 < sum(len(options.expiry_ms) > 1 for options in drawn) < 400
+    assert 0 < sum(options.stream_count > 1 for options in drawn) < 400
 
 
 def test_one_command_replays_a_world_and_tries_fresh_ones(capsys):
-    assert main(["--seed", "2"], PROTOCOL) == 0
+    assert search(PROTOCOL, ["--seed", "2"]) == 0
     assert capsys.readouterr().out.endswith("clean\n")
-    assert main(["--worlds", "400", "--first", "1000", "--cores", "1"], PROTOCOL) == 0
+    assert search(PROTOCOL, ["--worlds", "400", "--first", "1000", "--cores", "1"]) == 0
     assert capsys.readouterr().out.endswith("all clean\n")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_many_fresh_worlds_keep_their_promises():
-    assert main(["--worlds", "2000", "--first", "1000", "--cores", "1"], PROTOCOL) == 0
+    assert search(PROTOCOL, ["--worlds", "2000", "--first", "1000", "--cores", "1"]) == 0

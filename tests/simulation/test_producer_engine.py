@@ -404,9 +404,9 @@ async def test_handles_are_freed_when_nobody_holds_them():
             await producer.put_many([(f"k{n}", b"x" * 100) for n in range(100)])
         await producer.flush()
         gc.collect()
-        assert producer._writer.buffer.used_bytes == 0
-        stream = producer._writer.buffer.streams["orders"]
-        assert all(lane.is_empty for lane in stream.pipeline._lanes.active())
+        assert producer._writer.used_bytes == 0
+        stream = producer._writer._streams["orders"]
+        assert all(lane.is_empty for lane in stream._lanes.active())
 
 
 def test_all_wrong_options_are_named_at_once():
@@ -482,3 +482,54 @@ async def test_a_transport_error_is_retried_without_a_timer_of_its_own():
         assert [attempt.code for attempt in result.attempts] == ["TransportError", "TransportError", None]
         assert result.maybe_written
     assert len(kinesis.records()) == 3
+
+
+@simulated
+async def test_a_put_that_gets_the_space_of_another_stream_is_sent_at_once():
+    kinesis = MemoryKinesis({"orders": 2, "other": 2})
+    plain = kinesis.put_records
+
+    async def put_records(stream, entries):
+        if any(entry.data == b"slow" for entry in entries):
+            await asyncio.sleep(30)
+        return await plain(stream, entries)
+
+    kinesis.put_records = put_records
+    async with kinesis.producer(buffer_bytes=1 << 20) as producer:
+        await producer.put_and_wait(b"known", "k", stream="orders")
+        await producer.put_and_wait(b"known", "k", stream="other")
+        for stream in ("orders", "other", "other"):  # whichever stream is served first
+            slow = await producer.put(b"slow", "k", stream=stream, explicit_hash_key="0")
+            await asyncio.sleep(0.01)
+            large = await producer.put(b"0" * 1_000_000, "k", stream=stream, explicit_hash_key=str(2**128 - 1))
+            waits = asyncio.ensure_future(
+                producer.put(b"1" * 900_000, "k", stream="other" if stream == "orders" else "orders")
+            )
+            await large
+            async with asyncio.timeout(5):
+                assert (await (await waits)).delivered
+            await slow
+
+
+@simulated
+async def test_the_space_of_failures_that_a_flush_raises_goes_to_a_waiting_put():
+    kinesis = MemoryKinesis({"orders": 1, "slow": 1, "secret": 1})
+    plain = kinesis.put_records
+
+    async def put_records(stream, entries):
+        if stream.name == "secret":
+            raise DENIED
+        if stream.name == "slow":
+            await asyncio.sleep(30)
+        return await plain(stream, entries)
+
+    kinesis.put_records = put_records
+    async with kinesis.producer(buffer_bytes=1 << 20) as producer:
+        await producer.put(b"0" * 600_000, "k", stream="secret")
+        await producer.put(b"1" * 300_000, "k", stream="slow")
+        await asyncio.sleep(1)
+        waits = asyncio.ensure_future(producer.put(b"2" * 500_000, "k", timeout=5))
+        await asyncio.sleep(1)
+        with pytest.raises(DeliveryFailed):
+            await producer.flush(deadline=1)
+        assert (await (await waits)).delivered

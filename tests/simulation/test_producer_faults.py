@@ -28,7 +28,7 @@ THROTTLED = PutRecordsResultEntry(None, None, "ProvisionedThroughputExceededExce
 
 # Not steps of the writer: the thread of the blocking producer, and the handle that users hold.
 OTHER_MODULES = {"anabranch._engine.writing.write_thread"}
-OF_THE_HANDLE = ("Delivery.", "_wake", "_running_loop", "_resolve")
+OF_THE_HANDLE = ("Delivery.", "_wake", "_resolve")
 # What runs when the writer ends, as a last resort.
 LAST_RESORT = "Writer._abandon"
 # Before there is a record.
@@ -194,8 +194,8 @@ class Story:
             await self._plain_put(stream, entries)
             raise TransportError("the connection was lost")
         if self._call_count in {5, 11}:
-            rest = await self._plain_put(stream, entries[1:]) if entries[1:] else PutRecordsResponse([], 0, "r")
-            return PutRecordsResponse([THROTTLED, *rest.entries], rest.failed_record_count + 1, "r")
+            rest = await self._plain_put(stream, entries[1:]) if entries[1:] else PutRecordsResponse([], "r")
+            return PutRecordsResponse([THROTTLED, *rest.entries], "r")
         return await self._plain_put(stream, entries)
 
     def check(self, faults):

@@ -225,7 +225,7 @@ async def test_15_a_cancelled_put_gives_its_place_back_and_cancellation_is_not_s
         with pytest.raises(asyncio.CancelledError):
             await given_up
         await producer.flush()
-        assert producer._writer.buffer.used_bytes == 0
+        assert producer._writer.used_bytes == 0
         await producer.put(b"2" * 1_000_000, "k", timeout=0.1)
 
 

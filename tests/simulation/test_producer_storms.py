@@ -7,11 +7,11 @@ import random
 
 import pytest
 from memory_kinesis import MemoryKinesis
+from write_outcomes import WriteOutcomes
 
-from anabranch._engine.writing.writer import WriteBuffer, Writer
+from anabranch._engine.writing.writer import Writer
 from anabranch.config import ProducerSettings
 from anabranch.errors import BufferFull, DeliveryFailed, ThrottledError, TransportError, UnavailableError
-from anabranch.testing.checkers import WriteOutcomes
 from anabranch.testing.loop import Deadlock, run
 
 SEEDS = 80
@@ -149,22 +149,22 @@ def test_three_hundred_more_storms():
 
 def room_is_given_to_anybody(patch):
     """Waiters are woken to try again instead of getting space in their order."""
-    plain = WriteBuffer.admit
+    plain = Writer._admit
 
     def admit(self):
         self._queue.rotate(1)
         plain(self)
 
-    patch.setattr(WriteBuffer, "admit", admit)
+    patch.setattr(Writer, "_admit", admit)
 
 
 def the_buffer_has_no_limit(patch):
-    plain = WriteBuffer.__init__
+    plain = Writer.__init__
 
     def init(self, *arguments, buffer_bytes, **options):
         plain(self, *arguments, buffer_bytes=buffer_bytes * 3, **options)
 
-    patch.setattr(WriteBuffer, "__init__", init)
+    patch.setattr(Writer, "__init__", init)
 
 
 def flush_does_not_wait(patch):

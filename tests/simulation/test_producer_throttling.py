@@ -10,6 +10,7 @@ from operator import itemgetter
 import pytest
 from memory_kinesis import MemoryKinesis, warm_up
 
+from anabranch.config import ProducerSettings
 from anabranch.errors import TransportError
 from anabranch.events import WriteThrottled
 from anabranch.producer import Producer, ProducerPorts
@@ -191,3 +192,71 @@ def test_producers_that_share_a_full_shard_waste_few_attempts_and_finish_togethe
     # 6,000 records, of which a burst of 1,000 passes at once: the shard needs five seconds.
     assert max(finished) <= 7.5
     assert kinesis.slots_refused <= 0.25 * 3 * RECORDS
+
+
+def write_together(settings, *, records=1_500, size=10, producers=4):
+    """Producers that know nothing of each other write to one shard of a server that enforces AWS's limits."""
+
+    async def main():
+        async def write(number):
+            ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
+            options = {"aggregate": None, "delivery_timeout": 600, "settings": settings}
+            async with Producer.with_ports(lambda: ports, "orders", **options) as producer:
+                await warm_up(producer)
+                await producer.put_many([(f"p{number}k{n % KEYS}", bytes(size)) for n in range(records)])
+                await producer.flush()
+
+        await asyncio.gather(*(write(number) for number in range(producers)))
+
+    kinesis = MemoryKinesis(limits="aws")
+    run(main)
+    return kinesis
+
+
+def written_in_a_second(kinesis):
+    """The most records and bytes that a shard got in any second after the warm-up."""
+    arrivals = [
+        (record["ApproximateArrivalTimestamp"], len(record["Data"]) + len(record["PartitionKey"]))
+        for _, record in kinesis.stored()
+    ]
+    most_records = most_bytes = 0
+    for start, _ in arrivals[:: max(1, len(arrivals) // 200)]:
+        sizes = [size for at, size in arrivals if start <= at < start + 1]
+        most_records, most_bytes = max(most_records, len(sizes)), max(most_bytes, sum(sizes))
+    return most_records, most_bytes
+
+
+def test_producers_whose_record_limits_fit_into_the_shard_are_never_refused():
+    assert write_together(ProducerSettings()).slots_refused > 0
+    limited = write_together(ProducerSettings(shard_records_per_second=120))
+    assert limited.slots_refused == 0
+    assert written_in_a_second(limited)[0] <= 4 * (120 + 120)  # what was saved up for a second, and a second's
+
+
+def test_producers_whose_byte_limits_fit_into_the_shard_are_never_refused():
+    records = {"records": 300, "size": 50_000}
+    assert write_together(ProducerSettings(), **records).slots_refused > 0
+    limited = write_together(ProducerSettings(shard_bytes_per_second=240_000), **records)
+    assert limited.slots_refused == 0
+    assert written_in_a_second(limited)[1] <= 4 * (240_000 + 240_000 + 50_100)
+
+
+def test_the_limits_are_those_of_each_shard():
+    """Four shards take four times as much in the same time."""
+
+    async def main():
+        settings = ProducerSettings(shard_records_per_second=100)
+        async with kinesis.producer(aggregate=None, settings=settings) as producer:
+            await warm_up(producer)
+            started = asyncio.get_running_loop().time()
+            await producer.put_many([(f"k{number}", b"x") for number in range(2_000)])
+            await producer.flush()
+            seconds.append(asyncio.get_running_loop().time() - started)
+
+    seconds = []
+    for shards in (1, 4):
+        kinesis = MemoryKinesis({"orders": shards})
+        run(main)
+    one, four = seconds
+    assert 18 <= one <= 21
+    assert 3.5 <= four <= 6

@@ -4,9 +4,9 @@ import pytest
 from producer_world import run_world
 
 from anabranch._core.writing.lanes import Lanes
-from anabranch._core.writing.pipeline import Pipeline
-from anabranch._core.writing.settlement import RETRY_TABLE, NextStep, Outcome, RetryAction, Settlement
+from anabranch._core.writing.settlement import RETRY_TABLE, NextStep, Outcome, RetryAction
 from anabranch._core.writing.shard_map import ShardMap
+from anabranch._core.writing.stream_writer import StreamWriter
 
 SEEDS = 200
 SEEDS_FOR_A_VARIANT = 120
@@ -58,7 +58,7 @@ def retries_go_last(patch):
     def send_again(self, lane, bundle, next_step, now_ms, *, is_alone):
         self._lanes.requeue_last([bundle], now_ms)
 
-    patch.setattr(Settlement, "_send_again", send_again)
+    patch.setattr(StreamWriter, "_send_again", send_again)
 
 
 def aggregates_without_a_map(patch):
@@ -91,7 +91,7 @@ def expired_records_vanish(patch):
             lane.take_unsent()
         self._check_expiry_ms = None
 
-    patch.setattr(Pipeline, "_expire", expire)
+    patch.setattr(StreamWriter, "_expire", expire)
 
 
 def settles_before_dividing(patch):
@@ -105,13 +105,13 @@ def settles_before_dividing(patch):
 
 
 def results_are_shifted(patch):
-    plain = Settlement.on_response
+    plain = StreamWriter._on_results
 
-    def on_response(self, call, response, now_ms):
+    def on_results(self, call, response, now_ms):
         response.entries.reverse()
         plain(self, call, response, now_ms)
 
-    patch.setattr(Settlement, "on_response", on_response)
+    patch.setattr(StreamWriter, "_on_results", on_results)
 
 
 VARIANTS = {

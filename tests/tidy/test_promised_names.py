@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch import errors, events
+from anabranch import errors, events, reasons
 
 PACKAGE = Path(anabranch.__file__).parent
 
@@ -18,7 +18,7 @@ def names_used():
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-@pytest.mark.parametrize("module", [errors, events])
+@pytest.mark.parametrize("module", [errors, events, reasons])
 def test_what_is_promised_happens_somewhere(module):
     used = names_used()
     assert [name for name in module.__all__ if name not in used] == []

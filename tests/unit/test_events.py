@@ -8,9 +8,21 @@ import pytest
 
 from anabranch import events
 from anabranch.events import Event
+from anabranch.measures import TimeBuckets
+from anabranch.reasons import Reason, StoppedByCrashes, WorkersFull
 
 KINDS = [getattr(events, name) for name in events.__all__ if name != "Event"]
-SAMPLES = {int: 3, float: 3.5, float | None: None, str: "something", tuple[str, ...]: ("shardId-1", "shardId-2")}
+SAMPLES = {
+    Reason: WorkersFull(),
+    int: 3,
+    float: 3.5,
+    float | None: None,
+    str | None: None,
+    Reason | None: None,
+    TimeBuckets: TimeBuckets(),
+    str: "something",
+    tuple[str, ...]: ("shardId-1", "shardId-2"),
+}
 
 
 def sample(kind, **given):
@@ -39,7 +51,7 @@ def test_an_event_reads_as_one_sentence_that_names_where_it_happened(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_event_is_a_value_with_a_level(kind):
     event = sample(kind)
-    assert event.level in {logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL}
+    assert event.level in {logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL}
     assert event == sample(kind)
     assert pickle.loads(pickle.dumps(event)) == event
     with pytest.raises(AttributeError):
@@ -47,14 +59,29 @@ def test_an_event_is_a_value_with_a_level(kind):
 
 
 def test_optional_details_are_told_when_they_are_there():
-    assert str(sample(events.ConsumerStopped, leftover_count=0)) == "stopped"
-    assert str(sample(events.ConsumerStopped, leftover_count=2)) == "stopped, 2 records are unfinished"
+    stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=0)
+    assert str(stopped) == "stopped after 3.5 s: 3 records handled, 3 committed"
+    stopped = sample(events.ConsumerStopped, leftover_count=2)
+    assert str(stopped).endswith("3 committed, 3 calls failed, 2 records are unfinished")
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
     assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
-    assert str(sample(events.ShardStopped, position=None, reason="asked to")) == (
-        "stopped: asked to; its lease is kept; a worker that starts later retries"
+    stop = StoppedByCrashes(owner_count=6)
+    assert str(sample(events.ShardStopped, reason=stop)) == (
+        "stopped: 6 owners in a row died here without any progress; its lease is kept; a worker that starts later "
+        "retries"
     )
-    assert "at record 7 (partition key 'k')" in str(sample(events.ShardStopped, position="7", partition_key="k"))
+    assert str(sample(events.StandstillBegan, reason=WorkersFull())) == f"stalled: {WorkersFull().text}"
+    started = sample(events.ConsumerStarted, app="billing", streams=("orders",), region="eu-west-1", version="1.0")
+    assert str(started) == (
+        "application 'billing' started as member something: anabranch 1.0 reads orders in eu-west-1, leases in "
+        "something; shardId-1, shardId-2"
+    )
+    ended = sample(events.StandstillEnded, reason=WorkersFull(), seconds=61.0, lag=62.5)
+    assert str(ended) == f"moving again after 61 s, 62.5 s behind (it was stalled: {WorkersFull().text})"
+    progress = sample(events.ConsumerProgress, lag=2.0, worst_shard="orders/1", reason=WorkersFull(), failed_count=0)
+    assert str(progress) == (
+        f"3 records in 4 s (3.5 records/s); 2.0 s behind; 3 shards, 3 stalled; worst: orders/1, {WorkersFull().text}"
+    )
     lost = sample(events.DataLost, read_through_seconds=0.0, trimmed_through_seconds=3_600.0)
     assert "that arrived from 1970-01-01T00:00:00Z until 1970-01-01T01:00:00Z" in str(lost)
     assert sample(events.OrderChanged, repeats=True).level == logging.WARNING

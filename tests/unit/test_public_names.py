@@ -41,3 +41,12 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_a_star_import_gives_the_public_names():
     names = run_python("from anabranch import *; print(*dir())")
     assert set(anabranch.__all__) <= set(names)
+
+
+def test_dir_lists_the_names_that_are_not_loaded_yet():
+    listed = run_python("import anabranch; print(*dir(anabranch))")
+    assert set(anabranch.__all__) <= set(listed)
+
+
+def test_modules_of_public_values_need_no_import_of_their_own():
+    assert run_python("import anabranch; print(anabranch.events.Event.__name__, anabranch.limits.MIB)")

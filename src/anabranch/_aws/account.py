@@ -80,10 +80,22 @@ def resolve_region(session: Any, aws: Aws, region: str | None) -> str:
     return found
 
 
-def resolve_address(session: Any, aws: Aws, service: str, region: str | None = None) -> ServiceAddress:
+def resolve_address(
+    session: Any, aws: Aws, service: str, region: str | None = None, endpoint_url: str | None = None
+) -> ServiceAddress:
+    """A given `endpoint_url` is used as it is."""
+    region = resolve_region(session, aws, region)
+    url = endpoint_url or _endpoint_url(session, aws, service, region)
+    try:
+        endpoint = parse_endpoint(url)
+    except ValueError as error:
+        raise ConfigurationError(f"endpoint_url: {error}") from None
+    return ServiceAddress(region, endpoint, proxy_for(endpoint, os.environ), _ca_bundle(session))
+
+
+def _endpoint_url(session: Any, aws: Aws, service: str, region: str) -> str:
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415 -- botocore is loaded when first needed
 
-    region = resolve_region(session, aws, region)
     try:
         client = session.create_client(
             service,
@@ -94,13 +106,9 @@ def resolve_address(session: Any, aws: Aws, service: str, region: str | None = N
         )
     except (BotoCoreError, ValueError) as error:
         raise ConfigurationError(f"no endpoint for {service} in {region!r}: {error}") from error
-    url = client.meta.endpoint_url
+    url = str(client.meta.endpoint_url)
     client.close()
-    try:
-        endpoint = parse_endpoint(url)
-    except ValueError as error:
-        raise ConfigurationError(f"endpoint_url: {error}") from None
-    return ServiceAddress(region, endpoint, proxy_for(endpoint, os.environ), _ca_bundle(session))
+    return url
 
 
 def _ca_bundle(session: Any) -> str | None:
@@ -124,9 +132,11 @@ class AwsAccount:
         self._thread = DaemonThreads(1, "anabranch-aws")
         self._kept_session: Any = None
 
-    async def address(self, service: str, *, region: str | None = None) -> ServiceAddress:
-        """`region` overrides the configured one: it comes from a stream's ARN."""
-        return await self._in_thread(lambda: resolve_address(self._session(), self.aws, service, region))
+    async def address(
+        self, service: str, *, region: str | None = None, endpoint_url: str | None = None
+    ) -> ServiceAddress:
+        """`region` and `endpoint_url` override the configured ones: they come from a stream's ARN or a store's URL."""
+        return await self._in_thread(lambda: resolve_address(self._session(), self.aws, service, region, endpoint_url))
 
     async def common_region(self, streams: Sequence[StreamName]) -> str | None:
         """The one region of all these streams: the region of the ARNs among them, or None for the configured one.
@@ -148,9 +158,9 @@ class AwsAccount:
             )
         return next(iter(by_arn), None)
 
-    async def client(self, service: str, *, region: str | None = None) -> Any:
+    async def client(self, service: str, *, region: str | None = None, endpoint_url: str | None = None) -> Any:
         """A botocore client for rare calls. It blocks: call it in threads."""
-        return await self._in_thread(lambda: self._client(service, region))
+        return await self._in_thread(lambda: self._client(service, region, endpoint_url))
 
     def start_threads(self) -> None:
         """Ahead of the first call, for programs that may be about to end: then no thread can be started."""
@@ -187,7 +197,7 @@ class AwsAccount:
         except BotoCoreError as error:
             raise CredentialsError(f"cannot find AWS credentials: {error}") from error
 
-    def _client(self, service: str, region: str | None) -> Any:
+    def _client(self, service: str, region: str | None, endpoint_url: str | None) -> Any:
         from botocore.config import Config  # noqa: PLC0415 -- as above
 
         session = self._session()
@@ -200,7 +210,12 @@ class AwsAccount:
                 "aws_session_token": frozen.session_token,
             }
         # `endpoint_url` is for Kinesis only: other services have their own variables and profile sections.
-        endpoint_url = self.aws.endpoint_url if service == "kinesis" else None
+        endpoint_url = endpoint_url or (self.aws.endpoint_url if service == "kinesis" else None)
         region_name = resolve_region(session, self.aws, region)
-        once = Config(retries={"total_max_attempts": 1})  # the caller decides about retries
+        once = Config(
+            connect_timeout=10,
+            retries={"total_max_attempts": 1},  # the caller decides about retries
+            # Names of buckets in the host name need AWS's DNS.
+            s3=None if endpoint_url is None else {"addressing_style": "path"},
+        )
         return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=once, **given)

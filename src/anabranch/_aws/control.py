@@ -6,7 +6,6 @@ and `describe_stream_summary` shows when it is done.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import msgspec
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.credentials import NO_CREDENTIALS
 from anabranch._aws.errors import service_error
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._model.streams import StreamName
 from anabranch._wire.bodies import AwsError, stream_members
 from anabranch.errors import AnabranchError, CredentialsError, InvalidRequestError, TransportError, UsageError
@@ -23,11 +23,16 @@ _THREADS_MAX: Final = 4
 
 
 class BotocoreCalls:
-    def __init__(self, account: AwsAccount, service: str, *, region: str | None = None) -> None:
+    """The calls of one service. They run in daemon threads: one without an answer does not keep the process alive."""
+
+    def __init__(
+        self, account: AwsAccount, service: str, *, region: str | None = None, endpoint_url: str | None = None
+    ) -> None:
         self._account = account
         self._service = service
         self._region = region
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix=f"anabranch-{service}")
+        self._endpoint_url = endpoint_url
+        self._threads = DaemonThreads(_THREADS_MAX, f"anabranch-{service}")
         self._client: Any = None
         self._client_lock = asyncio.Lock()
 
@@ -35,7 +40,9 @@ class BotocoreCalls:
         """`operation` is the AWS name, such as `SplitShard`. Parameters that are None are omitted."""
         async with self._client_lock:
             if self._client is None:
-                self._client = await self._account.client(self._service, region=self._region)
+                self._client = await self._account.client(
+                    self._service, region=self._region, endpoint_url=self._endpoint_url
+                )
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
             pending = self._threads.submit(partial(_call, self._client, operation, given))
@@ -56,6 +63,8 @@ def _call(client: Any, operation: str, parameters: dict[str, Any]) -> dict[str, 
 
     try:
         response: dict[str, Any] = getattr(client, xform_name(operation))(**parameters)
+        if (body := response.get("Body")) is not None:  # of an S3 object; it still has to be received
+            response["Body"] = body.read()
     except ClientError as error:
         raise _error_response(operation, error.response, client.meta.region_name) from error
     except (BotoCoreError, OSError) as error:

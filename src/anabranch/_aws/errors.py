@@ -18,70 +18,47 @@ from anabranch.errors import (
     UnavailableError,
 )
 
-_CODES: Final[dict[str, type[ServiceError]]] = {
+_CODES_BY_CLASS: Final[dict[type[ServiceError], tuple[str, ...]]] = {
     # over a quota of the shard, the account or the KMS key
-    "KMSThrottlingException": ThrottledError,
-    "LimitExceededException": ThrottledError,
-    "ProvisionedThroughputExceededException": ThrottledError,
-    "RequestLimitExceeded": ThrottledError,
-    "SlowDown": ThrottledError,
-    "Throttling": ThrottledError,
-    "ThrottlingException": ThrottledError,
-    "ThrottledException": ThrottledError,
-    "TooManyRequestsException": ThrottledError,
+    ThrottledError: (
+        "KMSThrottlingException", "KmsThrottled", "LimitExceededException", "OverLimit",
+        "ProvisionedThroughputExceededException", "RequestLimitExceeded", "RequestThrottled", "SlowDown",
+        "ThrottledException", "Throttling", "ThrottlingException",
+        "TooManyRequestsException",
+    ),
     # failures inside the service
-    "InternalFailure": UnavailableError,
-    "InternalFailureException": UnavailableError,
-    "InternalServerError": UnavailableError,
-    "InternalServiceError": UnavailableError,
-    "ServiceUnavailable": UnavailableError,
-    "ServiceUnavailableException": UnavailableError,
+    UnavailableError: (
+        "InternalFailure", "InternalFailureException", "InternalServerError", "InternalServiceError",
+        "ReplicatedWriteConflictException", "ServiceUnavailable", "ServiceUnavailableException",
+    ),
     # an iterator or a pagination token older than five minutes
-    "ExpiredIteratorException": ExpiredIteratorError,
-    "ExpiredNextTokenException": ExpiredIteratorError,
+    ExpiredIteratorError: ("ExpiredIteratorException", "ExpiredNextTokenException"),
     # expired credentials, or a wrong local clock
-    "ExpiredToken": ExpiredTokenError,
-    "ExpiredTokenException": ExpiredTokenError,
-    "RequestExpired": ExpiredTokenError,
-    "RequestInTheFuture": ExpiredTokenError,
-    "RequestTimeTooSkewed": ExpiredTokenError,
-    # the stream or consumer is being changed, or exists already
-    "ResourceInUseException": ResourceInUseError,
+    ExpiredTokenError: (
+        "ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed",
+    ),
+    # the stream, consumer or table is being changed, or exists already
+    ResourceInUseError: ("ResourceInUseException", "TransactionConflictException"),
     # credentials, signature, permissions or KMS key
-    "AccessDenied": AccessDeniedError,
-    "AccessDeniedException": AccessDeniedError,
-    "IncompleteSignature": AccessDeniedError,
-    "IncompleteSignatureException": AccessDeniedError,
-    "InvalidClientTokenId": AccessDeniedError,
-    "InvalidSignatureException": AccessDeniedError,
-    "KMSAccessDeniedException": AccessDeniedError,
-    "KMSDisabledException": AccessDeniedError,
-    "KMSInvalidStateException": AccessDeniedError,
-    "KMSNotFoundException": AccessDeniedError,
-    "KMSOptInRequired": AccessDeniedError,
-    "MissingAuthenticationToken": AccessDeniedError,
-    "MissingAuthenticationTokenException": AccessDeniedError,
-    "OptInRequired": AccessDeniedError,
-    "SignatureDoesNotMatch": AccessDeniedError,
-    "UnrecognizedClientException": AccessDeniedError,
-    # not found
-    "ResourceNotFoundException": StreamNotFoundError,
-    # invalid requests
-    "InvalidArgumentException": InvalidRequestError,
-    "SerializationException": InvalidRequestError,
-    "UnknownOperationException": InvalidRequestError,
-    "ValidationException": InvalidRequestError,
-}
+    AccessDeniedError: (
+        "AccessDenied", "AccessDeniedException", "IncompleteSignature", "IncompleteSignatureException",
+        "InvalidClientTokenId", "InvalidSignatureException", "KMSAccessDeniedException", "KMSDisabledException",
+        "KMSInvalidStateException", "KMSNotFoundException", "KMSOptInRequired", "MissingAuthenticationToken",
+        "MissingAuthenticationTokenException", "OptInRequired", "SignatureDoesNotMatch", "UnrecognizedClientException",
+    ),
+    StreamNotFoundError: ("ResourceNotFoundException",),
+    InvalidRequestError: (
+        "InvalidArgumentException", "SerializationException", "UnknownOperationException", "ValidationException",
+    ),
+}  # fmt: skip
+_CODES: Final = {code: error_class for error_class, codes in _CODES_BY_CLASS.items() for code in codes}
 
 CLOCK_CODES: Final = frozenset(
     {
-        "InvalidSignatureException",
-        "RequestExpired",
-        "RequestInTheFuture",
-        "RequestTimeTooSkewed",
+        "InvalidSignatureException", "RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
     }
-)
+)  # fmt: skip
 """Codes that a wrong local clock can cause."""
 
 TOKEN_CODES: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})

@@ -6,11 +6,11 @@ have their own connections, so that none of them waits for another.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self, TypeVar
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.errors import service_error
@@ -18,6 +18,7 @@ from anabranch._aws.service import (
     USER_AGENT,
     AwsService,
     ServiceName,
+    date_seconds,
     make_dialer,
     open_service,
     request_id,
@@ -29,13 +30,12 @@ from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire import bodies
 from anabranch._wire.bodies import AwsError, decode_subscription_message
-from anabranch._wire.event_stream import MessageDecoder
+from anabranch._wire.event_stream import Message, MessageDecoder
 from anabranch._wire.messages import (
     ConsumerDescription,
     GetRecordsResponse,
     ListShardsResponse,
     ListStreamConsumersResponse,
-    PutRecordResponse,
     PutRecordsEntry,
     PutRecordsResponse,
     StreamSummary,
@@ -43,6 +43,8 @@ from anabranch._wire.messages import (
 )
 from anabranch.config import Aws
 from anabranch.errors import CodecError, ServiceError, TransportError
+
+T = TypeVar("T")
 
 KINESIS: Final = ServiceName("kinesis", "Kinesis_20131202")
 
@@ -96,6 +98,10 @@ class KinesisClient:
         self._service = service
         self._streams = streams
 
+    @property
+    def region(self) -> str:
+        return self._service.region
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -134,19 +140,13 @@ class KinesisClient:
     def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
         return bodies.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
-    @asynccontextmanager
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
-    ) -> AsyncIterator[AsyncIterator[SubscribeToShardEvent]]:
-        """Entering waits until the service accepts the subscription; leaving closes it at once."""
+    ) -> "EventSubscription":
+        """Returns when the service has accepted the subscription. The caller closes it."""
         body = b"".join(bodies.encode_subscribe_to_shard(consumer_arn, shard_id, position))
         stream = await self._open_stream("SubscribeToShard", body)
-        events = read_events(stream)
-        try:
-            yield events
-        finally:
-            self._streams.close_stream(stream)
-            await events.aclose()
+        return EventSubscription(stream, self._streams)
 
     async def _open_stream(self, operation: str, body: bytes) -> BodyStream:
         offset_ms = self._service.clock_offset_ms
@@ -174,15 +174,10 @@ class KinesisClient:
         next_token: str | None = None,
         max_results: int | None = None,
     ) -> ListShardsResponse:
-        return await self._service.call(
-            "others",
-            "ListShards",
-            bodies.encode_list_shards(
-                stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
-            ),
-            lambda response: bodies.decode_list_shards(response.body),
-            repeatable=True,
+        pieces = bodies.encode_list_shards(
+            stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
         )
+        return await self._ask("ListShards", pieces, bodies.decode_list_shards)
 
     async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
         return await self._service.call(
@@ -195,16 +190,15 @@ class KinesisClient:
             repeatable=True,
         )
 
-    # Writing
-
-    async def put_record(self, stream: StreamName, entry: PutRecordsEntry) -> PutRecordResponse:
+    async def _ask(
+        self, operation: str, pieces: Sequence[bytes], decode: Callable[[memoryview], T], *, repeatable: bool = True
+    ) -> T:
+        """Sends a small call whose answer is its body alone."""
         return await self._service.call(
-            "writes",
-            "PutRecord",
-            bodies.encode_put_record(stream, entry),
-            lambda response: bodies.decode_put_record(response.body, request_id=request_id(response)),
-            repeatable=False,
+            "others", operation, pieces, lambda response: decode(response.body), repeatable=repeatable
         )
+
+    # Writing
 
     async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse:
         answer = await self._service.call(
@@ -224,79 +218,99 @@ class KinesisClient:
     # Fan-out consumers
 
     async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
-        return await self._service.call(
-            "others",
-            "RegisterStreamConsumer",
-            bodies.encode_register_stream_consumer(stream_arn, name),
-            lambda response: bodies.decode_register_stream_consumer(response.body),
-            repeatable=False,
-        )
+        pieces = bodies.encode_register_stream_consumer(stream_arn, name)
+        decode = bodies.decode_register_stream_consumer
+        return await self._ask("RegisterStreamConsumer", pieces, decode, repeatable=False)
 
     async def describe_stream_consumer(
         self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
     ) -> ConsumerDescription:
-        return await self._service.call(
-            "others",
-            "DescribeStreamConsumer",
-            bodies.encode_describe_stream_consumer(stream_arn=stream_arn, name=name, consumer_arn=consumer_arn),
-            lambda response: bodies.decode_describe_stream_consumer(response.body),
-            repeatable=True,
-        )
+        pieces = bodies.encode_describe_stream_consumer(stream_arn=stream_arn, name=name, consumer_arn=consumer_arn)
+        return await self._ask("DescribeStreamConsumer", pieces, bodies.decode_describe_stream_consumer)
 
     async def list_stream_consumers(
         self, stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
     ) -> ListStreamConsumersResponse:
-        return await self._service.call(
-            "others",
-            "ListStreamConsumers",
-            bodies.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results),
-            lambda response: bodies.decode_list_stream_consumers(response.body),
-            repeatable=True,
-        )
+        pieces = bodies.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results)
+        return await self._ask("ListStreamConsumers", pieces, bodies.decode_list_stream_consumers)
 
     async def deregister_stream_consumer(self, consumer_arn: str) -> None:
-        await self._service.call(
-            "others",
-            "DeregisterStreamConsumer",
-            bodies.encode_deregister_stream_consumer(consumer_arn),
-            lambda response: None,  # noqa: ARG005 -- the answer has no body
-            repeatable=False,
-        )
+        pieces = bodies.encode_deregister_stream_consumer(consumer_arn)
+        await self._ask("DeregisterStreamConsumer", pieces, lambda body: None, repeatable=False)  # noqa: ARG005 -- the answer has no body
 
 
 # The events of a subscription
 
 
-async def read_events(stream: BodyStream) -> AsyncGenerator[SubscribeToShardEvent, None]:
-    """Ends after a complete message (the five minutes are over, or the shard has ended). Raises if the service sends an
-    exception, or the stream breaks.
-    """
-    decoder = MessageDecoder()
-    request_id = stream.headers.get(b"x-amzn-requestid")
-    while pieces := await stream.receive():
-        for piece in pieces:
-            try:
-                messages = decoder.feed(piece)
-            except CodecError as error:
-                raise TransportError(f"SubscribeToShard: {error}") from error
-            if messages:
-                stream.progress()
-            for message in messages:
-                try:
-                    meaning = decode_subscription_message(message)
-                except CodecError as error:
-                    raise TransportError(f"SubscribeToShard: {error}") from error
-                if isinstance(meaning, AwsError):
-                    raise service_error(
-                        "SubscribeToShard",
-                        meaning,
-                        status=400,
-                        request_id=None if request_id is None else request_id.decode("latin-1"),
-                    )
-                if meaning is not None:
-                    yield meaning
-    if decoder.buffered_bytes:
-        raise TransportError("SubscribeToShard: the stream ended in the middle of a message")
+class OpenStreams(Protocol):
+    """Who has the stream of a subscription."""
+
+    def close_stream(self, stream: Any, *, silent: bool) -> None: ...
+
+
+class EventSubscription:
+    """An accepted subscription: its messages, one at a time, as the reader has room for them."""
+
+    def __init__(self, stream: BodyStream, streams: OpenStreams) -> None:
+        self._stream = stream
+        self._streams = streams
+        self._decoder = MessageDecoder()
+        self._messages: deque[Message] = deque()
+        self.server_seconds = date_seconds(stream.headers.get(b"date"))
+
+    async def next_bytes(self) -> int | None:
+        """The length of the next message, as soon as its first bytes are there. None if the subscription ended after a
+        complete message: its five minutes are over, or the shard has ended.
+        """
+        while True:
+            if self._messages:
+                return len(self._messages[0].payload)
+            if expected_bytes := self._decoder.expected_bytes:
+                return expected_bytes
+            if not await self._fetch():
+                if self._decoder.buffered_bytes:
+                    raise TransportError(_CUT_OFF)
+                return None
+
+    async def receive(self) -> SubscribeToShardEvent | None:
+        """The message that `next_bytes` announced; None if it is no event. Raises the error that it carries."""
+        if not self._messages:
+            self._stream.expect(self._decoder.expected_bytes - self._decoder.buffered_bytes)
+        while not self._messages:
+            if not await self._fetch():
+                raise TransportError(_CUT_OFF)
+        try:
+            meaning = decode_subscription_message(self._messages.popleft())
+        except CodecError as error:
+            raise TransportError(f"SubscribeToShard: {error}") from error
+        if isinstance(meaning, AwsError):
+            request_id = self._stream.headers.get(b"x-amzn-requestid")
+            raise service_error(
+                "SubscribeToShard",
+                meaning,
+                status=400,
+                request_id=None if request_id is None else request_id.decode("latin-1"),
+            )
+        return meaning
+
+    async def _fetch(self) -> bool:
+        """Adds the bytes that have arrived; False at the end of the stream."""
+        pieces = await self._stream.receive()
+        try:
+            for piece in pieces:
+                self._messages += self._decoder.feed(piece)
+        except CodecError as error:
+            raise TransportError(f"SubscribeToShard: {error}") from error
+        if self._messages:
+            self._stream.progress()
+        return bool(pieces)
+
+    def close(self, *, silent: bool = False) -> None:
+        """Closes the stream at once. `silent`: the service sent nothing for too long, so its connection may be dead."""
+        self._streams.close_stream(self._stream, silent=silent)
+
+
+_CUT_OFF: Final = "SubscribeToShard: the stream ended in the middle of a message"
 
 
 # Several regions

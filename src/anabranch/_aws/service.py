@@ -1,4 +1,4 @@
-"""Signed calls to an AWS service with a JSON protocol, such as Kinesis.
+"""Signed calls to an AWS service with a JSON protocol: Kinesis, DynamoDB.
 
 A call is sent once. Three failures are repaired, each at most once:
 
@@ -42,6 +42,7 @@ class ServiceName:
     """The name in signatures and endpoints: `kinesis`."""
     target_prefix: str
     """The part of X-Amz-Target before the operation: `Kinesis_20131202`."""
+    content_type: str = JSON
 
 
 class AwsService:
@@ -76,14 +77,19 @@ class AwsService:
         decode: Callable[[ClientResponse], T],
         *,
         repeatable: bool,
+        refused: Callable[[ClientResponse], T | None] = lambda _: None,
     ) -> T:
-        """`decode` turns a successful response into a value. `repeatable`: the call is safe to send twice."""
+        """`decode` turns a successful response into a value. `repeatable`: the call is safe to send twice. `refused`
+        turns an error response into a value if it is an outcome, such as a failed condition.
+        """
 
         def accept(response: ClientResponse) -> T:
-            if response.status != 200:
-                raise self.error_from(operation, response)
             try:
-                return decode(response)
+                if response.status == 200:
+                    return decode(response)
+                if (outcome := refused(response)) is not None:
+                    return outcome
+                raise self.error_from(operation, response)
             except CodecError as error:
                 raise TransportError(f"{operation}: {error}") from error
 
@@ -116,7 +122,7 @@ class AwsService:
         target = self._targets.get(operation)
         if target is None:
             target = self._targets[operation] = f"{self._service.target_prefix}.{operation}"
-        return signer.sign(target, JSON, pieces, self._wall_ms() + self._clock_offset_ms)
+        return signer.sign(target, self._service.content_type, pieces, self._wall_ms() + self._clock_offset_ms)
 
     async def repair(self, error: ServiceError, used_offset_ms: int) -> bool:
         """True if the call can be signed and sent again: the service rejected it without acting on it."""

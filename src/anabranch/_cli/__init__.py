@@ -1,5 +1,13 @@
 """The command line: one file per command."""
 
-from anabranch._cli.command_line import main
+import signal
 
-__all__ = ["main"]
+
+def main() -> int:
+    """The program `anabranch`. Until the command line can handle Ctrl-C, that ends the process without a word."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from anabranch._cli.command_line import run_program
+
+    return run_program(handler)

@@ -1,4 +1,4 @@
-"""`anabranch apps ls | show | delete`: the applications of this machine or of a given lease store."""
+"""`anabranch apps ls | show | scale | skip | resume | delete | copy`: the applications of a lease store."""
 
 import argparse
 import asyncio
@@ -9,18 +9,34 @@ import msgspec
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
 from anabranch._cli.options import (
+    DEFAULT_LEASES,
     Actions,
     add_application_argument,
     add_json_option,
     add_leases_option,
+    bounded_integer,
+    bounded_number,
     lag,
     perform,
+    shard_id_argument,
     timestamp,
 )
-from anabranch._cli.output import confirm, counted, make_console, print_json, print_table, say, styled
+from anabranch._cli.output import (
+    DONE,
+    FAILED,
+    CommandFailed,
+    confirm,
+    counted,
+    make_console,
+    print_json,
+    print_table,
+    say,
+    show,
+    styled,
+)
 
 if TYPE_CHECKING:
-    from anabranch.reports import FleetStatus
+    from anabranch.reports import CommandResult, DesiredWorkers, FleetStatus
     from anabranch.stores.catalogue import StoredApplication
 
 _EXAMPLES: Final = """\
@@ -28,11 +44,20 @@ examples:
   anabranch apps ls
   anabranch apps show billing
   anabranch apps show billing --leases sqlite:///var/lib/billing.db --json
+  anabranch apps show billing --leases dynamodb://
+  anabranch apps scale billing --target-lag 30 --json
+  anabranch apps ls --leases redis://cache.internal/0
+  anabranch apps skip billing 3 49590338271490256608559692538361571095
+  anabranch apps resume billing 3
   anabranch apps delete billing
+  anabranch apps copy billing --from sqlite:///srv/billing.db --to dynamodb://
 
 `anabranch top APP` watches an application live, `anabranch explain APP` says
 why a shard is stalled.
 """
+
+
+_COMMANDS_SHOWN: Final = 5
 
 
 class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +69,7 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
     live_member_count: int
     unfinished_shard_count: int
     stalled_shard_count: int
+    lag: float | None
     millis_behind_latest: int | None
     records_per_second: float
 
@@ -52,15 +78,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the applications of a lease store, or of this machine")
-    add_leases_option(ls, "a lease store", default="all lease files on this machine")
+    add_leases_option(ls, "a lease store", default="ANABRANCH_LEASES, else all lease files on this machine")
     show = actions.add("show", _show, "show an application's workers and shards", example="billing")
     add_application_argument(show)
+    skip = actions.add(
+        "skip",
+        _skip,
+        "go past a record that keeps failing",
+        example="billing shardId-000000000003 49590338271490256608559692538361571095",
+    )
+    resume = actions.add(
+        "resume", _resume, "try the record of a stopped shard once more", example="billing shardId-000000000003"
+    )
+    for action in (skip, resume):
+        add_application_argument(action)
+        action.add_argument("shard", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
+        action.add_argument("--stream", metavar="NAME", help="needed if several streams have such a shard")
+    skip.add_argument(
+        "position",
+        metavar="SEQUENCE",
+        help="the record's sequence number, or SEQUENCE:SUB in an aggregate, as `anabranch explain` shows it",
+    )
     delete = actions.add(
         "delete", _delete, "delete an application: its leases and checkpoints", example="billing --yes"
     )
     add_application_argument(delete)
     delete.add_argument("--yes", action="store_true", help="delete without asking")
-    for action in (ls, show):
+    copy = actions.add(
+        "copy", _copy, "move a stopped application to another lease store", example="billing --to dynamodb://"
+    )
+    copy.add_argument("app", metavar="APP", help="name of an application whose workers are stopped")
+    copy.add_argument(
+        "--from", dest="leases", metavar="URL", help=f"the lease store that it is in (default: {DEFAULT_LEASES})"
+    )
+    copy.add_argument("--to", dest="target", metavar="URL", required=True, help="the lease store that it moves to")
+    scale = actions.add(
+        "scale", _scale, "say how many workers an application should have", example="billing --target-lag 30"
+    )
+    add_application_argument(scale)
+    seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)
+    for name, default, text in (
+        ("--target-lag", 60.0, "a larger lag asks for more workers"),
+        ("--catch-up", 300.0, "how soon it should have caught up"),
+    ):
+        scale.add_argument(
+            name, type=seconds, default=default, metavar="SECONDS", help=f"{text} (default: {default:.0f})"
+        )
+    scale.add_argument(
+        "--worker-rate",
+        type=bounded_number("number of records", 0.001, 1e9),
+        metavar="RECORDS",
+        help="records a second that one busy worker handles; without it, seldom fewer workers are advised",
+    )
+    scale.add_argument("--min", type=workers, default=1, metavar="N", help="at least so many (default: 1)")
+    scale.add_argument("--max", type=workers, metavar="N", help="at most so many")
+    for action in (ls, show, scale, skip, resume):
         add_json_option(action)
 
 
@@ -80,7 +152,7 @@ def _ls(arguments: argparse.Namespace) -> int:
                 str(application.live_member_count),
                 str(application.unfinished_shard_count),
                 styled(str(application.stalled_shard_count), "red" if application.stalled_shard_count else ""),
-                lag(application.millis_behind_latest),
+                lag(application.lag),
                 application.leases,
             )
             for application in found
@@ -98,17 +170,22 @@ def _ls(arguments: argparse.Namespace) -> int:
 async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.application import Application
     from anabranch.stores.catalogue import stored_applications
+    from anabranch.stores.urls import shown_url
+
+    def shown(url: str) -> str:
+        return shown_url(url) if "@" in url else url  # a password must not be printed
 
     async def look(stored: "StoredApplication") -> ListedApplicationDocument:
         async with Application(stored.app, leases=stored.leases) as application:
             status = await application.status(watch=True)
         return ListedApplicationDocument(
             app=stored.app,
-            leases=stored.leases,
+            leases=shown(stored.leases),
             streams=status.streams,
             live_member_count=len(status.live_members),
             unfinished_shard_count=len(status.unfinished_shards),
             stalled_shard_count=len(status.stalled_shards),
+            lag=status.lag,
             millis_behind_latest=status.millis_behind_latest,
             records_per_second=status.records_per_second,
         )
@@ -118,16 +195,29 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    status = asyncio.run(_status(arguments, watch=True))
+    status, commands = asyncio.run(_status_and_commands(arguments))
     if arguments.json:
         print_json(status)
         return 0
-    print(f"{status.app}: {headline(status)}")
-    print()
+    show(f"{status.app}: {headline(status)}")
+    show()
     console = make_console()
-    for line in fleet_lines(status):
+    for line in fleet_lines(status, console):
         console.print(line)
+    for command in commands[-_COMMANDS_SHOWN:]:
+        what = " ".join(filter(None, (command.action, command.shard_id, command.position)))
+        show(
+            f"{timestamp(command.requested_seconds)} {command.requested_by}: {what}: {command.state}"
+            f"{command.result and f', {command.result}'}"
+        )
     return 0
+
+
+async def _status_and_commands(arguments: argparse.Namespace) -> "tuple[FleetStatus, tuple[CommandResult, ...]]":
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        return await application.status(watch=True), await application.commands()
 
 
 async def _status(arguments: argparse.Namespace, *, watch: bool = False) -> "FleetStatus":
@@ -135,6 +225,55 @@ async def _status(arguments: argparse.Namespace, *, watch: bool = False) -> "Fle
 
     async with Application(arguments.app, leases=arguments.leases) as application:
         return await application.status(watch=watch)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    advice = asyncio.run(_desired_workers(arguments))
+    if arguments.json:
+        print_json(advice)
+    else:
+        show(f"{arguments.app}: {counted(advice.workers, 'worker')}, now {advice.live_workers} ({advice.why})")
+    return 0
+
+
+async def _desired_workers(arguments: argparse.Namespace) -> "DesiredWorkers":
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        return await application.desired_workers(
+            target_lag=arguments.target_lag,
+            catch_up=arguments.catch_up,
+            worker_rate=arguments.worker_rate,
+            minimum=arguments.min,
+            maximum=arguments.max,
+        )
+
+
+def _skip(arguments: argparse.Namespace) -> int:
+    return _answered(arguments, asyncio.run(_send(arguments, arguments.position)))
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    return _answered(arguments, asyncio.run(_send(arguments, None)))
+
+
+async def _send(arguments: argparse.Namespace, position: str | None) -> "CommandResult":
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        if position is None:
+            return await application.resume(arguments.shard, stream=arguments.stream)
+        return await application.skip(arguments.shard, position, stream=arguments.stream)
+
+
+def _answered(arguments: argparse.Namespace, command: "CommandResult") -> int:
+    if arguments.json:
+        print_json(command)
+    elif command.state == "applied":
+        show(f"{arguments.app}/{command.shard_id}: {command.result}")
+    else:
+        raise CommandFailed(f"{command.action} {command.shard_id} was {command.state}: {command.result}")
+    return DONE if command.state == "applied" else FAILED
 
 
 def _delete(arguments: argparse.Namespace) -> int:
@@ -150,8 +289,24 @@ def _delete(arguments: argparse.Namespace) -> int:
             f"heartbeats: {', '.join(member.worker_id for member in live)}"
         )
     asyncio.run(_delete_app(arguments))
-    print(f"{status.app}: deleted")
+    show(f"{status.app}: deleted")
     return 0
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    from anabranch.stores.urls import shown_url
+
+    leases = asyncio.run(_copy_app(arguments))
+    target = shown_url(arguments.target)
+    show(f"{arguments.app}: moved to {target}, with {counted(leases, 'lease')}; its workers start there from now on")
+    return 0
+
+
+async def _copy_app(arguments: argparse.Namespace) -> int:
+    from anabranch.application import Application
+
+    async with Application(arguments.app, leases=arguments.leases) as application:
+        return await application.copy_to(arguments.target)
 
 
 async def _delete_app(arguments: argparse.Namespace) -> None:

@@ -6,16 +6,18 @@ error. An error is one line that says what to do instead.
 """
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 from anabranch._cli.options import join_spans
-from anabranch._cli.output import FAILED, INTERRUPTED, UNUSABLE
+from anabranch._cli.output import FAILED, INTERRUPTED, UNUSABLE, OutputFailed, flush, one_line, say, show_lines
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
 
@@ -40,6 +42,10 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "apps": "list, show and delete applications: workers and checkpoints",
         "top": "watch an application live: workers, shards, lag, rate",
         "explain": "explain why a shard is stalled",
+        "dlq": "list, show, drop, export and redrive dead letters",
+    },
+    "your shell": {
+        "completion": "print what makes your shell complete these commands",
     },
 }
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
@@ -65,30 +71,71 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code. Without `argv` it is the program itself, and Ctrl-C ends the process at once."""
-    if argv is None:
+class Parser(argparse.ArgumentParser):
+    """Its errors may quote what the user passed, and its help may have no place to go."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is not None and file is sys.stdout:
+            show_lines(message.splitlines())
+        else:
+            super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        say(f"{self.prog}: error: {message}")
+        sys.exit(UNUSABLE)
+
+
+def run_program(interrupt_handler: Any) -> int:
+    """Runs the command line as a program. `interrupt_handler` is what SIGINT did before."""
+    try:
+        signal.signal(signal.SIGINT, interrupt_handler)
+        _occupy_closed_descriptors()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # never fail because a key cannot be printed
-    given = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = _run(given)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`): discard what is still buffered.
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return FAILED
+        code = main(sys.argv[1:])
     except KeyboardInterrupt:
-        if argv is None:
-            _leave_at_once()
-        return INTERRUPTED
+        _leave_at_once()
+    if interrupt_handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while threads end
+    return code
 
 
-def _run(given: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+def main(given: Sequence[str]) -> int:
+    """Returns the exit code."""
+    try:
+        try:
+            return _run(list(given))
+        finally:
+            flush()
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
+        _discard_output()
+        return FAILED
+    except OutputFailed as error:
+        say(f"anabranch: {one_line(error)}")
+        _discard_output()
+        return FAILED
+
+
+def _occupy_closed_descriptors() -> None:
+    """A closed standard stream would give its number to the next socket or file, and children would write to that."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _discard_output() -> None:
+    """What is still buffered would raise again when the process ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def make_parser(*, for_completion: bool = False) -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and those of the commands by name, which have no arguments yet."""
+    parser = Parser(
         prog="anabranch",
         usage="anabranch [-h] [--version] COMMAND ...",
         description=f"Kinesis for Python.\n\n{_listed()}",
@@ -97,43 +144,52 @@ def _run(given: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
-    commands = parser.add_subparsers(prog="anabranch", dest="command", help=argparse.SUPPRESS)
-    chosen = next((word for word in given if not word.startswith("-")), None)
-    if given and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}:
-        parser.error(f"{given[0]} belongs after the command: anabranch COMMAND {given[0]} ...")
-    if chosen is not None and chosen not in COMMANDS:
-        parser.error(_unknown(chosen))
-    command: Command | None = None
-    asked = parser
-    program: list[str] | None = None
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(
+    hidden = None if for_completion else argparse.SUPPRESS  # the description has the list
+    commands = parser.add_subparsers(prog="anabranch", dest="command", help=hidden)
+    subparsers = {
+        name: commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if name == chosen:
-            asked = subparser
-            command = cast("Command", importlib.import_module(f"anabranch._cli.{name.replace('-', '_')}"))
-            command.add_arguments(subparser)
-            if getattr(command, "TAKES_PROGRAM", False):
-                given, program = _split_program(given)
+        for name, summary in COMMANDS.items()
+    }
+    return parser, subparsers
+
+
+def load(name: str) -> Command:
+    return cast("Command", importlib.import_module(f"anabranch._cli.{name.replace('-', '_')}"))
+
+
+def _run(given: list[str]) -> int:
+    parser, subparsers = make_parser()
+    chosen = next((word for word in given if not word.startswith("-")), None)
+    if given and given[0].startswith("-") and given[0] not in {"-h", "--help", "--version"}:
+        parser.error(f"{given[0]} belongs after the command: anabranch COMMAND {given[0]} ...")
+    if chosen is None:
+        parser.parse_args(given)
+        parser.print_help(sys.stderr)
+        return UNUSABLE
+    if chosen not in COMMANDS:
+        parser.error(_unknown(chosen))
+    command, asked = load(chosen), subparsers[chosen]
+    command.add_arguments(asked)
+    program: list[str] | None = None
+    if getattr(command, "TAKES_PROGRAM", False):
+        given, program = _split_program(given)
     arguments, unknown = parser.parse_known_args(join_spans(given), argparse.Namespace(program=program))
     if unknown:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists the options")
-    if command is None:
-        parser.print_help(sys.stderr)
-        return UNUSABLE
     try:
         return command.run(arguments)
     except ConfigurationError as error:
         for violation in error.violations:
-            print(f"anabranch {arguments.command}: error: {_one_line(violation)}", file=sys.stderr)
+            say(f"anabranch {arguments.command}: error: {one_line(violation)}")
         return UNUSABLE
     except AnabranchError as error:
-        print(f"anabranch {arguments.command}: {_one_line(str(error))}", file=sys.stderr)
+        say(f"anabranch {arguments.command}: {one_line(error)}")
         return FAILED
 
 
@@ -153,10 +209,6 @@ def _unknown(command: str) -> str:
     return f"unknown command {command!r}; {advice}"
 
 
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
-
-
 def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
     """Everything after the first `--` belongs to another program; argparse must not see it."""
     if "--" not in given:
@@ -170,5 +222,7 @@ def _leave_at_once() -> NoReturn:
     Everything of ours is closed by now.
     """
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
     os._exit(INTERRUPTED)

@@ -7,9 +7,8 @@ so a prompt can be interrupted. Reads are retried; calls that change something a
 import argparse
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -32,81 +31,42 @@ if TYPE_CHECKING:
     from anabranch._aws.account import AwsAccount
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import KinesisClient
-    from anabranch._wire.messages import ConsumerDescription, StreamSummary
+    from anabranch._wire.messages import (
+        ConsumerDescription,
+        ListShardsResponse,
+        ListStreamConsumersResponse,
+        StreamSummary,
+    )
 
 
 T = TypeVar("T")
+P = TypeVar("P", "ListShardsResponse", "ListStreamConsumersResponse")
 
+_ATTEMPTS_MAX: Final = 3
+_FIRST_DELAY_MS: Final = 100
+_DELAY_MS_MAX: Final = 10_000
 _RETRY_AFTER_MS_MAX: Final = 60_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    attempts_max: int = 5
-    first_delay_ms: int = 100
-    delay_ms_max: int = 10_000
+async def retry(attempt: Callable[[], Awaitable[T]], clock: Clock, entropy: Entropy) -> T:
+    """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once.
 
-    def delay_ms(self, failures: int, entropy: Entropy, retry_after_seconds: float | None = None) -> int:
-        """The delay after `failures` failures. It is at least the service's Retry-After, of up to a minute."""
-        jittered = backoff_ms(failures, entropy, first_ms=self.first_delay_ms, max_ms=self.delay_ms_max)
-        if retry_after_seconds is None:
-            return jittered
-        return max(jittered, min(round(retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
-
-
-class RetryBudget:
-    """A token bucket: a retry costs several tokens, a success earns one."""
-
-    def __init__(self, tokens_max: int = 500, *, retry_cost: int = 5, transport_cost: int = 10) -> None:
-        self._tokens_max = tokens_max
-        self._tokens = tokens_max
-        self._retry_cost = retry_cost
-        self._transport_cost = transport_cost
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
-
-    def spend(self, error: Exception) -> bool:
-        """False if the budget does not allow another attempt. A transport error costs more than an error response."""
-        cost = self._transport_cost if isinstance(error, TransportError) else self._retry_cost
-        if cost > self._tokens:
-            return False
-        self._tokens -= cost
-        return True
-
-    def earn(self) -> None:
-        self._tokens = min(self._tokens_max, self._tokens + 1)
+    The delay is at least the service's Retry-After, of up to a minute.
+    """
+    failures = 0
+    while True:
+        try:
+            return await attempt()
+        except (ThrottledError, UnavailableError, TransportError) as error:
+            failures += 1
+            if failures >= _ATTEMPTS_MAX:
+                raise
+            delay_ms = backoff_ms(failures, entropy, first_ms=_FIRST_DELAY_MS, max_ms=_DELAY_MS_MAX)
+            if isinstance(error, ServiceError) and error.retry_after_seconds is not None:
+                delay_ms = max(delay_ms, min(round(error.retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
+        await clock.sleep_until_ms(clock.now_ms() + delay_ms)
 
 
-class Retries:
-    def __init__(
-        self, clock: Clock, entropy: Entropy, *, policy: RetryPolicy | None = None, budget: RetryBudget | None = None
-    ) -> None:
-        self._clock = clock
-        self._entropy = entropy
-        self._policy = policy or RetryPolicy()
-        self._budget = budget or RetryBudget()
-
-    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once."""
-        failures = 0
-        while True:
-            try:
-                result = await attempt()
-            except (ThrottledError, UnavailableError, TransportError) as error:
-                failures += 1
-                if failures >= self._policy.attempts_max or not self._budget.spend(error):
-                    raise
-                retry_after_seconds = error.retry_after_seconds if isinstance(error, ServiceError) else None
-                delay_ms = self._policy.delay_ms(failures, self._entropy, retry_after_seconds)
-            else:
-                self._budget.earn()
-                return result
-            await self._clock.sleep_until_ms(self._clock.now_ms() + delay_ms)
-
-
-_ATTEMPTS_MAX: Final = 3
 _NAMES_SHOWN_MAX: Final = 10
 
 
@@ -141,7 +101,6 @@ class Connection:
         control: "KinesisControl",
         region: str | None,
     ) -> None:
-        from anabranch._cli.connection import Retries, RetryPolicy
         from anabranch._engine.clock import SystemClock
 
         self.client = client
@@ -149,11 +108,14 @@ class Connection:
         self._runner = runner
         self._account = account
         self._region = region
-        policy = RetryPolicy(attempts_max=_ATTEMPTS_MAX)
-        self._retries = Retries(SystemClock(), random.Random(), policy=policy)  # noqa: S311 -- jitter, not a secret
+        self._clock = SystemClock()
+        self._entropy = random.Random()  # noqa: S311 -- jitter, not a secret
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await retry(attempt, self._clock, self._entropy)
 
     async def summary(self, stream: StreamName) -> "StreamSummary":
         """If the stream does not exist, CommandFailed names the streams that do."""
@@ -164,32 +126,23 @@ class Connection:
 
     async def find_summary(self, stream: StreamName) -> "StreamSummary":
         """Like `summary`, but raises StreamNotFoundError, for callers that expect it."""
-        return await self._retries.call(lambda: self.client.describe_stream_summary(stream))
+        return await self._retry(lambda: self.client.describe_stream_summary(stream))
 
     async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:
         """All pages of one listing."""
-        found: list[Shard] = []
-        token: str | None = None
-        while True:
-            page = await self._retries.call(
-                lambda: self.client.list_shards(stream, shard_filter=shard_filter, next_token=token)  # noqa: B023 -- used at once
-            )
-            found += page.shards
-            token = page.next_token
-            if token is None:
-                return found
+        pages = self._pages(lambda token: self.client.list_shards(stream, shard_filter=shard_filter, next_token=token))
+        return [shard async for page in pages for shard in page.shards]
 
     async def consumers(self, stream_arn: str) -> list["ConsumerDescription"]:
-        found: list[ConsumerDescription] = []
-        token: str | None = None
-        while True:
-            page = await self._retries.call(
-                lambda: self.client.list_stream_consumers(stream_arn, next_token=token)  # noqa: B023 -- used at once
-            )
-            found += page.consumers
-            token = page.next_token
-            if token is None:
-                return found
+        pages = self._pages(lambda token: self.client.list_stream_consumers(stream_arn, next_token=token))
+        return [consumer async for page in pages for consumer in page.consumers]
+
+    async def _pages(self, fetch: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
+        page = await self._retry(lambda: fetch(None))
+        yield page
+        while (token := page.next_token) is not None:
+            page = await self._retry(lambda: fetch(token))
+            yield page
 
     async def _missing_stream_text(self, stream: StreamName) -> str:
         address = await self._account.address("kinesis", region=self._region)

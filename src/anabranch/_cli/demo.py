@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 from collections.abc import Coroutine
@@ -10,11 +11,13 @@ from typing import Any, Final
 
 from anabranch._cli.options import add_json_option, bounded_integer, bounded_number
 from anabranch._cli.output import DONE, FAILED, print_json
+from anabranch.errors import ConfigurationError
 
 _EXAMPLES: Final = """\
 examples:
   anabranch demo
   anabranch demo --seed 7 --seconds 20
+  anabranch demo --fanout
   anabranch demo --json | jq .ours
 
 Splits and merges shards and kills a worker while records flow. On a terminal,
@@ -39,12 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="records per second (default: 250)",
     )
+    parser.add_argument("--fanout", action="store_true", help="the workers read with enhanced fan-out")
     add_json_option(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save the final view as an SVG file")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.picture is not None:
+        _check_picture(arguments.picture)
     return asyncio.run(_until_told(_perform(arguments)))
+
+
+def _check_picture(path: Path) -> None:
+    """The demo takes a minute; a picture that cannot be saved is refused before."""
+    if path.is_dir():
+        raise ConfigurationError(f"--picture: {path} is a folder; name a file, such as {path / 'demo.svg'}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--picture: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"--picture: no permission to write {path}")
 
 
 async def _perform(arguments: argparse.Namespace) -> int:
@@ -54,6 +70,7 @@ async def _perform(arguments: argparse.Namespace) -> int:
         seed=arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000),
         seconds=arguments.seconds,
         rate=arguments.rate,
+        fanout=arguments.fanout,
         picture=arguments.picture,
         on_stderr=arguments.json,
     )
@@ -66,7 +83,8 @@ async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
     """SIGTERM and SIGHUP (a closed terminal) end the demo as Ctrl-C does: nothing is left behind."""
     told: list[int] = []
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(performance)
+    task = asyncio.current_task()
+    assert task is not None
 
     def end(number: int) -> None:
         told.append(number)
@@ -75,8 +93,9 @@ async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)
     try:
-        return await task
+        return await performance
     except asyncio.CancelledError:
         if not told:
             raise
+        task.uncancel()
         return 128 + told[0]  # the shell's exit code for a signal

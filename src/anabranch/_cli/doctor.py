@@ -8,13 +8,22 @@ import argparse
 import asyncio
 import os
 import platform
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from anabranch._cli.options import add_aws_options, add_json_option, add_leases_option, aws_from, stream_argument
-from anabranch._cli.output import DONE, FAILED, counted, make_console, print_json, styled
+from anabranch._cli.options import (
+    DEFAULT_LEASES,
+    add_aws_options,
+    add_json_option,
+    add_leases_option,
+    aws_from,
+    stream_argument,
+)
+from anabranch._cli.output import DONE, FAILED, counted, make_console, one_line, print_json, styled, wrapped
+from anabranch._core.reading.registration import is_own_name, is_temporary_name, own_name
 from anabranch._model.streams import StartingPosition, StreamName
 from anabranch._version import __version__
 from anabranch.config import Aws
@@ -26,13 +35,19 @@ if TYPE_CHECKING:
 
     from anabranch._aws.account import AwsAccount, ServiceAddress
     from anabranch._aws.kinesis_client import KinesisClient
+    from anabranch._ports import LeaseStore
     from anabranch._wire.messages import StreamSummary
+    from anabranch.stores.dynamodb import DynamoDbLeaseStore
+    from anabranch.stores.redis import RedisLeaseStore
+    from anabranch.stores.s3 import S3LeaseStore
 
 
 _CLOCK_SKEW_WARNING_MS: Final = 5_000
 _CLOCK_SKEW_MAX_MS: Final = 300_000  # AWS rejects signatures that are more than five minutes off
 _QUOTA_WARNING_SHARE: Final = 0.9
 _SLOW_RESPONSE_MS: Final = 1_000
+_STORE_READS: Final = 5
+_SLOW_STORE_MS: Final = 250  # a sixth of a heartbeat's deadline
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -50,6 +65,8 @@ class Checkup:
         self._stream = stream
         self._app = app
         self._leases = leases
+        self._own_consumers: tuple[str, ...] = ()
+        """Consumers of the stream that applications registered."""
 
     async def findings(self) -> AsyncIterator[Finding]:
         """Yields each finding as soon as its check is done."""
@@ -62,14 +79,15 @@ class Checkup:
                 yield finding
         finally:
             account.close()
-        yield await self._store()
+        async for finding in self._store_findings():
+            yield finding
 
     async def _account_findings(self, account: "AwsAccount") -> AsyncIterator[Finding]:
         region = None if self._stream is None else self._stream.region
         try:
             address = await account.address("kinesis", region=region)
         except AnabranchError as error:
-            yield Finding("region", "fail", _one_line(error), "pass --region or set AWS_REGION")
+            yield Finding("region", "fail", one_line(error), "pass --region or set AWS_REGION")
             return
         yield Finding("region", "ok", address.region)
         credentials = await self._credentials()
@@ -94,7 +112,7 @@ class Checkup:
         try:
             access_key_id, method = await asyncio.to_thread(find)
         except AnabranchError as error:
-            return Finding("credentials", "fail", _one_line(error), "aws configure, aws sso login, or --profile NAME")
+            return Finding("credentials", "fail", one_line(error), "aws configure, aws sso login, or --profile NAME")
         return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, from {method}")
 
     async def _service_findings(self, account: "AwsAccount", region: str | None) -> AsyncIterator[Finding]:
@@ -112,32 +130,72 @@ class Checkup:
                 checkup = _StreamCheckup(self._stream, client, calls)
                 async for finding in checkup.findings():
                     yield finding
+                self._own_consumers = checkup.own_consumers
         finally:
             control.close()
             calls.close()
 
-    async def _store(self) -> Finding:
-        from anabranch.stores.urls import default_store, open_store
+    async def _store_findings(self) -> AsyncIterator[Finding]:
+        from anabranch.stores.dynamodb import DynamoDbLeaseStore
+        from anabranch.stores.redis import RedisLeaseStore
+        from anabranch.stores.s3 import S3LeaseStore
+        from anabranch.stores.urls import default_store, leases_from, open_store
 
-        if self._leases is None and self._app is None:
-            return Finding("store", "skip", "no application was given", "pass --app NAME or --leases URL")
+        leases = self._leases or leases_from(os.environ)
+        if leases is None and self._app is None:
+            yield Finding("store", "skip", "no application was given", "pass --app NAME or --leases URL")
+            return
         app = self._app or "doctor"
         try:
-            store = default_store(app, os.environ) if self._leases is None else open_store(self._leases, app)
-            try:
-                row = await store.read_app()
-                if row is not None:
-                    await store.open(row)
-                members = () if row is None else (await store.poll()).members
-            finally:
-                await store.close()
+            store = default_store(app, os.environ, self._aws) if leases is None else open_store(leases, app, self._aws)
         except AnabranchError as error:
-            return Finding("store", "fail", _one_line(error), "pass the same URL as the consumer's leases=")
+            yield Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases=")
+            return
+        try:
+            yield await self._store_state(store, app)
+            if (finding := await self._leftovers(store)) is not None:
+                yield finding
+            yield await _store_latency(store)
+            if isinstance(store, DynamoDbLeaseStore):
+                for finding in await _table_findings(store):
+                    yield finding
+            elif isinstance(store, RedisLeaseStore):
+                for finding in await _redis_findings(store):
+                    yield finding
+            elif isinstance(store, S3LeaseStore):
+                yield await _bucket_finding(store)
+        except AnabranchError as error:
+            yield Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases=")
+        finally:
+            await store.close()
+
+    async def _leftovers(self, store: "LeaseStore") -> Finding | None:
+        """Consumers that this application registered before it was deleted and created again."""
+        if self._app is None or self._stream is None:
+            return None
+        row = await store.read_app()
+        present = None if row is None else own_name(self._app, row.app_id)
+        left = [
+            name
+            for name in self._own_consumers
+            if name != present and not is_temporary_name(name) and name == own_name(self._app, name[-8:])
+        ]
+        if not left:
+            return None
+        found = f"left by a former application {self._app!r}: {', '.join(left)}"
+        return Finding("consumers", "warn", found, f"anabranch streams consumers rm {self._stream} {' '.join(left)}")
+
+    async def _store_state(self, store: "LeaseStore", app: str) -> Finding:
+        row = await store.read_app()
         if self._app is None:
-            return Finding("store", "ok", "responds")
+            return Finding("store", "ok", f"{store} responds")
         if row is None:
-            return Finding("store", "ok", f"responds; application {app!r} has not used it yet")
-        return Finding("store", "ok", f"responds; application {app!r} has {counted(len(members), 'member')}")
+            return Finding("store", "ok", f"{store} responds; application {app!r} has not used it yet")
+        await store.open(row)
+        if row.place == "moved":
+            return Finding("store", "warn", f"application {app!r} was moved to {row.other_store}", "name that store")
+        members = (await store.poll()).members
+        return Finding("store", "ok", f"{store} responds; application {app!r} has {counted(len(members), 'member')}")
 
 
 class _StreamCheckup:
@@ -147,6 +205,7 @@ class _StreamCheckup:
         self._stream = stream
         self._client = client
         self._calls = calls
+        self.own_consumers: tuple[str, ...] = ()
 
     async def findings(self) -> AsyncIterator[Finding]:
         try:
@@ -210,8 +269,15 @@ class _StreamCheckup:
         except AnabranchError as error:
             return _failure("fan-out", "ListStreamConsumers", error, only_for="enhanced fan-out")
         count = f"{len(page.consumers)} of {CONSUMERS_PER_STREAM_MAX} enhanced fan-out consumers are registered"
+        own = [consumer.name for consumer in page.consumers if is_own_name(consumer.name)]
+        self.own_consumers = tuple(own)
+        if own:
+            count += f"; made by anabranch: {', '.join(own)}"
+        if leftovers := [name for name in own if is_temporary_name(name)]:
+            advice = f"if no `tail --fanout` runs: anabranch streams consumers rm {summary.name} {' '.join(leftovers)}"
+            return Finding("fan-out", "warn", count, advice)
         if len(page.consumers) >= CONSUMERS_PER_STREAM_MAX:
-            return Finding("fan-out", "warn", count, "deregister one before you add another")
+            return Finding("fan-out", "warn", count, "remove one that nobody uses: anabranch streams consumers rm")
         return Finding("fan-out", "ok", count)
 
     async def _dry_run(self, operation: str, **parameters: Any) -> bool:
@@ -229,11 +295,88 @@ class _StreamCheckup:
         return False
 
 
+async def _store_latency(store: "LeaseStore") -> Finding:
+    """The median of a few reads. A heartbeat has 15 % of the lease expiry: 1.5 s by default."""
+    taken_ms = []
+    for _ in range(_STORE_READS):
+        started = time.monotonic()
+        await store.read_app()
+        taken_ms.append((time.monotonic() - started) * 1000)
+    median = sorted(taken_ms)[len(taken_ms) // 2]
+    found = f"a read takes {median:.1f} ms (the median of {_STORE_READS})"
+    if median > _SLOW_STORE_MS:
+        return Finding("latency", "warn", found, "heartbeats may be late: use a store in this region")
+    return Finding("latency", "ok", found)
+
+
+async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
+    table = store.table
+    description = await table.describe()
+    if description is None:
+        missing = f"there is no DynamoDB table {table.name!r} yet: the first worker creates it"
+        return [Finding("table", "warn", missing, "allow dynamodb:CreateTable, or create it with CloudFormation")]
+    await table.identity()
+    found = []
+    if denied := await table.denied_actions():
+        actions = ", ".join(f"dynamodb:{action}" for action in denied)
+        found.append(Finding("table", "fail", f"not allowed: {actions}", "allow them in the policy of this identity"))
+    else:
+        allowed = "DescribeTable, GetItem, Query, PutItem, UpdateItem and DeleteItem are allowed (nothing was written)"
+        found.append(Finding("table", "ok", allowed))
+    protected, recoverable = description.get("DeletionProtectionEnabled"), await table.is_recoverable()
+    off = [
+        name
+        for name, on in (("deletion protection", protected), ("point-in-time recovery", recoverable))
+        if on is False or (on is None and name == "deletion protection")
+    ]
+    if off:
+        found.append(Finding("protection", "warn", f"{' and '.join(off)} is off", "enable it for this table"))
+    elif recoverable is None:
+        unknown = "deletion protection is on; point-in-time recovery is unknown"
+        found.append(Finding("protection", "skip", unknown, "allow dynamodb:DescribeContinuousBackups to check it"))
+    else:
+        found.append(Finding("protection", "ok", "deletion protection and point-in-time recovery are on"))
+    return found
+
+
+async def _redis_findings(store: "RedisLeaseStore") -> list[Finding]:
+    server = await store.server()
+    found = []
+    if losses := server.losses():
+        durability = Finding("durability", "fail", "; ".join(losses), "change that, or add ?durability=accept_loss")
+        if store.accepts_loss:
+            durability = msgspec.structs.replace(durability, state="warn", advice="it is accepted by the URL")
+        found.append(durability)
+    else:
+        kept = f"appendonly is on (appendfsync {server.appendfsync}), and nothing is evicted"
+        found.append(Finding("durability", "ok", kept))
+    count = f"Redis {server.version} has {counted(server.replicas, 'replica')}; {store.replicas} must acknowledge"
+    if server.replicas < store.replicas:
+        found.append(
+            Finding("replicas", "fail", count, "no write can be acknowledged: add replicas, or lower ?replicas=")
+        )
+    elif server.replicas and not store.replicas:
+        advice = "if a replica may become the primary, write ?replicas= with their number"
+        found.append(Finding("replicas", "warn", count, advice))
+    else:
+        found.append(Finding("replicas", "ok", count))
+    return found
+
+
+async def _bucket_finding(store: "S3LeaseStore") -> Finding:
+    names = await store.applications()
+    found = f"GetObject and ListBucket are allowed; {counted(len(names), 'application')} found"
+    return Finding("bucket", "ok", found, "a worker also needs PutObject; doctor writes nothing")
+
+
 def _versions() -> Finding:
     import botocore
 
+    from anabranch._wire import aggregate
+
+    codecs = "pure Python" if aggregate.__file__.endswith(".py") else "compiled"
     versions = f"anabranch {__version__}, Python {platform.python_version()}, botocore {botocore.__version__}"
-    return Finding("versions", "ok", versions)
+    return Finding("versions", "ok", f"{versions}; aggregate codecs: {codecs}")
 
 
 async def _endpoint(address: "ServiceAddress") -> tuple[Finding, Finding]:
@@ -246,7 +389,7 @@ async def _endpoint(address: "ServiceAddress") -> tuple[Finding, Finding]:
     except AnabranchError as error:
         advice = "AWS needs internet access, a proxy or a VPC endpoint; anabranch serve starts a local endpoint"
         clock = Finding("clock", "skip", "needs an endpoint that responds")
-        return Finding("endpoint", "fail", _one_line(error), advice), clock
+        return Finding("endpoint", "fail", one_line(error), advice), clock
     time = f"{where} responds in {answer.round_trip_ms} ms, including the time to connect"
     if answer.round_trip_ms > _SLOW_RESPONSE_MS:
         found = Finding("endpoint", "warn", time, "check the region and the network")
@@ -295,22 +438,18 @@ def _failure(check: str, operation: str, error: AnabranchError, *, only_for: str
     if isinstance(error, AccessDeniedError):
         advice = f"allow kinesis:{operation} in the policy of this identity"
         if only_for is not None:
-            return Finding(check, "warn", _one_line(error), f"{advice} (only {only_for} needs it)")
-        return Finding(check, "fail", _one_line(error), advice)
+            return Finding(check, "warn", one_line(error), f"{advice} (only {only_for} needs it)")
+        return Finding(check, "fail", one_line(error), advice)
     if isinstance(error, StreamNotFoundError):
-        return Finding(check, "fail", _one_line(error), "run anabranch streams ls to list the streams")
-    return Finding(check, "fail", _one_line(error))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        return Finding(check, "fail", one_line(error), "run anabranch streams ls to list the streams")
+    return Finding(check, "fail", one_line(error))
 
 
 _EXAMPLES: Final = """\
 examples:
   anabranch doctor
   anabranch doctor orders --profile production
-  anabranch doctor orders --app billing --leases sqlite:///var/lib/billing.db
+  anabranch doctor orders --app billing --leases dynamodb://
   anabranch doctor --json | jq '.[] | select(.state == "fail")'
 
 Changes nothing in AWS. The exit code is 1 if a check failed; warnings and
@@ -326,7 +465,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also check this stream and the permissions on it",
     )  # fmt: skip
     parser.add_argument("--app", metavar="NAME", help="also check the lease store of this application")
-    add_leases_option(parser, "its lease store", default="its file on this machine")
+    add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
     add_json_option(parser)
     add_aws_options(parser)
 
@@ -340,14 +479,21 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if any(finding.state == "fail" for finding in findings) else DONE
 
 
+def _print(finding: Finding, console: "Console") -> None:
+    indent = " " * 17
+    first, *others = wrapped(finding.finding, console, indent=indent)
+    if finding.advice is not None:
+        others += wrapped(f"-> {finding.advice}", console, indent=indent, hanging="   ")
+    line = styled("").append(f"{finding.state:<5}", _STYLES[finding.state]).append(f"{finding.check:<12}", "bold")
+    for shown in (line.append(first.removeprefix(indent)), *map(styled, others)):
+        console.print(shown, soft_wrap=True)
+
+
 async def _run_checks(checkup: Checkup, console: "Console | None") -> list[Finding]:
     """Prints each finding immediately, because some checks are slow."""
     findings: list[Finding] = []
     async for finding in checkup.findings():
         findings.append(finding)
         if console is not None:
-            line = styled("").append(f"{finding.state:<5}", _STYLES[finding.state])
-            console.print(line.append(f"{finding.check:<12}", "bold").append(finding.finding), soft_wrap=True)
-            if finding.advice is not None:
-                console.print(styled(f"{'':17}-> {finding.advice}"), soft_wrap=True)
+            _print(finding, console)
     return findings

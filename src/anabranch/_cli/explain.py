@@ -1,19 +1,20 @@
 """`anabranch explain APP [SHARD]`: says who holds a shard, where it is, why it is stalled and what to do about it.
 
-The text is made from the application's status. Each state of a shard has its own paragraph, which ends with advice or
-says that there is nothing to do.
+The text is made from the application's status. Why a shard is stalled, and what to do, are the text and the advice of
+its reason (`anabranch.reasons`).
 """
 
 import argparse
 import asyncio
-import textwrap
+import shlex
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from anabranch._cli.connection import connect
+from anabranch._cli.fleet_tables import RETENTION_SHORT_SECONDS
 from anabranch._cli.options import (
     add_application_argument,
     add_aws_options,
@@ -24,16 +25,12 @@ from anabranch._cli.options import (
     shard_id_argument,
     timestamp,
 )
-from anabranch._cli.output import DONE, CommandFailed, counted, make_console, print_json
+from anabranch._cli.output import DONE, CommandFailed, counted, make_console, one_line, print_json, show, wrapped
 from anabranch._model.streams import Shard, parse_stream
 from anabranch.errors import AnabranchError
-from anabranch.reports import FleetMember, FleetShard, FleetStatus
-
-if TYPE_CHECKING:
-    from anabranch.reports import FleetStatus
-
-
-_RETRIED: Final = "each worker that is started after the stop tries that record once more"
+from anabranch.reasons import LetterNotWritten, Reason, WaitsForParents
+from anabranch.reports import FleetShard, FleetStatus
+from anabranch.stores.urls import shown_url
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +39,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     shard_id: str
     state: str
+    reason: Reason | None
+    """Why it is stalled; None if it is not."""
     situation: tuple[str, ...]
     """Who holds it, where it is, why it is stalled."""
-    remedy: str | None
+    advice: str | None
     """What to do; None for a shard that is moving or finished."""
+    commands: dict[str, str] = {}
+    """Commands that go past the record at which the shard waits, each with its purpose."""
 
 
 def explain_fleet(status: FleetStatus) -> list[str]:
@@ -58,7 +59,9 @@ def explain_fleet(status: FleetStatus) -> list[str]:
         lines.append(f"{counted(len(live), 'live worker')}: {names}.")
     else:
         lines.append("No worker is running: nothing is read until you start one.")
-    lines += [_unwell(member) for member in status.members if member.state in {"silent", "dead"}]
+    if status.lag is not None:
+        lines.append(f"It is {lag(status.lag)} behind." if status.lag else "It is at the tip.")
+    lines += [_sentence(member.silence) for member in status.members if member.silence is not None]
     stalled = status.stalled_shards
     if stalled:
         lines.append(f"{len(stalled)} of {counted(len(shards), 'shard')} {_agree(len(stalled), 'is', 'are')} stalled.")
@@ -67,24 +70,45 @@ def explain_fleet(status: FleetStatus) -> list[str]:
     return lines
 
 
-def _unwell(member: FleetMember) -> str:
-    if member.state == "dead":
-        return f"The process of {member.worker_id} is gone; it did not shut down cleanly."
-    return (
-        f"{member.worker_id} has sent no heartbeat for {member.heartbeat_age:.0f} s: it is paused, overloaded, or "
-        "cut off from the lease store."
-    )
-
-
-def explain_shard(shard: FleetShard, status: FleetStatus) -> Explanation:
-    owner = next((member for member in status.members if member.member_id == shard.owner), None)
-    situation = [f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."]
+def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = None) -> Explanation:
+    """`leases` is how the user named the lease store, for the commands in the advice."""
     if shard.state == "finished":
-        situation.append(_children(shard))
-        return _explanation(shard, situation, None)
-    why, remedy = _why(shard, owner, status)
-    situation += [_holder(shard, owner), _position(shard), *why]
-    return _explanation(shard, [sentence for sentence in situation if sentence], remedy)
+        return _explanation(shard, _children(shard))
+    reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
+    situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard)]
+    if shard.state == "stopped" and shard.stopped is not None:
+        situation.append(f"At {timestamp(shard.stopped.stopped_seconds)} it {one_line(reason)}.")
+        situation.append("Its checkpoint stays before that record: nothing is skipped.")
+    elif shard.state == "waiting":
+        parents = [one for one in status.shards if one.stream == shard.stream and one.shard_id in shard.waits_for]
+        situation.append(_parents(parents))
+        advice = _advice_for_child(advice, parents)
+    elif reason is not None:
+        situation.append(_sentence(reason))
+    elif shard.takes_without_progress > 1:
+        situation.append(f"{shard.takes_without_progress} holders in a row have made no progress on it.")
+    return _explanation(shard, *situation, advice=advice, commands=_ways_past(shard, status, leases))
+
+
+def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
+    """The exact commands that go past the record at which the shard waits, each with its purpose."""
+    ways: dict[str, str] = {}
+    position = shard.reason.position if isinstance(shard.reason, LetterNotWritten) else None
+    if shard.state == "stopped" and shard.stopped is not None:
+        position = shard.stopped.position
+        ways["to try its record again"] = _command("resume", shard, status, leases)
+    if position is not None:
+        ways["to go on without that record"] = _command("skip", shard, status, leases, position)
+    return ways
+
+
+def _command(action: str, shard: FleetShard, status: FleetStatus, leases: str | None, *arguments: str) -> str:
+    words = ["anabranch", "apps", action, status.app, shard.shard_id, *arguments]
+    if sum(other.shard_id == shard.shard_id for other in status.unfinished_shards) > 1:
+        words += ["--stream", shard.stream]
+    if leases is not None:
+        words += ["--leases", shown_url(leases)]  # without a password that may be in it
+    return shlex.join(words)
 
 
 _STATE_PHRASES: Final = {
@@ -99,15 +123,30 @@ _STATE_PHRASES: Final = {
 }
 
 
-def _explanation(shard: FleetShard, situation: list[str], remedy: str | None) -> Explanation:
+def _explanation(
+    shard: FleetShard, *situation: str, advice: str | None = None, commands: Mapping[str, str] | None = None
+) -> Explanation:
+    first = f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."
     return Explanation(
-        stream=shard.stream, shard_id=shard.shard_id, state=shard.state, situation=tuple(situation), remedy=remedy
+        stream=shard.stream,
+        shard_id=shard.shard_id,
+        state=shard.state,
+        reason=shard.reason,
+        situation=(first, *filter(None, situation)),
+        advice=advice,
+        commands=dict(commands or {}),
     )
 
 
-def _holder(shard: FleetShard, owner: FleetMember | None) -> str:
+def _sentence(reason: Reason | None) -> str:
+    text = one_line(reason)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _holder(shard: FleetShard, status: FleetStatus) -> str:
     if shard.owner is None:
         return "" if shard.state in {"unowned", "waiting"} else "No worker holds it."
+    owner = next((member for member in status.members if member.member_id == shard.owner), None)
     if owner is None:
         return f"Its last holder, {shard.owner}, is no longer known."
     if owner.state in {"left", "sealed"}:
@@ -126,46 +165,33 @@ def _position(shard: FleetShard) -> str:
         where = f"Everything up to {shard.checkpoint} is handled"
         if shard.checkpointed_seconds is not None:
             where += f", committed {ago(max(0.0, time.time() - shard.checkpointed_seconds))} ago"
-    if shard.millis_behind_latest is None:
+    if shard.lag is None:
         return f"{where}."
-    behind = "it is at the tip" if not shard.millis_behind_latest else f"it is {lag(shard.millis_behind_latest)} behind"
-    return f"{where}; {behind}, at {rate(shard.records_per_second or 0.0)} records per second."
+    behind = "it is at the tip" if not shard.lag else f"it is {lag(shard.lag)} behind"
+    if shard.records_per_second is not None:
+        behind += f", at {rate(shard.records_per_second)} records per second"
+    return f"{where}; {behind}."
 
 
-def _why(shard: FleetShard, owner: FleetMember | None, status: FleetStatus) -> tuple[list[str], str | None]:
-    """Why it is stalled, and what to do."""
-    match shard.state:
-        case "stopped":
-            return _why_stopped(shard, status)
-        case "waiting":
-            return _why_waiting(shard, status)
-        case "orphaned":
-            return _why_orphaned(owner, status)
-        case "unowned":
-            return _why_unowned(shard, status)
-        case "paused":
-            return ["It is paused in the lease store."], "resume it"
-        case "stalled":
-            return _why_stalled(shard, owner)
-        case _:
-            return _why_slow(shard), None
+def _retention(shard: FleetShard) -> str:
+    """How long its records stay in the stream, if that is not long."""
+    left = shard.retention_left
+    if left is None or left >= RETENTION_SHORT_SECONDS:
+        return ""
+    return f"Its oldest unfinished record is trimmed in {ago(left)}: after that it is lost."
 
 
-def _why_stopped(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
-    stopped = shard.stopped
-    assert stopped is not None
-    since = timestamp(stopped.stopped_seconds)
-    if stopped.position is None:
-        return [f"It stopped at {since}: {stopped.reason}."], (
-            f"find out what kills its workers at that record, then start a worker again: {_RETRIED}"
-        )
-    record = f"record {stopped.position} of key {stopped.partition_key!r}"
-    start = "start" if not status.live_members else "restart"
-    sentences = [
-        f"It stopped at {since} at {record}: {stopped.reason}.",
-        "Its checkpoint stays before that record: nothing is skipped.",
-    ]
-    return sentences, f"fix the handler for that record, and {start} a worker: {_RETRIED}"
+def _subscription(shard: FleetShard) -> str:
+    found = shard.subscription
+    if found is None:
+        return ""
+    event = "" if found.event_seconds_ago is None else f"; the last event came {ago(found.event_seconds_ago)} ago"
+    renewed = f"renewed {counted(found.renewal_count, 'time')}"
+    if found.seconds is not None:
+        return f"It is read with fan-out: subscribed for {ago(found.seconds)}, {renewed}{event}."
+    why = "" if found.reason_code is None else f" ({found.reason_code})"
+    how = "it is polled for now" if found.state in {"polled", "probing"} else f"its subscription is {found.state}"
+    return f"It is read with fan-out, but {how}{why}; {renewed}{event}."
 
 
 def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, status: FleetStatus) -> Explanation | None:
@@ -181,105 +207,37 @@ def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, sta
             waiting += listed[parent_id].parent_shard_ids
     if not found:
         return None
-    why, remedy = _waits_for([found[parent_id] for parent_id in sorted(found)])
-    ended = f"{' and '.join(sorted(found))} {_agree(len(found), 'has', 'have')} been read to the end"
+    parents = [found[parent_id] for parent_id in sorted(found)]
+    reason = WaitsForParents(parents=tuple(sorted(found)))
+    ended = f"{' and '.join(reason.parents)} {_agree(len(found), 'has', 'have')} been read to the end"
     return Explanation(
         stream=stream,
         shard_id=shard.shard_id,
         state="waiting",
+        reason=reason,
         situation=(
             f"{shard.shard_id} of {stream} {_STATE_PHRASES['waiting']}.",
             f"It has no lease yet; one is created when {ended}.",
-            *why,
+            _parents(parents),
         ),
-        remedy=remedy,
+        advice=_advice_for_child(reason.advice, parents),
     )
 
 
-def _why_waiting(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
-    return _waits_for(
-        [other for other in status.shards if other.stream == shard.stream and other.shard_id in shard.waits_for]
-    )
-
-
-def _waits_for(parents: list[FleetShard]) -> tuple[list[str], str]:
+def _parents(parents: list[FleetShard]) -> str:
     said = [f"{parent.shard_id} {_STATE_PHRASES[parent.state]}{_behind(parent)}" for parent in parents]
-    remedy = f"nothing to do: it starts when {_agree(len(parents), 'it is', 'they are')} finished"
-    if stalled := [parent.shard_id for parent in parents if parent.state != "moving"]:
-        remedy += f"; see why {' and '.join(stalled)} {_agree(len(stalled), 'is', 'are')} stalled"
-    return [f"To keep the order per key it waits for its parents: {', '.join(said)}."], remedy
+    return f"To keep the order per key it waits for its parents: {', '.join(said)}."
+
+
+def _advice_for_child(advice: str | None, parents: list[FleetShard]) -> str | None:
+    stalled = [parent.shard_id for parent in parents if parent.state != "moving"]
+    if not stalled:
+        return advice
+    return f"{advice}; see why {' and '.join(stalled)} {_agree(len(stalled), 'is', 'are')} stalled"
 
 
 def _behind(shard: FleetShard) -> str:
-    return "" if shard.millis_behind_latest is None else f" ({lag(shard.millis_behind_latest)} behind)"
-
-
-def _why_orphaned(owner: FleetMember | None, status: FleetStatus) -> tuple[list[str], str]:
-    assert owner is not None
-    others = [member for member in status.live_members if member.member_id != owner.member_id]
-    sentences = [_unwell(owner)]
-    if owner.state == "silent":
-        sentences.append("It starts no handler calls until the lease store answers it again.")
-    if others:
-        return sentences, f"nothing to do: one of {counted(len(others), 'live worker')} takes it in a moment"
-    return sentences, "start a worker: it takes the shard at once, or after the other's expiry"
-
-
-def _why_unowned(shard: FleetShard, status: FleetStatus) -> tuple[list[str], str]:
-    reason = f"{(shard.reason or '')[:1].upper()}{(shard.reason or '')[1:]}."
-    live = status.live_members
-    if not live:
-        return [reason], "start a worker, for example with `anabranch run module:consumer`"
-    if all(member.draining for member in live):
-        return [reason], "start a worker: the present ones are stopping and take no shards"
-    if "max_shards" in reason:
-        return [reason], "start another worker, or raise max_shards in LeaseSettings"
-    return [reason], f"nothing to do: one of {counted(len(live), 'live worker')} takes it in a moment"
-
-
-_SLOW_KEYS: Final = "check the handlers of those records: they are running or waiting, or their retries are due later"
-_REMEDIES: Final = (
-    (
-        "ignores its timeout",
-        "make the handler return: a call in a thread cannot be stopped, one in a process can",
-    ),
-    ("has not been finished", "check that record's handler: it is running or waiting, or its retry is due later"),
-    (
-        "bytes of later records are finished",
-        "check that record's handler; a larger replay_bytes_max lets other keys go further",
-    ),
-    ("have unfinished records", _SLOW_KEYS),
-    ("wait for unfinished records", _SLOW_KEYS),
-    ("byte budget", "nothing is lost: reading continues as records finish; if that is too slow, raise the budget"),
-    (
-        "cancelled handler calls still run",
-        "make those handlers return when they are cancelled: then the shard continues",
-    ),
-    (
-        "no heartbeat was acknowledged",
-        "check that this worker can reach the lease store; it continues when the store answers",
-    ),
-    ("being handed over", "nothing to do: its new holder continues"),
-    ("waits for its turn", "nothing to do: its turn comes after the record that is being tried now"),
-    ("Consumer.pause()", "call Consumer.resume() in its program"),
-)
-"""Advice by a text in the worker's reason."""
-
-
-def _why_stalled(shard: FleetShard, owner: FleetMember | None) -> tuple[list[str], str]:
-    reason = " ".join((shard.reason or "").split())
-    sentences = [f"Its worker says: {reason}."]
-    if (remedy := next((remedy for words, remedy in _REMEDIES if words in reason), None)) is not None:
-        return sentences, remedy
-    if owner is not None and not owner.reads_healthy:
-        return sentences, "fix what the error names; reads are retried"
-    return sentences, "it is retried; if it persists, fix what the error names"
-
-
-def _why_slow(shard: FleetShard) -> list[str]:
-    if shard.takes_without_progress > 1:
-        return [f"{shard.takes_without_progress} holders in a row have made no progress on it."]
-    return []
+    return "" if shard.lag is None else f" ({lag(shard.lag)} behind)"
 
 
 def _children(shard: FleetShard) -> str:
@@ -301,8 +259,8 @@ examples:
 Without SHARD: the application, and every shard that is stalled. It watches
 for a few seconds to see the workers' heartbeats.
 """
-_COLUMNS_MAX: Final = 100
 _INDENT: Final = "  "
+_COMMAND_MARGIN: Final = 12  # the indent, a space and a backslash
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -318,7 +276,7 @@ def run(arguments: argparse.Namespace) -> int:
     shards = status.stalled_shards
     if arguments.shard is not None:
         shards = tuple(shard for shard in status.shards if shard.shard_id == arguments.shard)
-    explanations = [explain_shard(shard, status) for shard in shards]
+    explanations = [explain_shard(shard, status, arguments.leases) for shard in shards]
     if arguments.shard is not None and not shards:
         explanations = _explain_unleased(arguments, status)
     if arguments.json:
@@ -328,12 +286,12 @@ def run(arguments: argparse.Namespace) -> int:
         _print(explain_fleet(status))
     for number, explanation in enumerate(explanations):
         if number or arguments.shard is None:
-            print()
+            show()
         _print_explanation(explanation)
     return DONE
 
 
-def _explain_unleased(arguments: argparse.Namespace, status: "FleetStatus") -> list[Explanation]:
+def _explain_unleased(arguments: argparse.Namespace, status: FleetStatus) -> list[Explanation]:
     """A shard gets its lease when its parents have been read to the end; until then only the stream lists it."""
     missing = f"application {status.app!r} has no lease for {arguments.shard}"
     reads = f"It reads: {', '.join(shard.shard_id for shard in status.unfinished_shards) or 'none'}"
@@ -364,7 +322,7 @@ def _explain_unleased(arguments: argparse.Namespace, status: "FleetStatus") -> l
     return explanations
 
 
-async def _look(arguments: argparse.Namespace) -> "FleetStatus":
+async def _look(arguments: argparse.Namespace) -> FleetStatus:
     from anabranch.application import Application
 
     async with Application(arguments.app, leases=arguments.leases) as application:
@@ -375,23 +333,29 @@ def _print_explanation(explanation: Explanation) -> None:
     first, *others = explanation.situation
     _print([first])
     _print(others, indent=_INDENT)
-    if explanation.remedy is not None:
-        _print([f"-> {explanation.remedy}"], indent=_INDENT)
+    if explanation.advice is not None:
+        _print([f"-> {explanation.advice}"], indent=_INDENT)
+    for purpose, command in explanation.commands.items():
+        show(f"{_INDENT}   {purpose}:")
+        for line in _copyable(command):
+            show(f"{_INDENT}     {line}")
+
+
+def _copyable(command: str) -> list[str]:
+    """The command as a shell takes it, in lines that fit the terminal; elsewhere in one line."""
+    console = make_console()
+    lines = [""]
+    for word in shlex.split(command):
+        quoted = shlex.quote(word)
+        if lines[-1] and console.is_terminal and len(lines[-1]) + len(quoted) > console.width - _COMMAND_MARGIN:
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += quoted if lines[-1].isspace() or not lines[-1] else f" {quoted}"
+    return lines
 
 
 def _print(sentences: list[str], *, indent: str = "") -> None:
     console = make_console()
-    columns = min(_COLUMNS_MAX, console.width)
     for sentence in sentences:
-        print(
-            textwrap.fill(
-                sentence,
-                columns,
-                initial_indent=indent,
-                subsequent_indent=indent + ("   " if sentence.startswith("->") else ""),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if console.is_terminal
-            else f"{indent}{sentence}"
-        )
+        for line in wrapped(sentence, console, indent=indent, hanging="   " if sentence.startswith("->") else ""):
+            show(line)

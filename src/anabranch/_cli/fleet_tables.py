@@ -1,21 +1,22 @@
 """A fleet as lines of text: what `apps show` prints and `top` redraws.
 
-Each line fits the width, and lines beyond the height are counted. Stalled shards come first, each with its reason below
-it. Without a width or height nothing is cut.
+Each line fits the terminal; elsewhere nothing is cut. Stalled shards come first, each with its reason below it.
 """
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.options import ago, lag, rate
-from anabranch._cli.output import counted, styled
+from anabranch._cli.output import counted, one_line, styled, table_lines, wrapped
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
+RETENTION_SHORT_SECONDS: Final = 6 * 3_600
+"""A shard whose oldest record is trimmed sooner is pointed out."""
 _PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
 _MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "sealed": "dim", "left": "dim"}
 _SHARD_STYLES: Final = {
@@ -28,12 +29,6 @@ _SHARD_STYLES: Final = {
     "moving": "green",
 }
 """Most urgent first."""
-_NAME_COLUMNS_MAX: Final = 30
-_MEMBERS_SHOWN_MAX: Final = 8
-"""The maximum when lines are scarce: at most a third of them."""
-
-Cells = tuple[tuple[str, str], ...]
-"""Text and style of each part."""
 
 
 def headline(status: "FleetStatus") -> str:
@@ -45,53 +40,51 @@ def headline(status: "FleetStatus") -> str:
         parts[1] += f": {moving} moving"
     if stalled:
         parts.append(f"{len(stalled)} stalled")
-    behind = "" if status.millis_behind_latest is None else f"; {lag(status.millis_behind_latest)} behind"
+    behind = "" if status.lag is None else f"; {lag(status.lag)} behind"
+    left = status.retention_left
+    if left is not None and left < RETENTION_SHORT_SECONDS:
+        behind += f", {ago(left)} before unread records are trimmed"
     return f"{', '.join(parts)}{behind}, {rate(status.records_per_second)} records/s"
 
 
-def fleet_lines(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
-    """Members, then shards. With a height, no more lines than that."""
+def fleet_lines(status: "FleetStatus", console: "Console") -> list["Text"]:
+    """Members, then shards."""
     styles = _owner_styles(status)
     members = sorted(
         (member for member in status.members if member.state != "left"),
         key=lambda member: (not member.is_live, member.worker_id, member.member_id),
     )
-    left_count = len(status.members) - len(members)
-    shown = members if height is None else members[: max(1, min(_MEMBERS_SHOWN_MAX, height // 3))]
-    lines = _aligned(
+    lines = table_lines(
         ("WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"),
-        [_member_cells(member, styles[member.member_id]) for member in shown],
-        right=(2, 3, 4),
+        [_member_cells(member, styles[member.member_id]) for member in members],
+        console,
+        right=("BEAT", "SHARDS", "RECORDS/S"),
     )
-    rest = [f"{counted(len(members) - len(shown), 'worker')} more"] if len(shown) < len(members) else []
-    rest += [f"{counted(left_count, 'worker')} that stopped gracefully"] if left_count else []
-    if rest:
-        lines.append(styled(f"and {', '.join(rest)}", "dim"))
-    lines.append(styled(""))
-    left = None if height is None else max(3, height - len(lines))
-    return lines + _shard_lines(status, styles, left)
+    if left_count := len(status.members) - len(members):
+        lines.append(styled(f"and {counted(left_count, 'worker')} that stopped gracefully", "dim"))
+    return [*lines, styled(""), *_shard_lines(status, styles, console)]
 
 
-def _shard_lines(status: "FleetStatus", styles: dict[str, str], height: int | None) -> list["Text"]:
+def _shard_lines(status: "FleetStatus", styles: dict[str, str], console: "Console") -> list["Text"]:
     shards = _in_order_of_need(status)
-    finished_count = len(status.shards) - len(shards)
     with_stream = len(status.streams) > 1
-    rows = _aligned(
-        ("SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED"),
-        [_shard_cells(shard, styles, with_stream=with_stream) for shard in shards],
-        right=(3, 4, 5),
+    pushed = any(shard.subscription is not None for shard in shards)
+    heading, *rows = table_lines(
+        ("SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED", *(("PUSHED", "EVENT") if pushed else ())),
+        [
+            [*_shard_cells(shard, styles, with_stream=with_stream), *(_pushed_cells(shard) if pushed else ())]
+            for shard in shards
+        ],
+        console,
+        right=("BEHIND", "RECORDS/S", "COMMITTED", "EVENT"),
     )
-    lines, shown = rows[:1], 0
-    for shard, row in zip(shards, rows[1:], strict=True):
-        added = [row] if shard.reason is None else [row, styled(f"    {' '.join(shard.reason.split())}", "dim")]
-        if height is not None and len(lines) + len(added) > height - 1:
-            break
-        lines += added
-        shown += 1
-    rest = [f"{counted(len(shards) - shown, 'shard')} more"] if shown < len(shards) else []
-    rest += [f"{counted(finished_count, 'shard')} read to the end"] if finished_count else []
-    if rest:
-        lines.append(styled(f"and {', '.join(rest)}", "dim"))
+    lines = [heading]
+    for shard, row in zip(shards, rows, strict=True):
+        lines.append(row)
+        if shard.reason is not None:
+            lines += [styled(line, "dim") for line in wrapped(one_line(shard.reason.text), console, indent="    ")]
+    if finished_count := len(status.shards) - len(shards):
+        lines.append(styled(f"and {counted(finished_count, 'shard')} read to the end", "dim"))
     return lines
 
 
@@ -99,7 +92,7 @@ def _in_order_of_need(status: "FleetStatus") -> list["FleetShard"]:
     need = list(_SHARD_STYLES)
     return sorted(
         status.unfinished_shards,
-        key=lambda shard: (need.index(shard.state), -(shard.millis_behind_latest or 0), shard.stream, shard.shard_id),
+        key=lambda shard: (need.index(shard.state), -(shard.lag or 0), shard.stream, shard.shard_id),
     )
 
 
@@ -109,42 +102,37 @@ def _owner_styles(status: "FleetStatus") -> dict[str, str]:
     return {member_id: _PALETTE[index % len(_PALETTE)] for index, member_id in enumerate(names)}
 
 
-def _member_cells(member: "FleetMember", style: str) -> Cells:
+def _member_cells(member: "FleetMember", style: str) -> list["Text"]:
     state = "stopping" if member.is_live and member.draining else member.state
-    return (
-        (member.worker_id, style if member.is_live else "dim"),
-        (state, _MEMBER_STYLES[member.state]),
-        (ago(member.heartbeat_age) if member.heartbeat_seen and member.state in {"live", "silent"} else "-", ""),
-        (str(member.shard_count), ""),
-        (rate(member.records_per_second) if member.is_live and member.records_per_second is not None else "-", ""),
-    )
+    has_beat = member.heartbeat_seen and member.state in {"live", "silent"}
+    has_rate = member.is_live and member.records_per_second is not None
+    return [
+        styled(member.worker_id, style if member.is_live else "dim"),
+        styled(state, _MEMBER_STYLES[member.state]),
+        styled(ago(member.heartbeat_age) if has_beat else "-"),
+        styled(str(member.shard_count)),
+        styled(rate(member.records_per_second or 0.0) if has_rate else "-"),
+    ]
 
 
-def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bool) -> Cells:
+def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bool) -> list["Text"]:
     written = shard.checkpointed_seconds
-    return (
-        (f"{shard.stream} {shard.shard_id}" if with_stream else shard.shard_id, ""),
-        (shard.state, _SHARD_STYLES[shard.state]),
-        (shard.worker_id or "-", styles.get(shard.owner or "", "")),
-        (lag(shard.millis_behind_latest), ""),
-        ("-" if shard.records_per_second is None else rate(shard.records_per_second), ""),
-        ("never" if written is None else f"{ago(max(0.0, time.time() - written))} ago", ""),
-    )
+    return [
+        styled(f"{shard.stream} {shard.shard_id}" if with_stream else shard.shard_id),
+        styled(shard.state, _SHARD_STYLES[shard.state]),
+        styled(shard.worker_id or "-", styles.get(shard.owner or "", "")),
+        styled(lag(shard.lag)),
+        styled("-" if shard.records_per_second is None else rate(shard.records_per_second)),
+        styled("never" if written is None else f"{ago(max(0.0, time.time() - written))} ago"),
+    ]
 
 
-def _aligned(headings: Sequence[str], rows: Sequence[Cells], *, right: Sequence[int]) -> list["Text"]:
-    table: list[Cells] = [tuple((heading, "bold") for heading in headings), *rows]
-    widths = [min(_NAME_COLUMNS_MAX, max(len(cells[column][0]) for cells in table)) for column in range(len(headings))]
-    lines: list[Text] = []
-    for cells in table:
-        line = styled("")
-        for column, (text, style) in enumerate(cells):
-            width = widths[column]
-            cut = text if len(text) <= width else f"{text[: width - 1]}…"
-            last = column == len(cells) - 1
-            cell = cut.rjust(width) if column in right else cut if last else cut.ljust(width)
-            line.append(cell, style)
-            if not last:
-                line.append("  ")
-        lines.append(line)
-    return lines
+def _pushed_cells(shard: "FleetShard") -> list["Text"]:
+    """Since when it is subscribed, or why it is not, with the number of renewals; and when the last event came."""
+    found = shard.subscription
+    if found is None:
+        return [styled("-"), styled("-")]
+    since = found.state if found.seconds is None else ago(found.seconds)
+    event = "-" if found.event_seconds_ago is None else ago(found.event_seconds_ago)
+    style = "green" if found.state == "active" else "yellow"
+    return [styled(f"{since} r{found.renewal_count}", style), styled(event)]

@@ -5,11 +5,13 @@ import datetime as dt
 import re
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from anabranch._model.hash_keys import check_partition_key, parse_hash_key
-from anabranch._model.streams import StreamName, parse_stream, shard_index
+from anabranch._model.streams import parse_stream, shard_index
 from anabranch.config import Aws
+
+T = TypeVar("T")
 
 _DIGITS_MAX: Final = 18
 
@@ -109,9 +111,9 @@ def timestamp(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def lag(millis: int | None) -> str:
+def lag(seconds: float | None) -> str:
     """A lag in a few characters."""
-    return "-" if millis is None else ago(millis / 1000)
+    return "-" if seconds is None else ago(seconds)
 
 
 def rate(records_per_second: float) -> str:
@@ -155,6 +157,23 @@ def perform(arguments: argparse.Namespace) -> int:
     return work(arguments)
 
 
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """An argparse type that shows the message of a ValueError."""
+
+    def checked(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+stream_argument: Final = _argument(parse_stream)
+hash_key_argument: Final = _argument(parse_hash_key)
+partition_key_argument: Final = _argument(check_partition_key)
+
+
 def add_aws_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS options", "defaults come from the standard AWS environment and profile")
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
@@ -178,13 +197,6 @@ def aws_from(arguments: argparse.Namespace) -> Aws:
     return Aws(region=arguments.region, profile=arguments.profile, endpoint_url=arguments.endpoint_url)
 
 
-def stream_argument(text: str) -> StreamName:
-    try:
-        return parse_stream(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def shard_id_argument(text: str) -> str:
     """A shard id, or its number alone."""
     if text.isascii() and text.isdigit():
@@ -196,23 +208,12 @@ def shard_id_argument(text: str) -> str:
     return text
 
 
-def hash_key_argument(text: str) -> int:
-    try:
-        return parse_hash_key(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def partition_key_argument(text: str) -> str:
-    try:
-        return check_partition_key(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+DEFAULT_LEASES: Final = "ANABRANCH_LEASES, else its file on this machine"
 
 
 def add_application_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("app", metavar="APP", help="name of an application, as in Consumer(..., app=APP)")
-    add_leases_option(parser, "its lease store", default="its file on this machine")
+    add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
 
 
 def add_leases_option(parser: argparse.ArgumentParser, what: str, *, default: str) -> None:

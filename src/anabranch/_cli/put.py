@@ -24,7 +24,7 @@ from anabranch._cli.options import (
     hash_key_argument,
     partition_key_argument,
 )
-from anabranch._cli.output import DONE, FAILED, counted, say
+from anabranch._cli.output import DONE, FAILED, counted, flush, json_text, say, show, show_lines
 from anabranch._model.hash_keys import check_partition_key
 from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError, DeliveryFailed
@@ -84,18 +84,6 @@ def _read_chunks(
 _PENDING_MAX: Final = 20_000
 
 
-class PutDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one record, as --json prints it."""
-
-    delivered: bool
-    partition_key: str
-    shard_id: str | None
-    sequence_number: str | None
-    sub_sequence_number: int | None
-    maybe_written: bool
-    error: str | None
-
-
 class PutOutcomes:
     """Prints and counts the outcomes, in the order of the input."""
 
@@ -142,10 +130,10 @@ class PutOutcomes:
                 outcome = "may or may not have been written" if result.maybe_written else "was not written"
                 say(f"{source}, with partition key {result.partition_key!r}, {outcome}: {result.error}")
             if self._as_json:
-                print(msgspec.json.encode(_document(result)).decode())
+                show_lines([json_text(_document(result))])
             elif result.delivered and not self._is_quiet:
-                print(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
-        sys.stdout.flush()  # Python buffers output to a pipe
+                show(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
+        flush()  # Python buffers output to a pipe
 
     def summarize(self) -> None:
         seconds = time.monotonic() - self._started
@@ -159,17 +147,18 @@ class PutOutcomes:
             yield source, delivery.result()
 
 
-def _document(result: "PutResult") -> PutDocument:
+def _document(result: "PutResult") -> dict[str, Any]:
+    """The outcome of one record, as --json prints it."""
     sub = result.sub_sequence_number
-    return PutDocument(
-        delivered=result.delivered,
-        partition_key=result.partition_key,
-        shard_id=result.shard_id,
-        sequence_number=result.sequence_number,
-        sub_sequence_number=None if sub == BEFORE_FIRST_SUB else sub,
-        maybe_written=result.maybe_written,
-        error=result.error,
-    )
+    return {
+        "delivered": result.delivered,
+        "partition_key": result.partition_key,
+        "shard_id": result.shard_id,
+        "sequence_number": result.sequence_number,
+        "sub_sequence_number": None if sub == BEFORE_FIRST_SUB else sub,
+        "maybe_written": result.maybe_written,
+        "error": result.error,
+    }
 
 
 def _position(result: "PutResult") -> str:
@@ -296,6 +285,8 @@ async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
     if arguments.data != "-":
         yield _Input("the record", key, os.fsencode(arguments.data))
         return
+    if sys.stdin is None:
+        raise ConfigurationError("standard input is closed: pass the record as DATA")
     if sys.stdin.isatty():
         say("one record per line; Ctrl-D ends the input")
     number = 0

@@ -31,6 +31,7 @@ from anabranch._cli.output import (
     range_bar,
     say,
     share,
+    show,
 )
 from anabranch._cli.progress import progress, wait_until_resharded
 from anabranch._model.hash_keys import HashKeyRange
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _OPEN_SHOWN_MAX: Final = 6
 
 
-class Scale(msgspec.Struct, frozen=True, tag="UpdateShardCount", tag_field="operation"):
+class Scale(msgspec.Struct, frozen=True):
     before: int
     after: int
 
@@ -53,7 +54,7 @@ class Scale(msgspec.Struct, frozen=True, tag="UpdateShardCount", tag_field="oper
         return f"UpdateShardCount {self.before} -> {self.after}"
 
 
-class Split(msgspec.Struct, frozen=True, tag="SplitShard", tag_field="operation"):
+class Split(msgspec.Struct, frozen=True):
     shard: Shard
     new_starting_hash_key: int
 
@@ -66,7 +67,7 @@ class Split(msgspec.Struct, frozen=True, tag="SplitShard", tag_field="operation"
         return HashKeyRange(start, self.new_starting_hash_key - 1), HashKeyRange(self.new_starting_hash_key, end)
 
 
-class Merge(msgspec.Struct, frozen=True, tag="MergeShards", tag_field="operation"):
+class Merge(msgspec.Struct, frozen=True):
     lower: Shard
     upper: Shard
 
@@ -159,16 +160,6 @@ writable meanwhile; old shards keep their records until retention ends.
 _BAR_CELLS: Final = 32
 
 
-class ReshardDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The final --json output."""
-
-    stream: str
-    steps: tuple[str, ...]
-    open_shard_count_before: int
-    open_shard_count: int
-    open_shard_ids: tuple[str, ...]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_stream_argument(parser)
@@ -205,16 +196,16 @@ def run(arguments: argparse.Namespace) -> int:
         shards = connection.run(connection.shards(stream, AT_LATEST))
     if arguments.json:
         print_json(
-            ReshardDocument(
-                stream=summary.name,
-                steps=tuple(str(step) for step in steps),
-                open_shard_count_before=summary.open_shard_count,
-                open_shard_count=len(shards),
-                open_shard_ids=tuple(shard.shard_id for shard in shards),
-            )
+            {
+                "stream": summary.name,
+                "steps": [str(step) for step in steps],
+                "open_shard_count_before": summary.open_shard_count,
+                "open_shard_count": len(shards),
+                "open_shard_ids": [shard.shard_id for shard in shards],
+            }
         )
     else:
-        print(f"{after.name}: {after.status}, {counted(len(shards), 'open shard')}")
+        show(f"{after.name}: {after.status}, {counted(len(shards), 'open shard')}")
     return 0
 
 

@@ -15,15 +15,17 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from anabranch._cli.options import positive_integer
-from anabranch._cli.output import DONE, FAILED, CommandFailed, counted, say
+from anabranch._cli.options import bounded_integer, positive_integer
+from anabranch._cli.output import DONE, FAILED, CommandFailed, clean, counted, say, say_traceback
+from anabranch._cli.worker_health import FleetHealth, Worker, serve_to_parent
 from anabranch._engine.tasks import on_parent_exit
+from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError, ConsumerFailedError, ShardStoppedError
+from anabranch.logs import JsonFormatter
 
 if TYPE_CHECKING:
     from anabranch.consumer import Consumer
@@ -81,7 +83,7 @@ def _show_traceback(error: Exception) -> None:
         "importlib" in trace.tb_frame.f_code.co_filename or trace.tb_frame.f_code is _import.__code__
     ):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    say_traceback(error, trace)
 
 
 def _consumers_in(module: ModuleType, consumer_type: type) -> str:
@@ -94,19 +96,23 @@ _ENDED_BEFORE_IT_BEGAN: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
 _KILL_AT: Final = 3
 
 
-async def run_workers(command: Sequence[str], count: int) -> int:
-    """The exit code."""
+async def run_workers(command: Sequence[str], count: int, health: tuple[str, int] | None = None) -> int:
+    """The exit code. `health`: the host and the port on which the health of all workers is served."""
     lifeline, held_here = os.pipe()
     workers = _Workers(lifeline)
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, workers.on_signal)
+    stack = contextlib.AsyncExitStack()
     try:
+        if health is not None:
+            await stack.enter_async_context(workers.serve_health(*health))
         for _ in range(count):
             await workers.start(command)
         say(f"{counted(count, 'worker')}: processes {', '.join(str(pid) for pid in workers.process_ids)}")
         await workers.wait()
     finally:
+        await stack.aclose()
         for number in _STOPPING:
             loop.remove_signal_handler(number)
         await workers.kill()
@@ -124,6 +130,8 @@ class _Workers:
         self.code = 0
         self._lifeline = lifeline
         self._processes: list[asyncio.subprocess.Process] = []
+        self._health: list[Worker] | None = None
+        """None: no health is served."""
         self._signal_count = 0
         self._stopping = False
 
@@ -134,16 +142,24 @@ class _Workers:
     async def start(self, command: Sequence[str]) -> None:
         if self._stopping:
             return
-        self._processes.append(
-            await asyncio.create_subprocess_exec(
-                *command,
-                "--lifeline",
-                str(self._lifeline),
-                pass_fds=(self._lifeline,),
-                stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # only the parent gets Ctrl-C, and forwards it
-            )
+        worker = None if self._health is None else Worker(len(self._health))
+        pipes = [self._lifeline] if worker is None else [self._lifeline, worker.write_end]
+        names = ("--lifeline", "--health-pipe")
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            *(text for name, pipe in zip(names, pipes, strict=False) for text in (name, str(pipe))),
+            pass_fds=pipes,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # only the parent gets Ctrl-C, and forwards it
         )
+        self._processes.append(process)
+        if worker is not None and self._health is not None:
+            worker.started()
+            self._health.append(worker)
+
+    def serve_health(self, host: str, port: int) -> HttpServer:
+        self._health = []
+        return HttpServer(FleetHealth(self._health).handle, host=host, port=port)
 
     async def wait(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -152,6 +168,10 @@ class _Workers:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
+        if self._health is not None:
+            worker = self._health[self._processes.index(process)]
+            worker.has_ended = True
+            worker.close()
         if not code or (self._stopping and code in _ENDED_BEFORE_IT_BEGAN):
             return
         exit_code = code if code > 0 else 128 - code  # the shell's exit code for a signal
@@ -183,6 +203,7 @@ _EXAMPLES: Final = """\
 examples:
   anabranch run app:consumer
   anabranch run billing.orders:consumer --workers 4
+  anabranch run app:consumer --health-port 8080
   anabranch serve --create orders:4 -- anabranch run app:consumer
 
 The consumer needs a handler: @consumer.handler or @consumer.batch_handler().
@@ -195,6 +216,36 @@ exit code becomes that of the run. Workers also stop when their parent is gone.
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
+class _CleanFormatter(logging.Formatter):
+    """A message is one line, whatever is in it. The lines of a traceback are indented: none passes for a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the name in logging
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 -- the name in logging
+        return "\n".join(f"  {clean(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def configure_logging(arguments: argparse.Namespace) -> None:
+    """On standard error, unless the user's module has configured logging."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.WARNING)
+        formatter = JsonFormatter() if arguments.log_format == "json" else _CleanFormatter(_FORMAT)
+        logging.getLogger().handlers[0].setFormatter(formatter)
+        logging.getLogger("anabranch").setLevel(arguments.log.upper())
+
+
+def add_log_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log", choices=("debug", "info", "warning", "error"), default="info",
+        help="log level on standard error, unless your module configures logging (default: info)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text",
+        help="text, or one JSON object on each line with the fields of every event (default: text)",
+    )  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument(
@@ -203,39 +254,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=positive_integer, default=1, metavar="N", help="processes that share the work (default: 1)"
     )
-    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)  # set by the parent for its workers
     parser.add_argument(
-        "--log", choices=("debug", "info", "warning", "error"), default="info",
-        help="log level on standard error, unless your module configures logging (default: info)",
+        "--health-port", type=bounded_integer("port", 0, 65_535), metavar="PORT",
+        help="serve /live, /ready, /metrics and /status.json there, for all workers together",
     )  # fmt: skip
+    # Set by the parent for its workers:
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--health-pipe", type=int, help=argparse.SUPPRESS)
+    add_log_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     consumer = find_consumer(arguments.target)
+    if arguments.health_port is not None:
+        consumer.health_port = arguments.health_port
     if arguments.workers > 1:
         if not consumer.shares_leases:
             raise ConfigurationError(
                 f"--workers {arguments.workers}: {arguments.target} shares no leases, so that each worker would handle "
-                "every record; give it app='name', and no leases='memory://'"
+                "every record; give it app='name', and no leases='memory://' or 's3://...', which is for one worker"
             )
         command = [sys.executable, "-m", "anabranch", "run", arguments.target, "--log", arguments.log]
-        return asyncio.run(run_workers(command, arguments.workers))
+        command += ["--log-format", arguments.log_format]
+        port = consumer.health_port
+        health = None if port is None else (consumer.health_host, port)
+        return asyncio.run(run_workers(command, arguments.workers, health))
     if arguments.lifeline is not None:
         on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    if not logging.getLogger().handlers:
-        logging.basicConfig(format=_FORMAT, level=logging.WARNING)
-        logging.getLogger("anabranch").setLevel(arguments.log.upper())
-    return _outcome(_run(consumer))
+    configure_logging(arguments)
+    if arguments.lifeline is not None:
+        consumer.health_port = None  # the parent serves it for all
+    return _outcome(_run(consumer, arguments.health_pipe))
 
 
-def _run(consumer: "Consumer[Any]") -> "StopReport":
+async def _run_as_worker(consumer: "Consumer[Any]", pipe: int) -> "StopReport":
+    from anabranch.health import HealthApp
+
+    server = await serve_to_parent(HealthApp(consumer), pipe)
     try:
+        return await consumer.run(handle_signals=True)
+    finally:
+        await server.stop()
+
+
+def _run(consumer: "Consumer[Any]", health_pipe: int | None = None) -> "StopReport":
+    try:
+        if health_pipe is not None:
+            return asyncio.run(_run_as_worker(consumer, health_pipe))
         return asyncio.run(consumer.run(handle_signals=True))
     except ShardStoppedError as error:
         return error.report
     except ConsumerFailedError as error:
         if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+            say_traceback(error.__cause__, error.__cause__.__traceback__)
         raise
 
 

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import inspect
 import os
 import shlex
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from anabranch._cli.options import bounded_integer, bounded_number
-from anabranch._cli.output import say
+from anabranch._cli.output import flush, say, show
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
@@ -84,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="store streams and records in this directory (default: in memory)"
     )
+    parser.add_argument(
+        "--salvage", action="store_true", help="start with --data that is damaged: keep the file, use what is intact"
+    )
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
     parser.add_argument("--region", default="us-east-1", help="default: us-east-1")
     parser.add_argument(
@@ -112,22 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
     if program == []:
         raise ConfigurationError("no program after --")
     port = arguments.port if arguments.port is not None else 0 if program else _PORT
-    kinesis = LocalKinesis(
-        create=_shards_by_stream(arguments.create),
-        host=arguments.host,
-        port=port,
-        region=arguments.region,
-        account_id=arguments.account_id,
-        limits=arguments.limits,
-        state_delay=arguments.state_delay,
-        time_scale=arguments.time_scale,
-        tls=arguments.tls,
-        certificate=arguments.certificate,
-        key=arguments.key,
-        data=arguments.data,
-        seed=arguments.seed,
-    )
-    return asyncio.run(_serve(kinesis, program))
+    named_alike = {name: vars(arguments)[name] for name in inspect.signature(LocalKinesis).parameters}
+    options = {**named_alike, "create": _shards_by_stream(arguments.create), "port": port}
+    return asyncio.run(_serve(LocalKinesis(**options), program))
 
 
 async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
@@ -138,9 +129,11 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
     async with kinesis:
         if program and not stopped.is_set():
             return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
-        print(_ready_line(kinesis), flush=True)
-        if sys.stdout.isatty() and sys.stderr.isatty():
-            say(_export_commands(kinesis))
+        show(_ready_line(kinesis))
+        flush()
+        if sys.stdout.isatty() and sys.stderr is not None and sys.stderr.isatty():
+            for line in _export_commands(kinesis):
+                say(line)
         await stopped.wait()
     return 0
 
@@ -150,9 +143,9 @@ def _ready_line(kinesis: LocalKinesis) -> str:
     return f"{line} certificate {kinesis.certificate_path}" if kinesis.certificate_path is not None else line
 
 
-def _export_commands(kinesis: LocalKinesis) -> str:
+def _export_commands(kinesis: LocalKinesis) -> list[str]:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
-    return "\n".join(["", "To use it in another terminal, run:", *lines, "", "Ctrl-C stops the server."])
+    return ["", "To use it in another terminal, run:", *lines, "", "Ctrl-C stops the server."]
 
 
 def _inherited_environment() -> dict[str, str]:

@@ -1,9 +1,7 @@
 """`anabranch shards`: the shards of a stream as a tree of their lineage, with hash ranges as bars."""
 
 import argparse
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.connection import connect
 from anabranch._cli.options import add_aws_options, add_json_option, add_stream_argument
@@ -17,6 +15,7 @@ from anabranch._cli.output import (
     print_table,
     range_bar,
     share,
+    show,
     styled,
 )
 from anabranch._model.streams import Shard
@@ -37,31 +36,6 @@ _BAR_CELLS: Final = (12, 48)
 _OTHER_COLUMNS: Final = 18  # share, state, and the space between columns
 
 
-class ShardDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard as --json prints it."""
-
-    shard_id: str
-    is_open: bool
-    parent_shard_ids: tuple[str, ...]
-    starting_hash_key: str
-    ending_hash_key: str
-    starting_sequence_number: str
-    ending_sequence_number: str | None
-
-    @classmethod
-    def of(cls, shard: Shard) -> "ShardDocument":
-        ending = shard.ending_sequence_number
-        return cls(
-            shard_id=shard.shard_id,
-            is_open=shard.is_open,
-            parent_shard_ids=shard.parent_shard_ids,
-            starting_hash_key=str(shard.hash_key_range.start),
-            ending_hash_key=str(shard.hash_key_range.end),
-            starting_sequence_number=str(shard.starting_sequence_number),
-            ending_sequence_number=None if ending is None else str(ending),
-        )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add_stream_argument(parser)
@@ -78,13 +52,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.open:
         shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
     if arguments.json:
-        print_json([ShardDocument.of(shard) for shard in shards])
+        print_json([_document(shard) for shard in shards])
         return 0
-    print(f"{summary.name}: {summary.status}, {counts}")
+    show(f"{summary.name}: {summary.status}, {counts}")
     drawing = drawing_of(make_console())
     rows = [LineageRow(shard, "") for shard in shards] if arguments.open else lineage(shards, drawing)
     _print_rows(rows)
     return 0
+
+
+def _document(shard: Shard) -> dict[str, Any]:
+    """A shard as --json prints it."""
+    ending = shard.ending_sequence_number
+    return {
+        "shard_id": shard.shard_id,
+        "is_open": shard.is_open,
+        "parent_shard_ids": shard.parent_shard_ids,
+        "starting_hash_key": str(shard.hash_key_range.start),
+        "ending_hash_key": str(shard.hash_key_range.end),
+        "starting_sequence_number": str(shard.starting_sequence_number),
+        "ending_sequence_number": None if ending is None else str(ending),
+    }
 
 
 def _print_rows(rows: list[LineageRow]) -> None:

@@ -1,10 +1,8 @@
-"""`anabranch streams ls | create | describe | delete`."""
+"""`anabranch streams ls | create | describe | delete | consumers`."""
 
 import argparse
 import datetime as dt
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.connection import connect
 from anabranch._cli.options import (
@@ -16,7 +14,17 @@ from anabranch._cli.options import (
     perform,
     positive_integer,
 )
-from anabranch._cli.output import confirm, counted, print_facts, print_json, print_table, say, styled
+from anabranch._cli.output import (
+    CommandFailed,
+    confirm,
+    counted,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    show,
+    styled,
+)
 from anabranch._cli.progress import progress, wait_until_active, wait_until_deleted
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch.errors import ConfigurationError
@@ -33,36 +41,13 @@ examples:
   anabranch streams create orders --shards 4
   anabranch streams describe orders --json
   anabranch streams delete orders --yes
+  anabranch streams consumers ls orders
+  anabranch streams consumers rm orders billing --yes
 
 `anabranch streams ls --help`, and so on, has the options of each.
 """
 _RETENTION: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETENTION_HOURS_MAX)
 _STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
-
-
-class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as `describe --json` prints it."""
-
-    name: str
-    arn: str
-    status: str
-    stream_mode: str
-    open_shard_count: int
-    retention_hours: int
-    record_bytes_max: int
-    record_distribution: str | None
-    created: str
-    consumers: tuple[str, ...]
-
-
-class ListedStreamDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as `ls --json` prints it."""
-
-    name: str
-    arn: str | None
-    status: str | None
-    stream_mode: str | None
-    created: str | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("--with-consumers", action="store_true", help="also if fan-out consumers are registered")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
-    for action in (ls, create, describe):
+    consumers = actions.add(
+        "consumers", _consumers, "list or remove the fan-out consumers of a stream", example="ls orders"
+    )
+    consumers.add_argument("change", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
+    add_stream_argument(consumers)
+    consumers.add_argument("names", nargs="*", metavar="NAME", help="with rm: which consumers to remove")
+    consumers.add_argument("--yes", action="store_true", help="do not ask")
+    for action in (ls, create, describe, consumers):
         add_json_option(action)
-    for action in (ls, create, describe, delete):
+    for action in (ls, create, describe, delete, consumers):
         add_aws_options(action)
 
 
@@ -94,20 +86,24 @@ def run(arguments: argparse.Namespace) -> int:
 def _ls(arguments: argparse.Namespace) -> int:
     with connect(arguments) as connection:
         streams = connection.run(connection.control.list_streams())
-    found = [
-        ListedStreamDocument(
-            name=stream.name,
-            arn=stream.arn,
-            status=stream.status,
-            stream_mode=stream.stream_mode,
-            created=None if stream.created_seconds is None else _time(stream.created_seconds),
-        )
-        for stream in streams
-    ]
     if arguments.json:
-        print_json(found)
-    elif found:
-        rows = [(row.name, _status(row.status), row.stream_mode or "-", row.created or "-") for row in found]
+        print_json(
+            [
+                {
+                    "name": stream.name,
+                    "arn": stream.arn,
+                    "status": stream.status,
+                    "stream_mode": stream.stream_mode,
+                    "created": _time(stream.created_seconds),
+                }
+                for stream in streams
+            ]
+        )
+    elif streams:
+        rows = [
+            (stream.name, _status(stream.status), stream.stream_mode or "-", _time(stream.created_seconds) or "-")
+            for stream in streams
+        ]
         print_table(("STREAM", "STATUS", "MODE", "CREATED"), rows)
     else:
         say("no streams; create one with `anabranch streams create NAME`")
@@ -131,7 +127,7 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_document(summary, []))
     else:
-        print(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
+        show(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
     return 0
 
 
@@ -139,22 +135,21 @@ def _describe(arguments: argparse.Namespace) -> int:
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         consumers = connection.run(connection.consumers(summary.arn))
-    document = _document(summary, consumers)
     if arguments.json:
-        print_json(document)
+        print_json(_document(summary, consumers))
         return 0
     print_facts(
         [
-            ("stream", document.name),
-            ("ARN", document.arn),
-            ("status", _status(document.status)),
-            ("mode", document.stream_mode),
-            ("open shards", str(document.open_shard_count)),
-            ("retention", f"{document.retention_hours} hours"),
-            ("largest record", f"{document.record_bytes_max / MIB:g} MiB"),
-            ("distribution", document.record_distribution or "USER_PARTITION_KEY"),
-            ("created", document.created),
-            ("consumers", ", ".join(document.consumers) or "none registered for fan-out"),
+            ("stream", summary.name),
+            ("ARN", summary.arn),
+            ("status", _status(summary.status)),
+            ("mode", summary.stream_mode),
+            ("open shards", str(summary.open_shard_count)),
+            ("retention", f"{summary.retention_hours} hours"),
+            ("largest record", f"{summary.record_bytes_max / MIB:g} MiB"),
+            ("distribution", summary.record_distribution or "USER_PARTITION_KEY"),
+            ("created", _time(summary.created_seconds) or "-"),
+            ("consumers", ", ".join(consumer.name for consumer in consumers) or "none registered for fan-out"),
         ]
     )
     return 0
@@ -176,31 +171,79 @@ def _delete(arguments: argparse.Namespace) -> int:
         if not arguments.no_wait:
             with progress(f"deleting {summary.name}") as report:
                 connection.run(wait_until_deleted(connection, stream, report))
-    print(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
+    show(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
     return 0
 
 
-def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> StreamDocument:
-    return StreamDocument(
-        name=summary.name,
-        arn=summary.arn,
-        status=summary.status,
-        stream_mode=summary.stream_mode,
-        open_shard_count=summary.open_shard_count,
-        retention_hours=summary.retention_hours,
-        record_bytes_max=summary.record_bytes_max,
-        record_distribution=summary.record_distribution,
-        created=_time(summary.created_seconds),
-        consumers=tuple(consumer.name for consumer in consumers),
-    )
+def _consumers(arguments: argparse.Namespace) -> int:
+    names: list[str] = arguments.names
+    if arguments.change == "ls" and names:
+        raise ConfigurationError("consumers ls lists all of them: leave out the names")
+    if arguments.change == "rm" and (arguments.json or not names):
+        raise ConfigurationError("consumers rm takes the names of the consumers to remove, and no --json")
+    with connect(arguments, arguments.stream) as connection:
+        summary = connection.run(connection.summary(arguments.stream))
+        found = {consumer.name: consumer for consumer in connection.run(connection.consumers(summary.arn))}
+        if arguments.change == "ls":
+            _list_consumers(summary.name, list(found.values()), as_json=arguments.json)
+            return 0
+        if unknown := [name for name in names if name not in found]:
+            known = ", ".join(found) or "none"
+            raise CommandFailed(f"{summary.name} has no consumer {', '.join(unknown)}; it has: {known}")
+        confirm(
+            f"Remove {', '.join(names)} of {summary.name}? Applications that use them are polled, or register again",
+            yes=arguments.yes,
+        )
+        for name in names:
+            connection.run(connection.client.deregister_stream_consumer(found[name].arn))
+            show(f"{name}: removed")
+    return 0
+
+
+def _list_consumers(stream: str, consumers: list["ConsumerDescription"], *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": consumer.name,
+                    "arn": consumer.arn,
+                    "status": consumer.status,
+                    "created": _time(consumer.created_seconds),
+                }
+                for consumer in consumers
+            ]
+        )
+    elif consumers:
+        rows = [
+            (consumer.name, _status(consumer.status), _time(consumer.created_seconds) or "-") for consumer in consumers
+        ]
+        print_table(("CONSUMER", "STATUS", "CREATED"), rows)
+    else:
+        say(f"{stream} has no fan-out consumers")
+
+
+def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> dict[str, Any]:
+    """A stream as `create --json` and `describe --json` print it."""
+    return {
+        "name": summary.name,
+        "arn": summary.arn,
+        "status": summary.status,
+        "stream_mode": summary.stream_mode,
+        "open_shard_count": summary.open_shard_count,
+        "retention_hours": summary.retention_hours,
+        "record_bytes_max": summary.record_bytes_max,
+        "record_distribution": summary.record_distribution,
+        "created": _time(summary.created_seconds),
+        "consumers": [consumer.name for consumer in consumers],
+    }
 
 
 def _status(status: str | None) -> "Text":
     return styled(status or "-", _STYLES.get(status or "", ""))
 
 
-def _time(seconds: float) -> str:
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _stream_name(text: str) -> StreamName:

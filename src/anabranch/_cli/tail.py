@@ -8,8 +8,6 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from anabranch._cli.connection import connect
 from anabranch._cli.options import (
     add_aws_options,
@@ -22,7 +20,7 @@ from anabranch._cli.options import (
     start_argument,
     timestamp,
 )
-from anabranch._cli.output import DONE, CommandFailed
+from anabranch._cli.output import DONE, CommandFailed, clean, json_text, show_lines
 from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError
 from anabranch.records import Record
@@ -30,7 +28,6 @@ from anabranch.records import Record
 if TYPE_CHECKING:
     from anabranch._model.streams import Shard
     from anabranch.consumer import Consumer
-    from anabranch.records import Record
 
 
 Formatter = Callable[[Record[bytes]], str]
@@ -57,23 +54,6 @@ _FIELDS: Final[dict[str, Formatter]] = {
 }
 _ESCAPES: Final = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 _PIECE = re.compile(r"%(.?)|(\\[nt\\])", re.DOTALL)
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-
-
-class RecordDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as --json prints it."""
-
-    stream: str
-    shard_id: str
-    sequence_number: str
-    sub_sequence_number: int | None
-    partition_key: str
-    explicit_hash_key: str | None
-    approximate_arrival_timestamp: str
-    data: str | None
-    """None if it is not UTF-8."""
-    data_base64: str | None
-    """None if `data` has it."""
 
 
 def format_argument(text: str) -> list[str | Formatter]:
@@ -96,31 +76,28 @@ def format_argument(text: str) -> list[str | Formatter]:
 def text_line(pieces: list[str | Formatter], record: Record[Any], *, for_terminal: bool) -> str:
     if not for_terminal:
         return "".join(piece if isinstance(piece, str) else piece(record) for piece in pieces)
-    return "".join(piece if isinstance(piece, str) else _harmless(piece(record)) for piece in pieces)
+    return "".join(piece if isinstance(piece, str) else clean(piece(record)) for piece in pieces)
 
 
 def json_line(record: Record[Any]) -> str:
+    """`data` is null if it is not UTF-8; then `data_base64` has it."""
     try:
         text, encoded = record.data.decode(), None
     except UnicodeDecodeError:
         text, encoded = None, b64encode(record.data).decode()
     sub = record.sub_sequence_number
-    document = RecordDocument(
-        stream=record.stream,
-        shard_id=record.shard_id,
-        sequence_number=record.sequence_number,
-        sub_sequence_number=None if sub == BEFORE_FIRST_SUB else sub,
-        partition_key=record.partition_key,
-        explicit_hash_key=record.explicit_hash_key,
-        approximate_arrival_timestamp=timestamp(record.arrival_seconds),
-        data=text,
-        data_base64=encoded,
-    )
-    return msgspec.json.encode(document).decode()
-
-
-def _harmless(text: str) -> str:
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    document = {
+        "stream": record.stream,
+        "shard_id": record.shard_id,
+        "sequence_number": record.sequence_number,
+        "sub_sequence_number": None if sub == BEFORE_FIRST_SUB else sub,
+        "partition_key": record.partition_key,
+        "explicit_hash_key": record.explicit_hash_key,
+        "approximate_arrival_timestamp": timestamp(record.arrival_seconds),
+        "data": text,
+        "data_base64": encoded,
+    }
+    return json_text(document)
 
 
 _EXAMPLES: Final = """\
@@ -130,6 +107,7 @@ examples:
   anabranch tail orders --from horizon --no-follow --json > orders.jsonl
   anabranch tail orders --from 2026-01-31T09:30Z --to 2026-01-31T09:45Z
   anabranch tail orders -n 10 --format '%T %k %s'
+  anabranch tail orders --fanout
 """
 _BATCH_WAIT_SECONDS: Final = 0.05
 
@@ -148,6 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", dest="count", type=positive_integer, metavar="N", help="stop after N records")
     parser.add_argument("--key", type=partition_key_argument, help="only records of this partition key")
     parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard (id or number)")
+    parser.add_argument(
+        "--fanout", action="store_true", help="have records pushed (enhanced fan-out), by a consumer for this run"
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--format", type=format_argument, metavar="FORMAT", help="format of each line, see below")
     shape.add_argument("--json", action="store_true", help="print one JSON object per line")
@@ -168,7 +149,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.shard is not None:
             _check_shard(arguments, connection.run(connection.shards(stream)))
         consumer: Consumer[bytes] = Consumer(
-            str(stream), start=start, until="tip" if arguments.no_follow else end, aws=aws_from(arguments)
+            str(stream),
+            start=start,
+            until="tip" if arguments.no_follow else end,
+            read="fanout" if arguments.fanout else "polling",
+            aws=aws_from(arguments),
         )
         connection.run(_print_all(arguments, consumer))
     return DONE
@@ -186,7 +171,7 @@ def _check_shard(arguments: argparse.Namespace, shards: list["Shard"]) -> None:
 
 async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]") -> None:
     pieces = arguments.format or format_argument(DEFAULT_FORMAT)
-    for_terminal = sys.stdout.isatty()
+    for_terminal = sys.stdout is not None and sys.stdout.isatty()
 
     def line(record: "Record[Any]") -> str:
         return json_line(record) if arguments.json else text_line(pieces, record, for_terminal=for_terminal)
@@ -195,8 +180,7 @@ async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]")
     async with consumer:
         async for batch in consumer.batches(max_wait=_BATCH_WAIT_SECONDS):
             wanted = [record for record in batch.records if _is_wanted(record, arguments)][:left]
-            sys.stdout.write("".join(f"{line(record)}\n" for record in wanted))
-            sys.stdout.flush()  # flush, so that a piped reader sees each line
+            show_lines(line(record) for record in wanted)
             if left is not None:
                 left -= len(wanted)
                 if not left:

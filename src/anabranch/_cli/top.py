@@ -2,16 +2,18 @@
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
 from anabranch._cli.options import add_application_argument, bounded_number
-from anabranch._cli.output import DONE, make_console, styled
+from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, show, styled
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
     from rich.text import Text
 
     from anabranch.application import Application
@@ -26,8 +28,10 @@ examples:
   anabranch top billing --once
   anabranch top billing --json --interval 10 >> billing.jsonl
 
-Stalled shards come first, with the reason. q or Ctrl-C quits. BEAT is the time
-since the worker's last heartbeat, COMMITTED since the last checkpoint.
+Stalled shards come first, with the reason. q or Ctrl-C quits; the arrow keys,
+page up and page down scroll. BEAT is the time since the worker's last
+heartbeat, COMMITTED since the last checkpoint, BEHIND the age of the oldest
+unfinished record.
 """
 
 
@@ -62,21 +66,19 @@ async def _watch(arguments: argparse.Namespace) -> None:
 
 
 async def _print(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
-    import msgspec
-
     while True:
         status = await application.status(watch=_waits(arguments))
         if arguments.json:
-            print(msgspec.json.encode(status).decode())
+            show(json_text(status))
         else:
-            for line in _frame(status):
+            for line in [*_head(status), *fleet_lines(status, console)]:
                 console.print(line)
-        sys.stdout.flush()
+        flush()
         if arguments.once:
             return
         await asyncio.sleep(arguments.interval)
         if not arguments.json:
-            print()
+            show()
 
 
 def _waits(arguments: argparse.Namespace) -> bool:
@@ -84,37 +86,89 @@ def _waits(arguments: argparse.Namespace) -> bool:
     return bool(arguments.once) or arguments.interval > _INTERVAL_WITHOUT_WAIT
 
 
+class Scroll:
+    """Which lines of a frame that is longer than the terminal are shown."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._last_first = 0
+        self._height = 1
+
+    def on_key(self, key: str) -> None:
+        page = max(1, self._height - 1)
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page, " ": page}
+        if key in {"home", "g"}:
+            self.first = 0
+        elif key in {"end", "G"}:
+            self.first = self._last_first
+        else:
+            self.first = min(self._last_first, max(0, self.first + steps.get(key, 0)))
+
+    def view(self, head: list["Text"], body: list["Text"], height: int) -> list["Text"]:
+        """The head, the lines of the body that fit below it, and where they are if not all fit."""
+        self._height = max(1, height - len(head))
+        if len(body) <= self._height:
+            self.first = self._last_first = 0
+            return head + body
+        self._height = max(1, self._height - 1)
+        self._last_first = len(body) - self._height
+        self.first = min(self.first, self._last_first)
+        until = self.first + self._height
+        place = f"lines {self.first + 1} to {until} of {len(body)}; arrow keys, page up and page down scroll, q quits"
+        return [*head, *body[self.first : until], styled(place, "dim")]
+
+
 async def _draw(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
-    from rich.console import Group
     from rich.live import Live
 
     from anabranch._demo.keyboard import listen
     from anabranch.errors import LeaseStoreError
 
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    shown: list[Text] = []
-    with (
-        listen(loop.add_reader, lambda key: over.set() if key in {"q", "Q"} else None) as has_keys,
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
-        while not over.is_set():
-            try:
-                shown = _frame(await application.status(watch=_waits(arguments)), height=console.height)
-            except LeaseStoreError as error:  # retried at the next update
-                shown = [*shown[: console.height - 1], styled(" ".join(str(error).split()), "red")]
-            live.update(Group(*shown), refresh=True)
-            try:
-                async with asyncio.timeout(arguments.interval):
-                    await over.wait()
-            except TimeoutError:
-                continue
-        if has_keys:
-            loop.remove_reader(sys.stdin.fileno())
+    status: FleetStatus | None = None
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        screen = _Screen(console, live)
+        with listen(loop.add_reader, screen.on_key) as has_keys:
+            while not screen.is_over:
+                failure = None
+                try:
+                    status = await application.status(watch=_waits(arguments))
+                except LeaseStoreError as error:  # retried at the next update
+                    failure = styled(one_line(error), "red")
+                await screen.show(status, failure, loop.time() + arguments.interval)
+            if has_keys:
+                loop.remove_reader(sys.stdin.fileno())
 
 
-def _frame(status: "FleetStatus", *, height: int | None = None) -> list["Text"]:
-    title = styled(status.app, "bold").append(f"  {', '.join(status.streams)}  ", "dim")
-    title.append(time.strftime("%H:%M:%S"), "dim")
-    head = [title, styled(headline(status)), styled("")]
-    return head + fleet_lines(status, height=None if height is None else height - len(head))
+class _Screen:
+    """Draws a status, and draws it again at each key."""
+
+    def __init__(self, console: "Console", live: "Live") -> None:
+        self.is_over = False
+        self._console = console
+        self._live = live
+        self._scroll = Scroll()
+        self._pressed = asyncio.Event()
+
+    def on_key(self, key: str) -> None:
+        self.is_over = self.is_over or key in {"q", "Q"}
+        self._scroll.on_key(key)
+        self._pressed.set()
+
+    async def show(self, status: "FleetStatus | None", failure: "Text | None", until: float) -> None:
+        from rich.console import Group
+
+        loop = asyncio.get_running_loop()
+        while loop.time() < until and not self.is_over:
+            self._pressed.clear()
+            head = [*([] if status is None else _head(status)), *([] if failure is None else [failure])]
+            body = [] if status is None else fleet_lines(status, self._console)
+            self._live.update(Group(*self._scroll.view(head, body, self._console.height)), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._pressed.wait()
+
+
+def _head(status: "FleetStatus") -> list["Text"]:
+    title = styled("").append(clean(status.app), "bold").append(clean(f"  {', '.join(status.streams)}  "), "dim")
+    return [title.append(time.strftime("%H:%M:%S"), "dim"), styled(headline(status)), styled("")]

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from anabranch._cli.connection import connect
 from anabranch._cli.options import (
     add_aws_options,
@@ -29,14 +27,6 @@ examples:
 
 Covers the shards that are open now; a split or merge moves keys.
 """
-
-
-class KeyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as --json prints it."""
-
-    partition_key: str | None
-    hash_key: str
-    shard_id: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,18 +57,20 @@ def run(arguments: argparse.Namespace) -> int:
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         routes = Routes(connection.run(connection.shards(arguments.stream, AT_LATEST)))
-    found: list[KeyDocument] = []
+    found: list[tuple[str | None, str, str]] = []
     for key, hash_key in hashed:
         shard = routes.shard_of(hash_key)
         if shard is None:
             raise CommandFailed(f"no open shard of {summary.name} holds hash key {hash_key}: it is {summary.status}")
-        found.append(KeyDocument(partition_key=key, hash_key=str(hash_key), shard_id=shard.shard_id))
+        found.append((key, shard.shard_id, str(hash_key)))
     if summary.record_distribution == "AUTO":
         say(f"{summary.name} has record distribution AUTO: a key may go to any shard")
     if arguments.json:
-        print_json(found)
+        print_json(
+            [{"partition_key": key, "hash_key": hash_key, "shard_id": shard_id} for key, shard_id, hash_key in found]
+        )
     else:
-        rows = [(document.partition_key or "-", document.shard_id, document.hash_key) for document in found]
+        rows = [(key or "-", shard_id, hash_key) for key, shard_id, hash_key in found]
         print_table(("KEY", "SHARD", "HASH KEY"), rows)
     return 0
 
@@ -88,6 +80,8 @@ def _partition_keys(given: Sequence[str]) -> Iterator[str]:
         if key != "-":
             yield key
             continue
+        if sys.stdin is None:
+            raise ConfigurationError("standard input is closed: pass the keys as arguments")
         number = 0
         try:
             for number, line in enumerate(sys.stdin, 1):  # noqa: B007 -- the number is for the error

@@ -7,7 +7,8 @@ Every record that leaves the window is entered here in stream order, and finishe
   are a prefix of its records, and one entry per key describes what is open (rule M1).
 - Records that the previous owner finished above its watermark are entered as finished, and not handled again. Until
   this owner reaches that frontier, its own commits include the prior state.
-- A failed record is stored with its number of attempts, so retry counts survive failover (rule M5).
+- A failed record is stored with its number of attempts, so retry counts survive failover (rule M5). So is one that is
+  on its way to the dead letters, so that the next owner writes the letter and does not call the handler (rule D1).
 - Only unfinished records are kept. A finished record is no longer charged to the byte budget, so nothing here may hold
   it, even if an earlier record keeps the watermark below it (P5).
 
@@ -19,13 +20,17 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from anabranch._core.reading.window import Page
 from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
 from anabranch._model.streams import BEFORE_FIRST_SUB, Position
+from anabranch.letters import Failure
 from anabranch.records import Record
 
 DIGEST_BYTES = 8
+ERROR_TYPE_CHARACTERS_MAX = 40
+"""With position, digest and fingerprint, an entry of a lease row has at most 200 bytes (rule D1)."""
 OPEN_KEYS_MAX = 1_000
 """The limit of a lease row. Lanes stay far below it; manual acknowledgement may not."""
 
@@ -58,6 +63,10 @@ class Entry(msgspec.Struct, gc=False, eq=False):
     attempts: int = 0
     """Failed attempts, including those of earlier owners."""
     finished: bool = False
+    failure: Failure | None = None
+    """Set while it is on its way to the dead letters (rule D1)."""
+    prior: OpenKey | None = None
+    """What an earlier owner, or an operator, has decided about it: it is not handled."""
 
 
 class Tracker:
@@ -67,9 +76,11 @@ class Tracker:
         self._prior_frontier = self._base.frontier
         """None once this owner has passed it: then no prior state is needed."""
         self._prior_keys = {entry.digest: entry for entry in self._base.open_keys}
-        failed = [entry for entry in self._base.open_keys if entry.attempts]
+        failed = [entry for entry in self._base.open_keys if entry.attempts or entry.state != "open"]
         self._failed = deque(sorted(failed, key=lambda entry: entry.first_open))
         """Records that failed under earlier owners and were not entered yet, in stream order."""
+        self._trimmed: dict[Position, OpenKey] = {}
+        """Those on their way to the dead letters that are not in the stream any more."""
         self._failed_slice: OpenKey | None = None
         # Not a dict: finding its first key gets slower when the first keys are deleted.
         self._unfinished: OrderedDict[int, Entry] = OrderedDict()
@@ -77,6 +88,7 @@ class Tracker:
         self._frontier: Mark | None = None
         self.finished_count = 0
         """Records finished in this holding, without those that the previous owner finished."""
+        self.finished_bytes = 0
 
     def enter(self, record: Record[bytes], page: Page) -> Entry:
         """Enters the next record of the stream. The entry is already finished if the previous owner finished it."""
@@ -86,7 +98,7 @@ class Tracker:
         mark = self._entered = Mark(ordinal, read_bytes, record.sequence_number, record.sub_sequence_number)
         entry = Entry(record, page, ordinal, mark, before)
         if self._failed:
-            entry.attempts = self.prior_attempts(record)
+            self._apply_mark(entry)
         if self._prior_frontier is not None:
             self._mark_if_done(entry, self._prior_frontier)
         if entry.finished:
@@ -105,13 +117,52 @@ class Tracker:
         if opened is None or position < opened.first_open:
             entry.finished = True
 
-    def prior_attempts(self, record: Record[bytes]) -> int:
-        """How often this record failed under earlier owners. Call it in stream order."""
-        failed, attempts = self._failed, 0
+    def _apply_mark(self, entry: Entry) -> None:
+        mark = self.prior_mark(entry.record)
+        if mark is not None:
+            entry.attempts = mark.attempts
+            entry.prior = None if mark.state == "open" else mark
+
+    def prior_mark(self, record: Record[bytes]) -> OpenKey | None:
+        """What is known about this record if it failed under earlier owners. Call it in stream order."""
+        failed, mark = self._failed, None
         while failed and failed[0].first_open <= record.position:
             entry = failed.popleft()
-            attempts = entry.attempts if entry.first_open == record.position else 0
-        return attempts
+            mark = entry if entry.first_open == record.position else None
+        return mark
+
+    # letters of trimmed records
+
+    def take_trimmed(self, after: Position | None, before: int | None) -> list[OpenKey]:
+        """The stream has no record between the two any more: returns those that were on their way to the dead letters.
+        `after` was read before; `before` is a sequence number, None: the stream has no later record.
+        """
+        gone = [
+            mark
+            for mark in self._failed
+            if mark.state == "dead_lettering"
+            and (after is None or mark.first_open > after)
+            and (before is None or mark.first_open.sequence_number < before)
+        ]
+        for mark in gone:
+            self._failed.remove(mark)
+            self._trimmed[mark.first_open] = mark
+        return gone
+
+    def finish_trimmed(self, position: Position) -> None:
+        """The letter is written. Later records of its key are as open as before."""
+        mark = self._trimmed.pop(position)
+        self._base = replace(
+            self._base,
+            open_keys=tuple(
+                OpenKey(mark.digest, _just_above(position)) if key == mark else key for key in self._base.open_keys
+            ),
+        )
+
+    @property
+    def has_trimmed(self) -> bool:
+        """Whether letters of trimmed records are not written yet."""
+        return bool(self._trimmed)
 
     def finish(self, entry: Entry) -> None:
         assert not entry.finished, f"finished twice: {entry.record.position}"
@@ -120,6 +171,7 @@ class Tracker:
         if self._frontier is None or entry.ordinal > self._frontier.ordinal:
             self._frontier = entry.mark
         self.finished_count += 1
+        self.finished_bytes += entry.mark.read_bytes - (0 if entry.before is None else entry.before.read_bytes)
 
     def finish_prefix(self, record: Record[bytes], count: int, read_bytes: int) -> None:
         """The next `count` records, up to and including this one, were handled in one go."""
@@ -133,6 +185,7 @@ class Tracker:
             count_before + count, bytes_before + read_bytes, record.sequence_number, record.sub_sequence_number
         )
         self.finished_count += count
+        self.finished_bytes += read_bytes
 
     @property
     def has_prior_state(self) -> bool:
@@ -161,16 +214,25 @@ class Tracker:
         if self._failed_slice is not None and record.position >= self._failed_slice.first_open:
             self._failed_slice = None
         if self._failed:
-            self.prior_attempts(record)  # drops prior failures inside this batch
+            self.prior_mark(record)  # drops prior failures inside this batch
         self.finished_count += count
 
-    def fail_slice(self, record: Record[bytes], attempts: int) -> None:
+    @property
+    def next_failed(self) -> Position | None:
+        """The next record that failed under earlier owners."""
+        return self._failed[0].first_open if self._failed else None
+
+    def fail_slice(self, record: Record[bytes], attempts: int, failure: Failure | None = None) -> None:
         """For batches: the batch that begins with this record failed so often."""
-        self._failed_slice = OpenKey(key_digest(record, self._order), record.position, attempts)
+        self._failed_slice = _open_key(record, self._order, attempts, failure)
 
     @property
     def unfinished_count(self) -> int:
         return len(self._unfinished)
+
+    def is_unfinished(self, position: Position) -> bool:
+        """Whether this record was entered and is not finished."""
+        return any(entry.record.position == position for entry in self._unfinished.values())
 
     @property
     def replay_bytes(self) -> int:
@@ -204,7 +266,7 @@ class Tracker:
             if first is not None and self._frontier is not None and first.ordinal < self._frontier.ordinal:
                 frontier, passed_ordinal = self._frontier.position, self._frontier.ordinal
             self._open(opened, (head for head in heads if head.attempts or head.ordinal < passed_ordinal), order)
-            for entry in self._failed:  # above the frontier they only carry their attempts
+            for entry in (*self._failed, *self._trimmed.values()):  # above the frontier they carry their attempts
                 opened.setdefault(entry.digest, entry)
         if self._failed_slice is not None:
             opened[self._failed_slice.digest] = self._failed_slice
@@ -225,7 +287,7 @@ class Tracker:
         for entry in heads:
             digest, position = key_digest(entry.record, order), entry.record.position
             if digest not in opened or position < opened[digest].first_open:
-                opened[digest] = OpenKey(digest, position, entry.attempts)
+                opened[digest] = _open_key(entry.record, order, entry.attempts, entry.failure)
 
     def _add_prior_keys(self, opened: dict[bytes, OpenKey]) -> None:
         """Adds the prior open keys, or their rest if this owner has passed their first record."""
@@ -236,8 +298,19 @@ class Tracker:
             if here is None or here < entry.first_open:
                 opened[entry.digest] = entry
             else:
-                just_above = Position(here.sequence_number, here.sub_sequence_number + 1)
-                opened[entry.digest] = OpenKey(entry.digest, just_above)
+                opened[entry.digest] = OpenKey(entry.digest, _just_above(here))
+
+
+def _open_key(record: Record[bytes], order: OrderMode, attempts: int, failure: Failure | None) -> OpenKey:
+    digest, position = key_digest(record, order), record.position
+    if failure is None:
+        return OpenKey(digest, position, attempts)
+    error_type = failure.error_type[:ERROR_TYPE_CHARACTERS_MAX]
+    return OpenKey(digest, position, attempts, "dead_lettering", error_type, failure.fingerprint)
+
+
+def _just_above(position: Position) -> Position:
+    return Position(position.sequence_number, position.sub_sequence_number + 1)
 
 
 def _lowest(opened: dict[bytes, OpenKey], frontier: Position | None) -> tuple[dict[bytes, OpenKey], Position | None]:
@@ -253,11 +326,12 @@ def _lowest(opened: dict[bytes, OpenKey], frontier: Position | None) -> tuple[di
 
 def adopt(checkpoint: Checkpoint, order: OrderMode) -> Checkpoint:
     """What a new owner can rely on. Open keys that were written with order "none" keep no key order, and are dropped
-    (rule M5).
+    (rule M5). What was decided about single records stays.
     """
     if checkpoint.order == "none" and order != "none":
         return Checkpoint(
             watermark=checkpoint.watermark,
+            open_keys=tuple(key for key in checkpoint.open_keys if key.state != "open"),
             seek_epoch=checkpoint.seek_epoch,
             order=order,
             seen_through_seconds=checkpoint.seen_through_seconds,
@@ -272,5 +346,10 @@ def discards(checkpoint: Checkpoint, order: OrderMode) -> bool:
 
 def key_digest(record: Record[bytes], order: OrderMode) -> bytes:
     """Eight bytes for the record's key. With order "none" every record is its own key."""
-    text = record.partition_key if order != "none" else str(record.position)
+    return digest_of(record.partition_key, record.position, order)
+
+
+def digest_of(partition_key: str | None, position: Position, order: OrderMode) -> bytes:
+    """The digest of a record that is not loaded. If its key is unknown, the digest identifies only the record."""
+    text = partition_key if order != "none" and partition_key is not None else str(position)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Counts the outcome of each record, by the same rules for both sides.
+"""Counts the outcome of each record, by the same rules for all sides.
 
 Record numbers grow with each put of a key. A record is *lost* if nobody handled it, *out of order* if its first
 handling came after that of a later record of its key, and each further handling is a *repeat*. Handlings of several
@@ -6,17 +6,21 @@ processes are ordered by the machine's clock, which they share.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 
+class PutRecord(NamedTuple):
+    partition_key: str
+    shard_id: str
+
+
 class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One record was handled: when (nanoseconds of the machine's monotonic clock), what, where, by whom."""
+    """One record was handled: when (nanoseconds of the machine's monotonic clock), what, by whom."""
 
     at_ns: int
     number: int
-    partition_key: str
-    shard_id: str
     worker: str
 
 
@@ -33,19 +37,19 @@ class AuditVerdict(msgspec.Struct, frozen=True):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """Time until the affected shards were read again; None if they never were."""
+    """Seconds until the affected shards were read again, by side; None if it took longer than `watched_seconds`."""
 
     after: str
-    plain_seconds: float | None
-    ours_seconds: float | None
+    watched_seconds: float
+    seconds: dict[str, float | None]
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """Both sides of one run, as `--json` prints them."""
+    """All sides of one run, as `--json` prints them."""
 
     seed: int
-    plain: AuditVerdict
     ours: AuditVerdict
+    peers: dict[str, AuditVerdict]
     recoveries: tuple[Recovery, ...]
 
     @property
@@ -54,8 +58,8 @@ class Audit(msgspec.Struct, frozen=True):
         return self.ours.is_clean and self.ours.put > 0
 
 
-def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> AuditVerdict:
-    """`put` maps the number of each accepted record to its partition key."""
+def judge(put: Mapping[int, PutRecord], handlings: Iterable[Handling]) -> AuditVerdict:
+    """`put` has the accepted records by number."""
     seen: dict[int, None] = {}
     latest: dict[str, int] = {}
     out_of_order = repeated = 0
@@ -66,9 +70,10 @@ def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> AuditVerdict
             repeated += 1
             continue
         seen[handling.number] = None
-        if latest.get(handling.partition_key, -1) > handling.number:
+        key = put[handling.number].partition_key
+        if latest.get(key, -1) > handling.number:
             out_of_order += 1
-        latest[handling.partition_key] = max(handling.number, latest.get(handling.partition_key, -1))
+        latest[key] = max(handling.number, latest.get(key, -1))
     return AuditVerdict(
         put=len(put),
         handled=len(seen),
@@ -79,7 +84,12 @@ def judge(put: Mapping[int, str], handlings: Iterable[Handling]) -> AuditVerdict
 
 
 def recovery_seconds(
-    event_ns: int, shard_ids: Iterable[str], handlings: Iterable[Handling], *, not_by: str | None = None
+    event_ns: int,
+    shard_ids: Iterable[str],
+    put: Mapping[int, PutRecord],
+    handlings: Iterable[Handling],
+    *,
+    not_by: str | None = None,
 ) -> float | None:
     """Seconds until each of the shards had a record handled again, not counting the worker `not_by`.
 
@@ -88,7 +98,10 @@ def recovery_seconds(
     waiting = dict.fromkeys(shard_ids)
     last_ns = event_ns
     for handling in sorted(handlings):
-        if handling.at_ns >= event_ns and handling.shard_id in waiting and handling.worker != not_by:
-            del waiting[handling.shard_id]
+        record = put.get(handling.number)
+        if record is None or handling.at_ns < event_ns or handling.worker == not_by:
+            continue
+        if record.shard_id in waiting:
+            del waiting[record.shard_id]
             last_ns = handling.at_ns
     return None if waiting else (last_ns - event_ns) / 1e9

@@ -6,16 +6,15 @@ reads at that moment. The margin says what was done to the stream.
 
 import asyncio
 import contextlib
-import io
 import logging
-import re
 import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -25,7 +24,8 @@ from rich.text import Text
 
 from anabranch._demo.audit import Audit, Recovery, judge, recovery_seconds
 from anabranch._demo.keyboard import listen
-from anabranch._demo.stage import KEYS, STORY, ShardView, Stage
+from anabranch._demo.picture import draw
+from anabranch._demo.stage import KEYS, STORY, Happening, RiverRow, ShardView, Stage
 from anabranch._engine.tasks import single_cause
 from anabranch.limits import HASH_KEY_MAX
 
@@ -42,24 +42,27 @@ NEXT: Final = (
     ("put orders hello --key user-1", "writes a record"),
     ("tail orders --from horizon", "shows it"),
 )
-PICTURE_ROWS: Final = 24
-
-
-class _Row(NamedTuple):
-    seconds: float
-    banks: Text
-    mark: str
-
-    def line(self) -> Text:
-        line = Text().append(f"{self.seconds:5.1f} s ", style="dim").append_text(self.banks)
-        return line.append(f" {self.mark}"[: MARGIN + 1], style="bold")
+HEADINGS: Final = {"plain": "plain loop", "careful": "careful loop"}
+FIGURES: Final = (
+    ("records put", "put"),
+    ("handled", "handled"),
+    ("not handled", "lost"),
+    ("out of order", "out_of_order"),
+    ("handled again", "repeated"),
+)
+"""What the audit shows of each side."""
+MUST_BE_ZERO: Final = ("not handled", "out of order")
+NOTE: Final = (
+    "Handled again: finished, but not yet committed at the kill.\n"
+    "The careful loop is one process; it saves each page and follows lineage. "
+)
 
 
 class River:
     def __init__(self, stage: Stage, *, keys: bool) -> None:
         self._stage = stage
         self._keys = keys
-        self._rows: list[_Row] = []
+        self.rows: list[RiverRow] = []
         self._told_count = 0
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
@@ -69,21 +72,14 @@ class River:
         news = self._stage.happenings[self._told_count :]
         self._told_count += len(news)
         mark = ", ".join(happening.mark for happening in news)
-        self._rows.append(_Row(time.monotonic() - self._started, _banks(self._stage.shards), mark))
+        self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), mark))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
-        rows = [row.line() for row in self._rows[-height:]]
+        rows = [_line(row) for row in self.rows[-height:]]
         yield _panel([*rows, *[Text("")] * (height - len(rows))])
         yield self._figures()
         yield self._news()
-
-    def whole(self) -> RenderableType:
-        """The whole river, reduced to the rows of a picture."""
-        step = -(-len(self._rows) // PICTURE_ROWS)
-        groups = [self._rows[at : at + step] for at in range(0, len(self._rows), step)]
-        legend = Text(" ").join(Text(f" ██ worker {name} ", style=colour) for name, colour in COLOURS.items())
-        return Group(_panel([_last_of(group).line() for group in groups]), legend)
 
     def _figures(self) -> RenderableType:
         stage, now = self._stage, time.monotonic()
@@ -108,9 +104,9 @@ class River:
         return lines
 
 
-def _last_of(rows: list[_Row]) -> _Row:
-    """Merges several rows: the last state, and what was done in them."""
-    return rows[-1]._replace(mark=next((row.mark for row in rows if row.mark), ""))
+def _line(row: RiverRow) -> Text:
+    line = Text().append(f"{row.seconds:5.1f} s ", style="dim").append_text(_banks(row.shards))
+    return line.append(f" {row.mark}"[: MARGIN + 1], style="bold")
 
 
 def _panel(rows: list[Text]) -> Panel:
@@ -123,7 +119,7 @@ def _panel(rows: list[Text]) -> Panel:
     )
 
 
-def _banks(shards: list[ShardView]) -> Text:
+def _banks(shards: Sequence[ShardView]) -> Text:
     """One row of the river. A closed shard that is still read covers its children, which wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
     for shard in sorted(shards, key=lambda shard: not shard.is_open):
@@ -148,32 +144,33 @@ def plain_line(stage: Stage, elapsed: float) -> str:
     )
 
 
-def audit_table(audit: Audit) -> RenderableType:
-    table = Table(title="What became of every record", title_justify="left", title_style="bold")
-    table.add_column("")
-    table.add_column("a plain boto3 loop", justify="right")
-    table.add_column("anabranch", justify="right")
-    plain, ours = audit.plain, audit.ours
-    rows = (
-        ("records put", plain.put, ours.put, False),
-        ("handled", plain.handled, ours.handled, False),
-        ("lost", plain.lost, ours.lost, True),
-        ("out of order", plain.out_of_order, ours.out_of_order, True),
-        ("handled again", plain.repeated, ours.repeated, False),
-    )
-    for name, theirs, our, must_be_zero in rows:
-        table.add_row(name, _figure(theirs, must_be_zero), _figure(our, must_be_zero))
-    table.add_section()
+def audit_lines(audit: Audit) -> list[list[str]]:
+    """The audit as a table of texts: the headings, what became of the records, and how soon shards were read again."""
+    sides = [*audit.peers.values(), audit.ours]
+    lines = [["", *(HEADINGS.get(name, name) for name in (*audit.peers, "anabranch"))]]
+    lines += [[name, *(str(getattr(side, field)) for side in sides)] for name, field in FIGURES]
     for recovery in audit.recoveries:
-        table.add_row(
-            f"reading again after: {recovery.after}", _seconds(recovery.plain_seconds), _seconds(recovery.ours_seconds)
-        )
-    note = Text(
-        "Handled again: finished, but not yet committed when its worker was killed.\nThe bound is one second of work. ",
-        style="dim",
-    )
+        lines.append([f"read after {recovery.after}", *(_seconds(recovery, name) for name in recovery.seconds)])
+    return lines
+
+
+def audit_table(audit: Audit) -> RenderableType:
+    headings, *lines = audit_lines(audit)
+    table = Table(title="What became of every record", title_justify="left", title_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for number, (name, *cells) in enumerate(lines, start=1):
+        styles = ["" if name not in MUST_BE_ZERO else "green" if cell == "0" else "bold red" for cell in cells]
+        styled = (Text(cell, style=style) for cell, style in zip(cells, styles, strict=True))
+        table.add_row(name, *styled, end_section=number == len(FIGURES))
+    note = Text(NOTE, style="dim")
     note.append(f"Seed {audit.seed}.")
     return Group(table, note)
+
+
+def _seconds(recovery: Recovery, name: str) -> str:
+    seconds = recovery.seconds[name]
+    return f"> {recovery.watched_seconds:.0f} s" if seconds is None else f"{seconds:.1f} s"
 
 
 def _program() -> str:
@@ -193,33 +190,25 @@ def what_next() -> RenderableType:
     return text
 
 
-def _figure(value: int, must_be_zero: bool) -> Text:  # noqa: FBT001 -- read beside the rows above
-    if not must_be_zero:
-        return Text(f"{value}")
-    return Text(f"{value}", style="green" if value == 0 else "bold red")
-
-
-def _seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.1f} s"
-
-
 DRAIN_SECONDS_MIN = 3.0
 DRAIN_SECONDS_MAX = 15.0
 LOOK_EVERY_SECONDS = 0.5
 LINE_EVERY_SECONDS = 2.0
-PICTURE_WIDTH = 80
 
 
-async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None, on_stderr: bool) -> Audit:
+async def perform(
+    *, seed: int, seconds: float, rate: int, fanout: bool, picture: Path | None, on_stderr: bool
+) -> Audit:
     """Shows the run and the audit on standard output; with `on_stderr` only the run, on standard error."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view shows what happens
     console = Console(highlight=False, emoji=False, stderr=on_stderr)
-    console.print(f"anabranch demo, seed {seed}: a local Kinesis, three workers, a plain loop")
-    stage = Stage(seed=seed, records_per_second=rate)
+    how = " by fan-out" if fanout else ""
+    console.print(f"anabranch demo, seed {seed}: three workers read a local Kinesis{how}, beside their peers")
+    stage = Stage(seed=seed, records_per_second=rate, read="fanout" if fanout else "polling")
     try:
         async with asyncio.TaskGroup() as group:
             await stage.open(group)
-            console.print("waiting for the first records to come through both sides")
+            console.print("waiting for the first records to come through all sides")
             await stage.await_readers()
             river = await _play(stage, console, seconds, group)
             stage.end()
@@ -231,7 +220,7 @@ async def perform(*, seed: int, seconds: float, rate: int, picture: Path | None,
     if not on_stderr:
         console.print("", audit_table(audit), what_next(), sep="\n")
     if picture is not None:
-        _draw(picture, river, audit)
+        picture.write_text(draw(river.rows, audit, audit_lines(audit)))  # noqa: ASYNC240 -- nothing else runs any more
     return audit
 
 
@@ -311,20 +300,20 @@ async def _show_lines(stage: Stage, river: River, console: Console) -> None:
 
 
 def _audit(stage: Stage, seed: int) -> Audit:
+    now_ns = time.monotonic_ns()
     recoveries = tuple(
-        Recovery(
-            happening.label,
-            recovery_seconds(happening.at_ns, happening.shard_ids, stage.plain),
-            recovery_seconds(happening.at_ns, happening.shard_ids, stage.ours, not_by=happening.victim),
-        )
+        Recovery(happening.label, (now_ns - happening.at_ns) / 1e9, _recoveries(stage, happening))
         for happening in stage.happenings
         if happening.shard_ids
     )
-    return Audit(seed, judge(stage.put, stage.plain), judge(stage.put, stage.ours), recoveries)
+    peers = {name: judge(stage.put, handlings) for name, handlings in stage.peers.items()}
+    return Audit(seed, judge(stage.put, stage.ours), peers, recoveries)
 
 
-def _draw(picture: Path, river: River, audit: Audit) -> None:
-    paper = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
-    paper.print(river.whole(), "", audit_table(audit), sep="\n")
-    drawn = paper.export_svg(title="anabranch demo")
-    picture.write_text(re.sub(r"@font-face \{.*?\n\s*\}\n", "", drawn, flags=re.DOTALL))  # no web fonts
+def _recoveries(stage: Stage, happening: Happening) -> dict[str, float | None]:
+    at_ns, shard_ids = happening.at_ns, happening.shard_ids
+    seconds = {name: recovery_seconds(at_ns, shard_ids, stage.put, done) for name, done in stage.peers.items()}
+    return {
+        **seconds,
+        "anabranch": recovery_seconds(at_ns, shard_ids, stage.put, stage.ours, not_by=happening.victim),
+    }

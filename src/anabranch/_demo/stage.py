@@ -1,4 +1,4 @@
-"""The demo's set-up: a local Kinesis, a producer, three worker processes, a plain loop, and what is done to them."""
+"""The demo's set-up: a local Kinesis, a producer, three worker processes, their peers, and what is done to them."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from anabranch._demo.audit import Handling
+from anabranch._demo.audit import Handling, PutRecord
+from anabranch._demo.peers import peer_names
 from anabranch._engine.writing.writer import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.config import Aws
@@ -75,8 +76,8 @@ class Program:
         assert lines is not None
         async for line in lines:
             words = line.decode().split()
-            if len(words) == 5:
-                on_handling(Handling(int(words[0]), int(words[1]), *words[2:]))
+            if len(words) == 3:
+                on_handling(Handling(int(words[0]), int(words[1]), words[2]))
 
     async def _keep_complaints(self, lines: asyncio.StreamReader | None) -> None:
         assert lines is not None
@@ -105,6 +106,7 @@ STREAM: Final = "orders"
 SHARDS: Final = 4
 WORKERS: Final = ("one", "two", "three")
 KEY_COUNT: Final = 48
+FIRST_RECORDS_SECONDS: Final = 60.0
 RESTART_AFTER_SECONDS: Final = 3.0
 THROTTLE_SECONDS: Final = 3.0
 
@@ -131,19 +133,30 @@ class ShardView(msgspec.Struct, frozen=True):
     is_open: bool
 
 
+class RiverRow(NamedTuple):
+    """Who reads which part of the hash space at one moment."""
+
+    seconds: float
+    shards: tuple[ShardView, ...]
+    mark: str
+    """What was done to the stage since the row before, in a word or two."""
+
+
 class Stage:
-    def __init__(self, *, seed: int, records_per_second: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
+    def __init__(self, *, seed: int, records_per_second: int, read: Literal["polling", "fanout"] = "polling") -> None:
+        self._chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
+        """Only the story uses it, so that a seed repeats the story whatever the timing of the records."""
         self._rate = records_per_second
+        self._read = read
         self._kinesis = LocalKinesis(create={STREAM: SHARDS}, seed=seed)
         self._folder = TemporaryDirectory(prefix="anabranch-demo-")
-        self.put: dict[int, str] = {}
+        self.put: dict[int, PutRecord] = {}
         self.ours: list[Handling] = []
-        self.plain: list[Handling] = []
+        self.peers: dict[str, list[Handling]] = {name: [] for name in peer_names()}
         self.happenings: list[Happening] = []
         self.shards: list[ShardView] = []
         self._workers: dict[str, Program] = {}
-        self._plain: Program | None = None
+        self._peers: dict[str, Program] = {}
         self._group: asyncio.TaskGroup
         self._store = SqliteLeaseStore(Path(self._folder.name) / "leases.db", APP)
 
@@ -157,32 +170,39 @@ class Stage:
         )
         for name in WORKERS:
             self._start_worker(name)
-        self._start_plain()
+        for name in self.peers:
+            self._start_peer(name)
 
     def _start_worker(self, name: str) -> None:
-        arguments = [name, STREAM, f"sqlite:///{self._store.path}"]
+        arguments = [name, STREAM, f"sqlite:///{self._store.path}", self._read]
         program = Program(name, "anabranch._demo.worker", arguments, self._kinesis.environment())
         self._workers[name] = program
         self._group.create_task(program.run(self.ours.append), name=f"worker {name}")
 
-    def _start_plain(self) -> None:
-        self._plain = Program("plain", "anabranch._demo.plain_loop", [STREAM], self._kinesis.environment())
-        self._group.create_task(self._plain.run(self.plain.append), name="plain loop")
+    def _start_peer(self, name: str) -> None:
+        checkpoints = Path(self._folder.name) / f"{name}.json"
+        arguments = [name, STREAM, str(checkpoints)]
+        self._peers[name] = Program(name, "anabranch._demo.peers", arguments, self._kinesis.environment())
+        self._group.create_task(self._peers[name].run(self.peers[name].append), name=f"peer {name}")
 
     async def await_readers(self) -> None:
-        """Waits until each shard has an owner and both sides have handled a record; counting starts then."""
+        """Waits until each shard has an owner and all sides have handled a record; counting starts then."""
+        deadline = time.monotonic() + FIRST_RECORDS_SECONDS
         async with self._producer() as producer:
-            while not (self.shards and all(shard.owner for shard in self.shards) and self.plain):
+            while not (self.shards and all(shard.owner for shard in self.shards) and all(self.peers.values())):
                 self._check_programs()
+                if time.monotonic() > deadline:
+                    silent = [name for name, handlings in self.peers.items() if not handlings]
+                    raise AnabranchError(f"the demo's {' and '.join(silent) or 'workers'} did not get going")
                 for number in range(KEY_COUNT):
                     await producer.put(b"-1", f"customer-{number}")
                 await asyncio.sleep(0.3)
                 await self.look()
-        self.plain.clear()
-        self.ours.clear()
+        for handlings in (self.ours, *self.peers.values()):
+            handlings.clear()
 
     def _producer(self) -> Producer[bytes]:
-        """Aggregation is off: the plain loop cannot read aggregates."""
+        """Aggregation is off: plain loops cannot read aggregates."""
         variables = self._kinesis.environment()
         aws = Aws(
             region=self._kinesis.region,
@@ -206,7 +226,7 @@ class Stage:
             try:
                 while (elapsed := time.monotonic() - started) < seconds:
                     while number < elapsed * self._rate:
-                        key = f"customer-{self.chance.randrange(KEY_COUNT)}"
+                        key = f"customer-{number * 29 % KEY_COUNT}"
                         delivery = await producer.put(str(number).encode(), key)
                         group.create_task(self._note_put(number, key, delivery))
                         number += 1
@@ -216,8 +236,8 @@ class Stage:
 
     async def _note_put(self, number: int, key: str, delivery: Delivery) -> None:
         result = await delivery
-        if result.delivered:
-            self.put[number] = key
+        if result.shard_id is not None:
+            self.put[number] = PutRecord(key, result.shard_id)
 
     # faults
 
@@ -248,7 +268,7 @@ class Stage:
         shards = sorted(self._open_shards(), key=_start)
         if len(shards) < 2:
             return
-        at = self.chance.randrange(len(shards) - 1)
+        at = self._chance.randrange(len(shards) - 1)
         one, other = shards[at : at + 2]
         self._reshard(
             "MergeShards",
@@ -269,17 +289,15 @@ class Stage:
         self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
 
     def _kill(self) -> None:
-        """Kills one worker and the plain loop with SIGKILL; both restart a little later."""
-        owners = sorted({shard.owner for shard in self.shards if shard.owner and self._workers[shard.owner].is_running})
-        if not owners:
+        """Kills one worker and the peers with SIGKILL; all restart a little later."""
+        victim = self._chance.choice(WORKERS)
+        if not self._workers[victim].is_running:
             return
-        victim = self.chance.choice(owners)
         orphans = tuple(shard.shard_id for shard in self.shards if shard.owner == victim and shard.is_open)
-        self._workers[victim].kill()
-        if self._plain is not None:
-            self._plain.kill()
+        for program in (self._workers[victim], *self._peers.values()):
+            program.kill()
         self._note(
-            f"killed worker {victim} and the plain loop (kill -9)",
+            f"killed worker {victim} and the peers (kill -9)",
             f"killed {victim}",
             label="kill -9",
             shard_ids=orphans,
@@ -290,8 +308,9 @@ class Stage:
     async def _restart(self, name: str) -> None:
         await asyncio.sleep(RESTART_AFTER_SECONDS)
         self._start_worker(name)
-        self._start_plain()
-        self._note(f"started worker {name} and the plain loop again", f"started {name}")
+        for peer in self.peers:
+            self._start_peer(peer)
+        self._note(f"started worker {name} and the peers again", f"started {name}")
 
     def _throttle(self) -> None:
         rules = [self._kinesis.faults.on(operation).throttle() for operation in ("GetRecords", "PutRecords")]
@@ -354,7 +373,7 @@ class Stage:
         self._folder.cleanup()
 
     def _programs(self) -> list[Program]:
-        return [*self._workers.values(), *([self._plain] if self._plain else [])]
+        return [*self._workers.values(), *self._peers.values()]
 
 
 class _Credentials:

@@ -5,24 +5,24 @@ unreachable store delays commits and emits an event; it stops nothing else.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from msgspec.structs import replace
-
 from anabranch._core.leases.plan import Write, Written
+from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
-from anabranch._engine.session import Session
+from anabranch._engine.processor import Processor
 from anabranch._model.leases import Finish, LeaseRow
 from anabranch._ports import Clock
 from anabranch.config import CheckpointSettings
-from anabranch.events import CheckpointFailed
+from anabranch.events import CheckpointFailed, CheckpointRecovered
 from anabranch.records import Record
 
 WRITES_AT_ONCE = 16
-SEEN_THROUGH_EVERY_SECONDS = 3600
-"""`seen_through_seconds` is written with each commit that advances, and otherwise once an hour."""
+MEMORY_INTERVAL = 1.0
+"""Seconds between two commits to a store that has them in memory, so that what it saves is not older than this."""
 ADOPTIONS_MAX = 3
 """How often a write is repeated because an earlier write with a lost response turned out to have succeeded."""
 
@@ -30,36 +30,36 @@ ADOPTIONS_MAX = 3
 class Checkpointer:
     """Commits every interval, sooner if many records are finished, and at once when a shard ends or is handed over."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        settings: CheckpointSettings,
-        *,
-        before_commit: Callable[[], None],
-    ) -> None:
+    def __init__(self, ports: Ports, fleet: Fleet, settings: CheckpointSettings, processor: Processor) -> None:
         self._ports = ports
         self._fleet = fleet
-        self._before_commit = before_commit
-        """Makes the sink report finished records (rule M6): iteration does not report each one."""
-        interval = ports.store.checkpoint_interval if settings.interval is None else settings.interval
+        self._processor = processor
+        interval = settings.interval
+        if interval is None:
+            # A store that keeps commits in memory decides itself how often it saves them.
+            interval = MEMORY_INTERVAL if ports.store.seen_every else ports.store.checkpoint_interval
         self._interval_ms = round(interval * 1000)
         self._records_max = settings.records
         self._dirty: dict[Session, None] = {}
+        self._locks: dict[Session, asyncio.Lock] = {}
         self._alarm = Alarm(ports.clock)
-        self._failing = False
+        self._failing_since_ms: int | None = None
         self.has_lost = False
         """A lease was lost during the stop, with finished records that were not committed."""
 
     def mark_dirty(self, session: Session) -> None:
         """Records of this session finished."""
         self._dirty[session] = None
-        uncommitted_count = session.lane.finished_count - session.committed_count
-        if uncommitted_count >= self._records_max or (uncommitted_count and session.lane.one_at_a_time):
+        if session.uncommitted_count >= self._records_max or session.awaits_commit:
             self._alarm.ring()
 
     def forget(self, session: Session) -> None:
         self._dirty.pop(session, None)
+        self._locks.pop(session, None)
+
+    def lock(self, session: Session) -> asyncio.Lock:
+        """One write of a lease row at a time (rule L7)."""
+        return self._locks.setdefault(session, asyncio.Lock())
 
     async def run(self) -> None:
         clock = self._ports.clock
@@ -71,44 +71,49 @@ class Checkpointer:
 
     async def commit_all(self) -> bool:
         """Commits everything that is finished. Returns False if something is left."""
-        self._before_commit()
-        sessions, self._dirty = list(self._dirty), {}
-        for start in range(0, len(sessions), WRITES_AT_ONCE):
+        if (reported := self._processor.report_finished()) is not None:
+            self._dirty[reported] = None
+        sessions, self._dirty = self._dirty, {}
+        writers_max = min(WRITES_AT_ONCE, len(sessions))
+        waiting = deque(sessions)
+        if writers_max <= 1:
+            answered = await self._commit_each(waiting)
+        else:
             async with asyncio.TaskGroup() as group:
-                some = sessions[start : start + WRITES_AT_ONCE]
-                tasks = [group.create_task(self.commit(session)) for session in some]
-            if not all(task.result() for task in tasks):
-                # The store is unreachable and each try takes a whole timeout: the rest goes first next time.
-                self._dirty = dict.fromkeys([*sessions[start + WRITES_AT_ONCE :], *self._dirty])
+                tasks = [group.create_task(self._commit_each(waiting)) for _ in range(writers_max)]
+            answered = all(task.result() for task in tasks)
+        # If the store is unreachable, each try takes a whole timeout: the rest goes first next time.
+        self._dirty = dict.fromkeys([*waiting, *self._dirty])
+        return answered
+
+    async def _commit_each(self, waiting: deque[Session]) -> bool:
+        """Commits one session after another. Returns False, and leaves the rest, if the store did not answer."""
+        while waiting:
+            session = waiting.popleft()
+            if await self.write(session) == "unknown":
+                self._dirty[session] = None
                 return False
         return True
 
-    async def commit(self, session: Session) -> bool:
-        """Returns True if the finished records are committed, or the lease is no longer ours."""
-        outcome = await self.write(session)
-        if outcome == "unknown":
-            self._dirty[session] = None
-        return outcome != "unknown"
-
     async def write(self, session: Session, *, finish: Finish | None = None) -> Written:
-        async with session.commit_lock:
+        async with self.lock(session):
             for _ in range(ADOPTIONS_MAX):
                 pending_transfer = session.holding.pending_transfer
                 # The lease loop repeats an unanswered hand-over, and so does a stop: it carries the last commit.
-                if session.phase in {"lost", "finished"} or (
+                if session.state in {"lost", "finished"} or (
                     pending_transfer is not None and not self._fleet.is_draining
                 ):
                     return "lost"
-                row, count = self.next_row(session, finish=finish)
+                row, count = self.plan(session, finish=finish)
                 row = row if pending_transfer is None else pending_transfer
                 if row == session.row:
-                    session.committed_count = count  # also if an earlier write succeeded but its response was lost
+                    session.committed(count)  # also if an earlier write succeeded but its response was lost
                     return "written"
                 outcome = await self._fleet.write(Write(row, session.row.version))
                 if outcome == "written":
-                    session.committed_count = count
-                    session.crash_counted = session.crash_counted and not self._fleet.is_draining
-                    self._failing = False
+                    session.committed(count)
+                    session.count_crash(counted=session.crash_counted and not self._fleet.is_draining)
+                    self._report_success(session)
                 if outcome == "unknown":
                     self._report_failure(session)
                 elif outcome == "lost" and self._fleet.is_draining and count > session.committed_count:
@@ -117,54 +122,25 @@ class Checkpointer:
                     return outcome
             return "unknown"
 
-    def next_row(
-        self,
-        session: Session,
-        *,
-        finish: Finish | None = None,
-        transferring: bool = False,
+    def plan(
+        self, session: Session, *, finish: Finish | None = None, transferring: bool = False
     ) -> tuple[LeaseRow, int]:
-        """The lease row to write now, and how many finished records it covers. `transferring`: the lease is about to be
-        released or given away.
-        """
-        row, count = session.row, session.lane.finished_count
-        if session.phase == "stopped":
-            return row, count  # a later commit must not undo the stop (rule D4)
-        stopped = session.stop_row
-        before, known = row.checkpoint, row.checkpoint.seen_through_seconds
-        seen = session.seen_through_seconds or known
-        checkpoint = session.lane.checkpoint(seen)
-        advanced = checkpoint.watermark != before.watermark or checkpoint.frontier != before.frontier
-        if not advanced and finish is None and seen and known and seen - known < SEEN_THROUGH_EVERY_SECONDS:
-            checkpoint = replace(checkpoint, seen_through_seconds=known)
-        # Reaching the tip counts as progress (rule D5). So does a stop: counting starts again when a process that
-        # starts later retries the record (rule D4).
-        takes = row.takes_without_progress
-        if advanced or session.is_at_tip or stopped is not None:
-            takes = 0
-        elif transferring:
-            takes += not session.crash_counted  # the next owner counts instead of this one
-        elif self._fleet.is_draining:
-            takes = max(
-                0, takes - session.crash_counted
-            )  # a graceful stop is no crash; the next owner counts itself when it takes the lease
-        unchanged = checkpoint == row.checkpoint and finish is None and stopped in (None, row.stopped)
-        if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
-            return row, count
-        return replace(
-            row,
-            checkpoint=checkpoint,
-            finish=finish,
-            stopped=stopped,
-            owner=None if finish is not None else row.owner,
-            takes_without_progress=takes,
-            records_handled=row.records_handled + count - session.committed_count,
-            checkpointed_at_wall_ms=self._ports.clock.wall_ms(),
-        ), count
+        """The row to write now, and how many finished records it covers."""
+        return session.plan_commit(
+            self._ports.clock.wall_ms(), finish=finish, transferring=transferring, leaving=self._fleet.is_draining
+        )
+
+    def _report_success(self, session: Session) -> None:
+        since_ms, self._failing_since_ms = self._failing_since_ms, None
+        if since_ms is not None:
+            seconds = (self._ports.clock.now_ms() - since_ms) / 1000
+            self._ports.emit(
+                CheckpointRecovered(stream=session.stream.name, shard_id=session.shard_id, seconds=seconds)
+            )
 
     def _report_failure(self, session: Session) -> None:
-        if not self._failing:
-            self._failing = True
+        if self._failing_since_ms is None:
+            self._failing_since_ms = self._ports.clock.now_ms()
             self._ports.emit(
                 CheckpointFailed(
                     stream=session.stream.name,
@@ -175,8 +151,6 @@ class Checkpointer:
             )
 
 
-Running = Callable[[], list[tuple[Session, Record[bytes]]]]
-
 FINAL_WRITE_MS = 10_000
 FINAL_WRITE_PAUSE_MS = 200
 
@@ -186,15 +160,15 @@ class Drainer:
     worker stops.
     """
 
-    def __init__(self, clock: Clock, running: Running) -> None:
+    def __init__(
+        self, clock: Clock, processor: Processor, letters: Callable[[], list[tuple[Session, Record[bytes]]]]
+    ) -> None:
+        """`letters` returns the records whose dead letters are being written."""
         self._clock = clock
-        self._running = running
+        self._processor = processor
+        self._letters = letters
         self._alarms: dict[Alarm, None] = {}
         self._latest_ms: int | None = None
-
-    @property
-    def has_waiters(self) -> bool:
-        return bool(self._alarms)
 
     def notify(self) -> None:
         """A call has ended."""
@@ -207,12 +181,13 @@ class Drainer:
         self.notify()
 
     def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
-        return [record for session, record in self._running() if session in sessions]
+        running = (*self._processor.running(), *self._letters())
+        return [record for session, record in running if session in sessions]
 
     async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:
         """Starts no more records of these sessions, waits for running calls, returns those left at the deadline."""
         for session in sessions:
-            session.is_draining = True
+            session.drain()
         alarm = Alarm(self._clock)
         self._alarms[alarm] = None
         try:

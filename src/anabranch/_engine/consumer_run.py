@@ -1,32 +1,79 @@
-"""One run of a consumer: a worker in a background task, and how records leave it.
+"""One run of a consumer: joins the fleet, takes leases, reads, delivers, commits, and leaves gracefully.
 
-`run`, `run_batches` or the first step of an iteration starts it. `stop`, its own end, or a failure ends it; a failure
-is raised wherever the caller waits.
+`start`, or the first step of an iteration, starts it in a background task. Everything in it runs in one task group; an
+unexpected error ends the run with that cause (P7) and is raised wherever the caller waits. This module creates the
+parts and owns the sessions. The parts decide; what they changed is processed once per turn of the event loop.
 """
 
 import asyncio
 import sys
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.handling.failures import SkipRecord, StopShard, last_step
 from anabranch._core.handling.lanes import LaneLimits
+from anabranch._core.leases.lease_table import Holding
+from anabranch._core.leases.machine import CommandsSeen, HandOffRequested, Held, Lost, MemberProfile
+from anabranch._core.leases.store_calls import Description
+from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.reading.pace import PaceLimits
+from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.window import Unpacker
+from anabranch._core.session import RecordsOneByOne, Session
+from anabranch._core.shards.bootstrap import Start
+from anabranch._core.tracker import discards
+from anabranch._engine.changes import Changes
+from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.clock import Alarm, Scheduler
+from anabranch._engine.commands import Commands
+from anabranch._engine.dead_lettering import DeadLettering
+from anabranch._engine.dispatcher import Dispatcher, raise_later, report_skipped, situation_of
+from anabranch._engine.fanout_reader import FanOutReader
+from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
+from anabranch._engine.handover import ShardHandover
 from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.polling_reader import PollingReader, Reader
 from anabranch._engine.ports import Ports
-from anabranch._engine.ready_sessions import BatchFeed
-from anabranch._engine.runners import BatchRunners, RecordRunners
-from anabranch._engine.sinks import BatchSink, IteratorSink, RecordSink
-from anabranch._engine.tasks import BackgroundTask, attach_failure
-from anabranch._engine.worker import SinkMaker, Worker, WorkerPlan
+from anabranch._engine.processor import Processor
+from anabranch._engine.quarantine import Quarantine
+from anabranch._engine.read_results import ReadResults
+from anabranch._engine.run_watch import RunWatch
+from anabranch._engine.shard_discovery import ShardDiscovery
+from anabranch._engine.shard_reports import ShardReports
+from anabranch._engine.stop_conditions import StopConditions, StopWatcher
+from anabranch._engine.tasks import BackgroundTask, attach_failure, start_in_group
+from anabranch._engine.work_queue import Isolation, WorkQueue
+from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
+from anabranch._model.streams import Position, StreamName
+from anabranch._version import __version__
+from anabranch.alerts import Alert
 from anabranch.budget import Budget
+from anabranch.config import ConsumerSettings
 from anabranch.errors import AnabranchError, ConsumerFailedError, ShardStoppedError, UsageError
-from anabranch.events import ConsumerFailed
+from anabranch.events import (
+    ConsumerFailed,
+    ConsumerStarted,
+    ConsumerStopped,
+    LeaseGiven,
+    LeaseLost,
+    LeaseReleased,
+    LeaseTaken,
+    Misrouted,
+    OrderChanged,
+    ShardStarted,
+    ZombieCall,
+)
+from anabranch.measures import ConsumerMeasures, Counters
+from anabranch.reasons import PausedByProgram, ReadsFailing, Reason, StoppedByCrashes, StoppedByHandler
 from anabranch.records import Batch, Record
-from anabranch.reports import StopReport
+from anabranch.reports import ConsumerStatus, StopReport
 
 T = TypeVar("T")
 
@@ -37,237 +84,550 @@ PARKED_KEYS_MAX = 100
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
-class ConsumerRun:
-    def __init__(self, ports: Ports, plan: WorkerPlan, options: HandlerOptions, budget: Budget) -> None:
+class HandleRecords(NamedTuple):
+    """Call a handler for each record."""
+
+    call: HandlerCall
+
+
+class HandleBatches(NamedTuple):
+    """Call a handler for each batch."""
+
+    call: HandlerCall
+    limits: BatchLimits
+
+
+class IterateRecords(NamedTuple):
+    """The caller's own loop takes records. With `manual_ack`, asking for the next one does not acknowledge the last."""
+
+    manual_ack: bool = False
+
+
+class IterateBatches(NamedTuple):
+    """The caller's own loop takes batches."""
+
+    limits: BatchLimits
+
+
+EngineMode: TypeAlias = HandleRecords | HandleBatches | IterateRecords | IterateBatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What one run does."""
+
+    app: AppRow
+    streams: tuple[StreamName, ...]
+    start: Start
+    profile: MemberProfile
+    timing: LeaseTiming
+    pace: PaceLimits
+    fanout: FanOutPlan | None = None
+    """None: the shards are polled."""
+    settings: ConsumerSettings = field(default_factory=ConsumerSettings)
+    store_name: str = "memory"
+    stop_conditions: StopConditions = field(default_factory=StopConditions)
+    until_seconds: float | None = None
+    """Records that arrived at this time or later are not delivered."""
+    alerts: tuple[Alert, ...] = ()
+    region: str | None = None
+    differing_settings: tuple[str, ...] = ()
+    """Settings that are not the default, for the log."""
+
+
+class FenceWatch:
+    """Cancels running calls when the fence passes, and reports those that outlive the grace period.
+
+    It does not keep calls from starting: the code that starts one checks the fence (rule L8). A later heartbeat may
+    move the fence, so the timer only triggers a re-check.
+    """
+
+    def __init__(self, ports: Ports, scheduler: Scheduler, fleet: Fleet, processor: Processor) -> None:
         self._ports = ports
-        self._options = options
-        self.worker = Worker(ports, plan, budget)
+        self._scheduler = scheduler
+        self._fleet = fleet
+        self._processor = processor
+        self._reported: dict[tuple[Session, Position], None] = {}
+        """Calls that were reported and still run."""
+
+    def schedule(self) -> None:
+        """Sets the timer, after each acknowledged heartbeat."""
+        valid_until_ms = self._fleet.valid_until_ms
+        if valid_until_ms is not None:
+            self._scheduler.call_at(valid_until_ms, self._on_fence)
+
+    def _on_fence(self) -> None:
+        if self._fleet.may_start() or not self._processor.running():
+            return
+        self._processor.interrupt()
+        self._scheduler.call_at(self._ports.clock.now_ms() + self._fleet.timing.grace_ms, self._on_grace_over)
+
+    def _on_grace_over(self) -> None:
+        """Calls that still run may overlap those of the next owner (rule L11)."""
+        if not self._fleet.may_start():
+            self.report_running()
+
+    def on_lost(self, session: Session) -> None:
+        """Another member has the lease. Handler calls are cancelled, and reported if they outlive the grace period. The
+        caller's own loop cannot be cancelled and is reported at once.
+        """
+        if self._processor.is_loop:
+            self.report_running(session)
+        elif any(owner is session for owner, _ in self._processor.running()):
+            over_ms = self._ports.clock.now_ms() + self._fleet.timing.grace_ms
+            self._scheduler.call_at(over_ms, lambda: self.report_running(session))
+
+    def report_running(self, lost: Session | None = None) -> None:
+        """Reports running calls, all or those of one session, each call once."""
+        running = self._processor.running()
+        self._reported = {
+            call: None for session, record in running if (call := (session, record.position)) in self._reported
+        }
+        for session, record in running:
+            call = (session, record.position)
+            if call not in self._reported and (lost is None or session is lost):
+                self._reported[call] = None
+                self._ports.emit(self._zombie(session, record))
+
+    def zombies(self) -> list[ZombieCall]:
+        """An event for each running call, as if its lease had expired."""
+        return [self._zombie(session, record) for session, record in self._processor.running()]
+
+    def _zombie(self, session: Session, record: Record[bytes]) -> ZombieCall:
+        return ZombieCall(
+            stream=session.stream.name,
+            shard_id=session.shard_id,
+            position=str(record.position),
+            fence_token=session.row.fence_token,
+            stack="".join(self._processor.stack_of(record).format()),
+        )
+
+
+class _LeftError(Exception):
+    """The worker has left the fleet: cancels what still runs in its task group."""
+
+
+class ConsumerRun:
+    def __init__(
+        self,
+        ports: Ports,
+        plan: RunPlan,
+        mode: EngineMode,
+        options: HandlerOptions,
+        budget: Budget,
+        *,
+        claim: Callable[["ConsumerRun"], bool] = lambda _: True,
+    ) -> None:
+        """`claim` is called when an iteration starts the run, maybe long after it was made. It returns False if the run
+        was stopped before that.
+        """
+        self._claim = claim
+        self._ports = ports
         self._plan = plan
+        self._options = options
+        self._budget = budget
+        self._settings = plan.settings
+        self.scheduler = Scheduler(ports.clock, self._on_callback_error)
+        self.sessions: dict[LeaseKey, Session] = {}
+        self._service_clock = ServiceClock()
+        self._counted_before = Counters()
+        """Of leases that this run no longer holds."""
+        self._taken_count = self._given_count = self._lost_count = 0
+        self._group = asyncio.TaskGroup()
+        self._make_parts(mode, options)
         self._host = BackgroundTask()
-        self._iterator: RecordIterator | None = None
-        self._manual: ManualIterator | None = None
+        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
         self._iterating_task: asyncio.Task[Any] | None = None
         """The task of the caller's loop."""
-        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
         self._abandoned: tuple[Record[bytes], ...] = ()
-        self._call: HandlerCall | None = None
-        self._interrupt: Callable[[], None] = lambda: None
+        self._is_paused = False
+        self._stop = Alarm(ports.clock)
+        self._stop_deadline_ms: int | None = None
+        self._start_finished = asyncio.Event()
+        """Set when the worker has joined, or has failed to."""
+        self.has_joined = False
+        self._joined_ms = 0
+        self.is_stopping = False
+        self._stop_report: StopReport | None = None
+        self._end_reason: str | None = None
+        """Why it stopped by itself; None if it did not."""
         self._failure_is_seen = False
-        self.on_start: Callable[[], None] = lambda: None
+
+    def _make_parts(self, mode: EngineMode, options: HandlerOptions) -> None:
+        ports, plan, settings, scheduler = self._ports, self._plan, self._settings, self.scheduler
+        self.fleet = Fleet(
+            ports,
+            plan.timing,
+            plan.profile,
+            self._group,
+            stall_limit_ms=round(settings.leases.stall_limit * 1000),
+            on_change=self._on_change,
+            on_status=self._on_status,
+            describe=self._describe,
+            running_calls=self._running_calls if settings.leases.on_zombie == "exit" else None,
+        )
+        self._changes = Changes(scheduler, self._on_session_changed)
+        isolation = Isolation()
+        self.processor = self._make_processor(mode, options, isolation)
+        self._fence_watch = FenceWatch(ports, scheduler, self.fleet, self.processor)
+        self._discovery = ShardDiscovery(ports, self.fleet, plan.streams, plan.start, settings)
+        self._checkpointer = Checkpointer(ports, self.fleet, settings.checkpoints, self.processor)
+        self._letters = DeadLettering(
+            ports,
+            plan.app.app,
+            self.fleet,
+            self._checkpointer,
+            self.processor.queue,
+            self._changes,
+            self._discovery.created_seconds_of,
+        )
+        self._drainer = Drainer(ports.clock, self.processor, self._letters.running)
+        self._commands = Commands(
+            ports, self.fleet, self._checkpointer, self._letters, self._changes, self.sessions, self._restart_session
+        )
+        self._registration: FanOutRegistration | None = None
+        self._reader = self._make_reader()
+        self._handover = ShardHandover(
+            ports, self.fleet, self._checkpointer, self._drainer, self.processor, settings.leases
+        )
+        self._quarantine = Quarantine(ports, self.fleet, self._checkpointer, self.processor, isolation, self._changes)
+        self._stop_watcher = StopWatcher(
+            ports.clock, plan.stop_conditions, self.sessions, self.fleet, self._discovery, self._reader, self.processor
+        )
+        self._reports = ShardReports(
+            ports.emit, self.processor, self._reader, self._service_clock, self._letters.reasons
+        )
+        self._watch = RunWatch(ports, self.fleet, self.sessions, self._service_clock, plan.alerts, self.measures)
+
+    def _make_reader(self) -> Reader:
+        ports, plan, scheduler, fleet, changes = self._ports, self._plan, self.scheduler, self.fleet, self._changes
+        results = self._read_results = ReadResults(
+            ports, self._budget, fleet, self._discovery, changes, self.sessions, self._service_clock
+        )
+        polling = PollingReader(
+            ports, scheduler, self._budget, self._group, self._discovery, changes, results, plan.pace
+        )
+        if plan.fanout is None:
+            return polling
+        timeout_ms = round(self._settings.start_timeout * 1000)
+        self._registration = FanOutRegistration(ports, fleet, plan.fanout, start_timeout_ms=timeout_ms)
+        return FanOutReader(
+            ports, scheduler, self._budget, self._group, fleet, changes, results, self._registration, polling
+        )
+
+    def _make_processor(self, mode: EngineMode, options: HandlerOptions, isolation: Isolation) -> Processor:
+        ports, scheduler, checkpoints = self._ports, self.scheduler, self._settings.checkpoints
+        one_at_a_time = not isinstance(mode, HandleRecords | IterateRecords) or options.order == "shard"
+        if isinstance(mode, IterateRecords):
+            one_at_a_time = not mode.manual_ack
+        queue = WorkQueue(ports.clock, scheduler, self.fleet, self._changes, isolation, one_at_a_time=one_at_a_time)
+        if isinstance(mode, IterateBatches):
+            return RecordIterator(ports, queue, self._changes, mode.limits, options)
+        if isinstance(mode, IterateRecords):
+            if mode.manual_ack:
+                return ManualIterator(ports, queue, self._changes, options)
+            # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
+            limits = replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
+            return RecordIterator(ports, queue, self._changes, limits, options)
+        delivery: BatchLimits | RecordsOneByOne
+        if isinstance(mode, HandleBatches):
+            delivery = mode.limits
+        else:
+            open_keys_max = options.concurrency + PARKED_KEYS_MAX
+            delivery = RecordsOneByOne(
+                options.order,
+                LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max),
+            )
+        return Dispatcher(
+            ports,
+            self.fleet,
+            scheduler,
+            queue,
+            self._changes,
+            delivery,
+            mode.call,
+            options,
+            on_error=self._on_callback_error,
+        )
 
     # starting
 
-    async def start(self, make_sink: SinkMaker) -> None:
+    async def start(self) -> None:
         """Returns when the worker has joined, or raises why it could not."""
-        self._launch(make_sink)
+        self._launch()
         try:
             await self._joined()
         except asyncio.CancelledError:
             await self.cancel()
             raise
 
-    def _launch(self, make_sink: SinkMaker) -> None:
-        self.on_start()
-        self._host.start(self.worker.run(make_sink), "anabranch consumer")
+    def _launch(self) -> None:
+        self._host.start(self._run(), "anabranch consumer")
 
     async def _joined(self) -> None:
-        await self.worker.start_finished.wait()
-        if not self.worker.has_joined:
+        await self._start_finished.wait()
+        if not self.has_joined:
             await self._host.wait()
-            self._raise_failure()
+            self._raise(self._failure())
 
-    def handle_records(self, call: HandlerCall) -> SinkMaker:
-        self._call = call
-        self.worker.on_leaving = self._give_up
+    async def _run(self) -> None:
+        """The background task."""
+        try:
+            await self._run_group()
+        except* _LeftError:
+            pass
+        finally:
+            self._start_finished.set()
+            self.scheduler.close()
+            if self.has_joined:
+                self.fleet.close()
+                if self._stop_report is None and self.processor.is_loop:
+                    # The caller's loop may still work on a record when others take its shard (rule L11).
+                    self._fence_watch.report_running()
+                self.is_stopping = True
+                self.processor.queue.wake_all()
+            for session in self.sessions.values():
+                session.lose()  # returns the bytes to a shared budget
+            if self._registration is not None and self._stop_report is None:
+                await self._registration.abandon()
 
-        def make(worker: Worker) -> RecordSink:
-            options = self._options
-            runners = RecordRunners(
-                self._ports,
-                worker.fleet,
-                worker.scheduler,
-                call,
-                options,
-                finishes_at_end=self._plan.settings.at_shard_end == "finish",
-                on_finished=worker.on_finished,
-                on_failed=worker.on_failed,
-                on_undecodable=worker.on_undecodable,
+    async def _run_group(self) -> None:
+        try:
+            async with self._group:
+                try:
+                    await self._join_and_run()
+                finally:
+                    self.scheduler.close()  # a group that shuts down accepts no new task
+                    self.processor.cancel_all()
+                    self._reader.pause()
+        finally:
+            await self._end_runners()
+
+    async def _end_runners(self) -> None:
+        """Waits for cancelled calls; those that ignore that run on beside the calls of the next owner (rule L11)."""
+        try:
+            await self.processor.end()
+        finally:
+            if not self.processor.is_loop:
+                self._fence_watch.report_running()
+                self.processor.release()
+
+    async def _join_and_run(self) -> None:
+        ports, plan, settings = self._ports, self._plan, self._settings
+        await self.fleet.open(plan.app, plan.store_name, may_create=settings.leases.create != "never")
+        await self.fleet.look_around()
+        await self._discovery.prepare()
+        await self._letters.check(self._discovery.retention_hours)
+        await self.fleet.join(self._discovery.stream_keys)
+        if self._registration is not None:
+            await self._registration.start(self._discovery.stream_keys)
+        if plan.stop_conditions.is_set:
+            self._discovery.list_soon()
+        self.processor.start()
+        create = self._group.create_task
+        tasks = [
+            create(self.fleet.run(), name="leases"),
+            create(self._checkpointer.run(), name="checkpoints"),
+            create(self._discovery.run(), name="shard discovery"),
+            create(self._quarantine.run(), name="quarantine"),
+            create(self._stop_by_itself(), name="stop conditions"),
+            create(self._watch.run(), name="watch"),
+        ]
+        ports.emit(
+            ConsumerStarted(
+                app=plan.app.app,
+                member_id=self.fleet.member_id,
+                store=plan.store_name,
+                version=__version__,
+                streams=tuple(stream.name for stream in plan.streams),
+                region=plan.region,
+                settings=plan.differing_settings,
             )
-            limits = LaneLimits(
-                open_keys_max=options.concurrency + PARKED_KEYS_MAX,
-                replay_bytes_max=self._plan.settings.checkpoints.replay_bytes_max,
-            )
-            self._interrupt = runners.interrupt
-            at_once = min(options.concurrency, call.concurrency_max or options.concurrency)
-            return RecordSink(runners, options.order, limits, at_once)
+        )
+        self.has_joined = True
+        self._joined_ms = ports.clock.now_ms()
+        self._start_finished.set()
+        while self._stop_deadline_ms is None:
+            await self._stop.wait()
+        self._stop_report = await self._leave(tasks, self._stop_deadline_ms)
+        raise _LeftError
 
-        return make
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        start_in_group(self._group, work, name)
 
-    def handle_batches(self, call: HandlerCall, limits: BatchLimits) -> SinkMaker:
-        self._call = call
-        self.worker.on_leaving = self._give_up
-
-        def make(worker: Worker) -> BatchSink:
-            options = self._options
-            feed = BatchFeed(self._ports, worker.fleet, worker.scheduler, on_finished=worker.on_finished)
-            runners = BatchRunners(
-                self._ports,
-                worker.fleet,
-                feed,
-                call,
-                options,
-                finishes_at_end=self._plan.settings.at_shard_end == "finish",
-                on_failed=worker.on_failed,
-                on_undecodable=worker.on_undecodable,
-            )
-            self._interrupt = runners.interrupt
-            return BatchSink(runners, feed, limits, options.concurrency)
-
-        return make
-
-    def iterate(self, limits: BatchLimits) -> SinkMaker:
-        self.worker.on_leaving = self._tell_in_hand
-
-        def make(worker: Worker) -> IteratorSink:
-            feed = BatchFeed(self._ports, worker.fleet, worker.scheduler, on_finished=worker.on_finished)
-            self._iterator = RecordIterator(feed, self._options, on_undecodable=worker.on_undecodable)
-            return IteratorSink(self._iterator, feed, limits)
-
-        return make
-
-    def iterate_manual_ack(self) -> SinkMaker:
-        self.worker.on_leaving = self._tell_in_hand
-
-        def make(worker: Worker) -> ManualIterator:
-            self._manual = ManualIterator(
-                self._ports,
-                worker.fleet,
-                self._options.decode,
-                on_finished=worker.on_finished,
-                on_undecodable=worker.on_undecodable,
-            )
-            return self._manual
-
-        return make
+    def _on_callback_error(self, error: BaseException) -> None:
+        """An error in a callback ends the run, as one in a task does (P7)."""
+        self._spawn(raise_later(error), "callback-error")
 
     # iterating
 
-    def records(self, *, manual_ack: bool = False) -> Iteration[Record[Any]]:
-        """With `manual_ack`, asking for the next record does not acknowledge the last one."""
-        if manual_ack:
-            return self._make_iteration(
-                self.iterate_manual_ack(), lambda: self._made(self._manual).next_record, tasks_share=True
-            )
-        # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
-        limits = replace(
-            ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, self._plan.settings.checkpoints.records)
-        )
-        return self._make_iteration(self.iterate(limits), lambda: self._made(self._iterator).next_record)
+    def records(self) -> Iteration[Record[Any]]:
+        iterator = self.processor
+        assert isinstance(iterator, RecordIterator | ManualIterator)
+        return self._iterate(iterator.next_record)
 
-    def batches(self, limits: BatchLimits) -> Iteration[Batch[Any]]:
-        return self._make_iteration(self.iterate(limits), lambda: self._made(self._iterator).next_batch)
+    def batches(self) -> Iteration[Batch[Any]]:
+        iterator = self.processor
+        assert isinstance(iterator, RecordIterator)
+        return self._iterate(iterator.next_batch)
 
-    def _make_iteration(
-        self, make_sink: SinkMaker, find_next: Callable[[], Callable[[], T | None]], *, tasks_share: bool = False
-    ) -> Iteration[T]:
-        async def begin() -> Callable[[], T | None]:
-            if not self._host.is_started:
-                self._launch(make_sink)
-            await self._joined()
-            self._iterating_task = asyncio.current_task()
-            for iterate in (self._iterator, self._manual):
-                if iterate is not None:
-                    iterate.task = self._iterating_task
-            return find_next()
-
-        iteration = Iteration(begin, self._is_over, tasks_share=tasks_share)
+    def _iterate(self, take_next: Callable[[], T | None]) -> Iteration[T]:
+        iteration = Iteration(take_next, self._begin_iteration, self._is_over, tasks_share=self.processor.manual_ack)
         self._iteration = weakref.ref(iteration)
         return iteration
 
-    @staticmethod
-    def _made(iterate: T | None) -> T:
-        assert iterate is not None, "a worker makes its sink before it joins"
-        return iterate
-
-    def ack(self, records: Iterable[Record[Any]]) -> None:
-        if self._manual is None:
-            raise UsageError('ack() needs Consumer(acknowledge="manual") and `async for`')
-        for record in records:
-            self._manual.ack(record)
+    async def _begin_iteration(self) -> bool:
+        """The first step of the caller's loop. Returns False if the run was stopped before."""
+        if not self._host.is_started:
+            if not self._claim(self):
+                return False
+            self._launch()
+        await self._joined()
+        self._iterating_task = asyncio.current_task()
+        assert isinstance(self.processor, RecordIterator | ManualIterator)
+        self.processor.task = self._iterating_task
+        return True
 
     async def _is_over(self) -> bool:
         """Waits until there may be more records. Returns True if there will be none."""
-        iterate = self._iterator or self._manual
-        if iterate is not None and iterate.wants_turn:
-            iterate.wants_turn = False
+        iterator = self.processor
+        assert isinstance(iterator, RecordIterator | ManualIterator)
+        if iterator.wants_turn:
+            iterator.wants_turn = False
             await asyncio.sleep(0)
             return False
-        if self.worker.is_stopping or not self._host.is_running:
-            if self._iterator is not None:
-                self._iterator.acknowledge()
-                self._iterator.settle()  # the stop waits for this record
+        if self.is_stopping or not self._host.is_running:
+            if isinstance(iterator, RecordIterator):
+                iterator.acknowledge()
+                iterator.report_finished()  # the stop waits for this record
             await self._host.wait()
-            self._raise_outcome()
+            self._raise(self._bad_outcome())
             return True
-        await self.worker.wait_for_records()
+        await iterator.queue.wait()
         return False
+
+    def ack(self, records: Iterable[Record[Any]]) -> None:
+        if not isinstance(self.processor, ManualIterator):
+            raise UsageError('ack() needs Consumer(acknowledge="manual") and `async for`')
+        for record in records:
+            self.processor.ack(record)
 
     # ending
 
     async def wait(self) -> StopReport:
-        """Waits until the worker has ended."""
+        """Waits until the run has ended."""
         await self._host.wait()
-        self._raise_outcome()
+        self._raise(self._bad_outcome())
         return self._report()
 
     async def stop(self, deadline: float) -> StopReport:
         """Can be called from any event loop."""
-        if not await self._stop(deadline):
+        if not await self._stop_and_wait(deadline):
             return StopReport(committed=False, released=False)
-        self._raise_failure()
+        self._raise(self._failure())
         return self._report()
 
-    async def _stop(self, deadline: float) -> bool:
+    async def _stop_and_wait(self, deadline: float) -> bool:
         """Returns False if a handler called it: the stop waits for that call, so it cannot wait for the stop."""
         if self._host.is_running:
             self._host.call(lambda: self._begin_stop(deadline))
-            if self._is_called_by_handler:
+            if self.processor.is_calling:
                 return False
             await self._host.wait()
         elif self._host.is_here:
             self._settle_current()
         if self._host.is_here:
-            self.close()
+            self.processor.close()
         return True
 
     def _begin_stop(self, deadline: float) -> None:
         self._settle_current()
         if self._host.is_running:
-            self.worker.stop(self._ports.clock.now_ms() + round(deadline * 1000))
+            self.stop_by(self._ports.clock.now_ms() + round(deadline * 1000))
 
-    @property
-    def _is_called_by_handler(self) -> bool:
-        return self.worker.is_called_by_handler or (self._call is not None and self._call.runs_in_this_thread)
+    def stop_by(self, deadline_ms: int) -> None:
+        """Starts a graceful stop. The result is in the report."""
+        if not self.has_joined:
+            self._host.cancel_soon()
+        if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
+            self._stop_deadline_ms, self.is_stopping = deadline_ms, True
+            self._stop.ring()
+            self._drainer.shorten_deadline(deadline_ms)
+            for session in self.sessions.values():
+                session.drain()  # at once: a handler that stops its consumer is not called again
+
+    async def _stop_by_itself(self) -> None:
+        reason = await self._stop_watcher.run()
+        if not self.is_stopping:
+            self._end_reason = reason
+            self.stop_by(self._ports.clock.now_ms() + round(self._settings.leases.drain_deadline * 1000))
+
+    async def _leave(self, tasks: list[asyncio.Task[Any]], deadline_ms: int) -> StopReport:
+        """Stops reading, waits for running calls, commits, and leaves the fleet."""
+        sessions = list(self.sessions.values())
+        self._reader.pause()
+        self.fleet.drain()
+        self.processor.queue.wake_all()
+        left = await self._drainer.wait(sessions, deadline_ms)
+        if not self.processor.is_cancellable:
+            self._fence_watch.report_running()  # they run on, beside those of the next owner (rule L11)
+        self.processor.give_up()
+        self.processor.cancel_all()
+        for task in tasks:
+            task.cancel()
+        for session in sessions:
+            self._checkpointer.mark_dirty(session)
+        committed = await self._drainer.write_until_accepted(self._checkpointer.commit_all, deadline_ms)
+        await self._end_runners()  # before others may take the shards: cancelled calls get time to end
+        released = await self._drainer.write_until_accepted(self.fleet.leave, deadline_ms)
+        if self._registration is not None:
+            await self._registration.remove()
+        stopped = [session.stopped for session in sessions if session.stopped is not None and session.state != "lost"]
+        self._watch.look()
+        counters = self._counters()
+        for session in sessions:
+            session.lose()
+        self._emit_stopped(len(left))
+        return StopReport(
+            tuple(left),
+            committed=committed and not self._checkpointer.has_lost,
+            released=released,
+            stopped=tuple(stopped),
+            skipped_count=counters.skipped_count,
+            dead_letter_count=counters.dead_letter_count,
+        )
+
+    def _emit_stopped(self, leftover_count: int) -> None:
+        counters = self._counters()
+        self._ports.emit(
+            ConsumerStopped(
+                leftover_count=leftover_count,
+                handled_count=counters.handled_count,
+                committed_count=counters.committed_count,
+                failed_count=counters.failed_count,
+                seconds=(self._ports.clock.now_ms() - self._joined_ms) / 1000,
+            )
+        )
 
     def _settle_current(self) -> None:
         """Decides about the record in the caller's loop. If the loop body calls stop(), the record is finished. If the
         loop was left, or handles an error, it is not. In any other case the stop waits for it.
         """
-        iterate, iteration = self._iterator, self._iteration()
-        if iterate is None:
+        iterator, iteration = self.processor, self._iteration()
+        if not isinstance(iterator, RecordIterator):
             return
         was_left = iteration is None or iteration.closed
         in_body = not was_left and self._iterating_task is asyncio.current_task()
         if in_body and sys.exception() is None:
-            iterate.acknowledge()
+            iterator.acknowledge()
         elif in_body or was_left:
-            self._abandon(iterate)
+            self._abandon(iterator)
 
-    def _abandon(self, iterate: RecordIterator) -> None:
-        in_hand = iterate.in_hand
+    def _abandon(self, iterator: RecordIterator) -> None:
+        in_hand = iterator.in_hand
         if in_hand is not None:
             self._abandoned = (in_hand[1],)
-        iterate.abandon()
+        iterator.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
         """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
@@ -275,13 +635,13 @@ class ConsumerRun:
         """
         if not (self._host.is_running or self._has_failed_unseen):
             return
-        if self._iterator is not None:
-            self._abandon(self._iterator)
-        if self._manual is not None:
-            self._manual.abandon()
-        await self._stop(deadline)
+        if isinstance(self.processor, RecordIterator):
+            self._abandon(self.processor)
+        elif isinstance(self.processor, ManualIterator):
+            self.processor.abandon()
+        await self._stop_and_wait(deadline)
         if error is None:
-            self._raise_outcome()
+            self._raise(self._bad_outcome())
         else:
             self._attach_failure(error)
 
@@ -290,9 +650,9 @@ class ConsumerRun:
         nobody has to wait for their expiry. A second cancellation ends it at once.
         """
         try:
-            if self._host.is_running and self.worker.has_joined:
-                self.worker.stop(self._ports.clock.now_ms() + CANCEL_GRACE_MS)
-                self._interrupt()
+            if self._host.is_running and self.has_joined:
+                self.stop_by(self._ports.clock.now_ms() + CANCEL_GRACE_MS)
+                self.processor.interrupt()
                 await self._host.wait()
         finally:
             await self.cancel()
@@ -300,25 +660,14 @@ class ConsumerRun:
 
     async def cancel(self) -> None:
         """Ends at once, without a commit. Does not wait for calls that cannot be cancelled."""
-        if self._call is not None:
-            self._call.give_up()
+        self.processor.give_up()
         await self._host.cancel()
-        self.close()
-
-    def _give_up(self) -> None:
-        """Stops waiting for calls. In a thread they run on, beside those of the next owner (rule L11)."""
-        assert self._call is not None
-        if not self._call.is_cancellable:
-            self.worker.fence_watch.report_running()
-        self._call.give_up()
-
-    def _tell_in_hand(self) -> None:
-        """Stops waiting for the caller's loop, which cannot be cancelled (rule L11)."""
-        self.worker.fence_watch.report_running()
+        self.processor.close()
 
     def close(self) -> None:
-        if self._call is not None:
-            self._call.close()
+        self.processor.close()
+
+    # its outcome
 
     @property
     def is_running(self) -> bool:
@@ -329,15 +678,8 @@ class ConsumerRun:
         return not self._failure_is_seen and self._bad_outcome() is not None
 
     def _report(self) -> StopReport:
-        report = self.worker.report or StopReport()
+        report = self._stop_report or StopReport()
         return replace(report, leftovers=(*report.leftovers, *self._abandoned))
-
-    def _raise_failure(self) -> None:
-        self._raise(self._failure())
-
-    def _raise_outcome(self) -> None:
-        """For callers that wait for the end."""
-        self._raise(self._bad_outcome())
 
     def _raise(self, error: AnabranchError | None) -> None:
         if error is not None:
@@ -354,13 +696,13 @@ class ConsumerRun:
 
     def _bad_outcome(self) -> AnabranchError | None:
         """The failure, or the error of a run that ended by itself with a stopped shard (rule D12)."""
-        failure, worker, report = self._failure(), self.worker, self._report()
-        if failure is not None or worker.end_reason is None or not report.stopped:
+        failure, report = self._failure(), self._report()
+        if failure is not None or self._end_reason is None or not report.stopped:
             return failure
         first, *others = report.stopped
         more = f" ({len(others)} more in error.report.stopped)" if others else ""
         stopped = ShardStoppedError(
-            f"the run ended because {worker.end_reason}, but not all records were handled: {first}{more}. Fix the "
+            f"the run ended because {self._end_reason}, but not all records were handled: {first}{more}. Fix the "
             "cause and start again: a new run retries the record",
             report=report,
         )
@@ -377,3 +719,269 @@ class ConsumerRun:
         self._failure_is_seen = True
         self._ports.emit(ConsumerFailed(error=f"{type(failure).__name__}: {failure}", leaving=type(error).__name__))
         attach_failure(failure, error)
+
+    # leases: a change takes effect in the step in which the fleet learns of it
+
+    def _on_change(self, change: Held | Lost | HandOffRequested | CommandsSeen) -> None:
+        match change:
+            case Held():
+                self._on_held(change.holding)
+            case Lost():
+                self._on_lost(change.key, change.reason)
+            case HandOffRequested():
+                self._on_hand_off_requested(change.request)
+            case CommandsSeen():
+                for command in self._commands.due(change.commands):
+                    self._spawn(self._commands.apply(command), f"command {command.command_id}")
+
+    def _on_held(self, holding: Holding) -> None:
+        session = self._add_session(holding)
+        self._taken_count += 1
+        self._emit_for(LeaseTaken, session, fence_token=holding.row.fence_token)
+        self._begin_session(session)
+
+    def _add_session(self, holding: Holding) -> Session:
+        settings, row = self._settings, holding.row
+        stream = self._discovery.stream_of(row.key)
+        assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
+        unpacker = Unpacker(
+            stream.name,
+            row.key.shard_id,
+            row.hash_key_range if self._discovery.is_placed_by_key(row.key) else None,
+            settings.polling.misrouted,
+            until_seconds=self._plan.until_seconds,
+        )
+        session = Session(
+            holding,
+            stream,
+            unpacker,
+            self.processor.mode,
+            self._budget,
+            self._discovery.horizon_of(row.key),
+            self._service_clock,
+        )
+        self.sessions[row.key] = session
+        return session
+
+    def _begin_session(self, session: Session) -> None:
+        row = session.row
+        before, now = row.checkpoint, session.lane.order
+        if before.order != now and before != Checkpoint(seen_through_seconds=before.seen_through_seconds):
+            self._emit_for(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
+        self._quarantine.add(session)
+        if self._quarantine.has_given_up_on(session):
+            session.stop(StoppedByCrashes(owner_count=row.takes_without_progress - 1))
+            self._changes.finished(session)
+            return
+        if row.stopped is not None and not self.fleet.retries_stopped(row):
+            session.stay_stopped(row.stopped)  # only a process that starts after the stop tries again (rule D4)
+            self._stop_watcher.notify()
+            return
+        if self.is_stopping:
+            session.drain()
+        retried = None if row.stopped is None else str(row.stopped.position or "unknown")
+        position = str(row.checkpoint.watermark or row.start.type)
+        self._emit_for(ShardStarted, session, position=position, retried=retried)
+        self._reader.add(session)
+        self.processor.queue.offer(session)
+
+    def _restart_session(self, session: Session) -> None:
+        """A command has changed the row of a stopped shard: begins again from there (rule C3)."""
+        if self.sessions.get(session.key) is session:
+            self._end_session(session, "resumed")
+            self._begin_session(self._add_session(session.holding))
+
+    def _end_session(self, session: Session, reason: str) -> None:
+        del self.sessions[session.key]
+        self._quarantine.remove(session)
+        session.lose(finished=reason == "finished")
+        if reason in {"finished", "given", "released"}:
+            session.committed(session.lane.finished_count)  # with the write that ended the holding
+        self._watch.on_gone(session)
+        self._read_results.forget(session)
+        self._counted_before = self._counted_before.plus(session.counted)
+        self._reader.remove(session)
+        self.processor.revoke(session)
+        self._checkpointer.forget(session)
+        self._drainer.notify()
+
+    def _on_lost(self, key: LeaseKey, reason: str) -> None:
+        session = self.sessions[key]
+        if reason not in {"finished", "given", "released"}:
+            self._fence_watch.on_lost(session)
+        self._end_session(session, reason)
+        self._given_count += reason == "given"
+        self._lost_count += reason not in {"finished", "given", "released"}
+        if reason == "given" and session.holding.request is not None:
+            self._emit_for(LeaseGiven, session, to_member=session.holding.request.requester)
+        elif reason == "released":
+            self._emit_for(LeaseReleased, session)
+        elif reason != "finished":
+            self._emit_for(LeaseLost, session, reason=reason)
+
+    def _on_hand_off_requested(self, request: HandOffRequest) -> None:
+        session = self.sessions.get(request.key)
+        if session is not None:
+            session.drain()
+            self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
+
+    async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
+        if not await self._handover.give(session, request):
+            self.processor.queue.offer(session)
+            self._reader.wake(session)
+
+    def _on_status(self) -> None:
+        """A heartbeat was acknowledged: the fence may have moved, and others may have asked for leases."""
+        self.processor.queue.wake_all()
+        if self.fleet.needs_round:
+            self.fleet.wake()
+        self._fence_watch.schedule()
+
+    # sessions
+
+    def _on_session_changed(self, session: Session, has_work: bool) -> None:  # noqa: FBT001 -- two kinds of changes
+        """Records arrived or finished, or a call ended: looks once at everything that may follow."""
+        self._drainer.notify()
+        self._quarantine.notify()
+        if not session.is_live:
+            return
+        delivered_count, skipped_count = session.unpacker.take_counts()
+        if delivered_count or skipped_count:
+            self._emit_for(Misrouted, session, delivered_count=delivered_count, skipped_aggregate_count=skipped_count)
+        if has_work:
+            self.processor.queue.offer(session)
+        if session.take_room():
+            self._reader.wake(session)
+        if session.skipped or session.letters_due:
+            self._go_past(session)
+        self._checkpointer.mark_dirty(session)
+        if self._settings.at_shard_end == "finish" and session.state == "ended":
+            self._give_up_failing(session)
+        if session.begin_stop():
+            self._spawn(self._stop_shard(session), f"stop {session.shard_id}")
+        elif session.close():
+            self._spawn(self._discovery.finish(session, self._checkpointer), f"finish {session.shard_id}")
+
+    def _go_past(self, session: Session) -> None:
+        """Records of the session are not handled."""
+        report_skipped(self._ports, session)
+        for letter in session.take_letters():
+            self._spawn(self._letters.write(session, letter), f"letter {session.shard_id}")
+
+    def _give_up_failing(self, session: Session) -> None:
+        """The shard has ended, and only records that wait for a retry keep its children waiting (rule M4)."""
+        if (failing := session.only_failing) is None:
+            return
+        record, attempts = failing
+        stop = StoppedByHandler(
+            position=str(record.position),
+            partition_key=record.partition_key,
+            attempts=attempts,
+            error=None,
+            at_shard_end=True,
+        )
+        decision = last_step(self._options.policy, stop, situation_of(self._ports, session))
+        if isinstance(decision, StopShard):
+            session.stop(decision.reason, record)
+        elif (waiting := session.take_waiting(record.position)) is not None:
+            work, failure = waiting
+            if isinstance(decision, SkipRecord):
+                session.skip(work)
+                report_skipped(self._ports, session)
+            else:
+                assert failure is not None, "it failed here"
+                session.dead_letter(work, failure, attempts)
+            self._changes.finished(session)
+
+    async def _stop_shard(self, session: Session) -> None:
+        await self._handover.stop_shard(session)
+        self._stop_watcher.notify()
+
+    # this process
+
+    def status(self) -> ConsumerStatus:
+        return ConsumerStatus(
+            app=self._plan.app.app,
+            member_id=self.fleet.member_id if self.has_joined else None,
+            fenced=not (self.has_joined and self.fleet.may_start()),
+            paused=self._is_paused,
+            shards=self._reports.states(tuple(self.sessions.values()), *self._stall_inputs()),
+            budget_used_bytes=self._budget.used_bytes,
+            budget_limit_bytes=self._budget.limit_bytes,
+        )
+
+    def _counters(self) -> Counters:
+        """Of all shards since the run began."""
+        counters = self._counted_before
+        for session in self.sessions.values():
+            counters = counters.plus(session.counted)
+        return counters
+
+    @property
+    def death(self) -> str | None:
+        """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
+        if self.is_running:
+            return self.fleet.death
+        return None if self._failure() is None or not self.has_joined else f"the consumer failed: {self._failure()}"
+
+    def unready_reasons(self) -> tuple[str, ...]:
+        """Why it does not handle all of its shards now; empty if it does."""
+        if not self.has_joined:
+            return ("it has not joined its application yet",)
+        if self.is_stopping:
+            return ("it is stopping",)
+        blocked = self.fleet.blocked_reason
+        reasons = [] if blocked is None else [str(blocked)]
+        if not self._reader.is_healthy:
+            reasons.append("no read has succeeded for a minute")
+        for session in self.sessions.values():
+            reason = session.reason if session.stopped is None else session.stopped.reason
+            if session.stopped is not None or isinstance(reason, ReadsFailing):
+                reasons.append(f"{session.stream.name}/{session.shard_id}: {reason}")
+        return tuple(reasons)
+
+    def measures(self) -> ConsumerMeasures:
+        """The counters so far, and the current state."""
+        (now_ms, blocked), fleet, sessions = self._stall_inputs(), self.fleet, tuple(self.sessions.values())
+        return ConsumerMeasures(
+            app=self._plan.app.app,
+            worker_id=self._plan.profile.worker_id,
+            counters=self._counters(),
+            shards=self._reports.measures(sessions, now_ms, self._ports.clock.wall_ms(), blocked),
+            budget_used_bytes=self._budget.used_bytes,
+            budget_limit_bytes=self._budget.limit_bytes,
+            lease_taken_count=self._taken_count,
+            hand_off_count=self._given_count,
+            lease_lost_count=self._lost_count,
+            store_calls=fleet.store.calls.plus(fleet.heartbeat_store.calls),
+            store_failure_count=fleet.store.failure_count + fleet.heartbeat_store.failure_count,
+            store_throttle_count=fleet.store.throttle_count + fleet.heartbeat_store.throttle_count,
+            dead_letter_age=self._letters.last_age(now_ms),
+            loop_lag_ms=fleet.loop_lag_ms,
+            loop_lags=fleet.loop_lags.copy(),
+        )
+
+    def _describe(self) -> Description:
+        return Description(self._reader.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs()))
+
+    def _running_calls(self) -> list[ZombieCall]:
+        return self._fence_watch.zombies()
+
+    def _stall_inputs(self) -> tuple[int, Reason | None]:
+        """The time, and what blocks all shards."""
+        now_ms = self._ports.clock.now_ms()
+        if not self.has_joined:
+            return now_ms, None
+        return now_ms, self.fleet.blocked_reason or (PausedByProgram() if self._is_paused else None)
+
+    def pause(self) -> None:
+        self._is_paused = True
+        self._reader.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        if not self.is_stopping:
+            self._reader.resume()
+
+    def _emit_for(self, kind: type, session: Session, **details: object) -> None:
+        self._ports.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))

@@ -1,7 +1,7 @@
 """Calls a user's handler: async handlers on the loop, plain functions in threads or processes.
 
-Also here: decoding, time limits, the text and the event of a failed call, and where a running call stands. Which record
-comes next is not decided here.
+Also here: decoding, time limits, the text and the event of a failed call, and where in the code a running call is.
+Other modules decide which record comes next.
 """
 
 import asyncio
@@ -27,30 +27,23 @@ from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
+from anabranch._core.handling.failures import UndecodableError, error_text
+from anabranch._core.session import Session
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.session import Session
 from anabranch._model.leases import OrderMode
 from anabranch._ports import Clock
 from anabranch.errors import ConfigurationError
 from anabranch.events import HandlerFailed
 from anabranch.policies import Retry
+from anabranch.reasons import TimeoutIgnored
 from anabranch.records import Context, Record
 
 Decode: TypeAlias = Callable[[Record[bytes]], Record[Any]] | None
 
 
-class UndecodableError(Exception):
-    """A record does not decode. `cause` is what the decoder raised."""
-
-    def __init__(self, record: Record[bytes], cause: Exception) -> None:
-        super().__init__(f"record {record.position} does not decode")
-        self.record = record
-        self.cause = cause
-
-
 class HandlerOptions:
     """How the user wants records handled. A record is decoded for each attempt; `decode` is None if values are the data
-    itself. A payload that fails to decode is never retried: its shard stops there.
+    itself. A payload that fails to decode is never retried.
     """
 
     def __init__(
@@ -59,6 +52,8 @@ class HandlerOptions:
         self.order: OrderMode = order
         self.concurrency = concurrency
         self.policy = policy
+        self.decode_value = decode
+        """As the user gave it."""
         self.decode: Decode = None
         if decode is not None:
             self.decode = _record_decoder(decode)
@@ -89,29 +84,14 @@ def _record_decoder(decode: Callable[[bytes], Any]) -> Callable[[Record[bytes]],
     return decode_record
 
 
-CHARACTERS_MAX: Final = 1_000
-
-
-def error_text(error: BaseException) -> str:
-    """The error as text for a lease row: bounded, and valid Unicode, since handlers can raise anything. Text that a
-    store refuses would crash the worker instead of stopping the shard.
-    """
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 -- its __str__ is user code
-        return name
-    text = text[:CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
-    return f"{name}: {text}" if text else name
-
-
-OnFailed: TypeAlias = Callable[[Session, Record[bytes], str, BaseException | None], None]
-"""Stops the shard at this record, for this reason and because of this error."""
-OnUndecodable: TypeAlias = Callable[[Session, UndecodableError], None]
-
-
 def failed_attempt(
-    session: Session, record: Record[bytes], error: BaseException, *, attempt: int, retry_in_ms: int | None
+    session: Session,
+    record: Record[bytes],
+    error: BaseException,
+    *,
+    attempt: int,
+    retry_in_ms: int | None,
+    record_count: int = 1,
 ) -> HandlerFailed:
     return HandlerFailed(
         stream=session.stream.name,
@@ -119,6 +99,7 @@ def failed_attempt(
         position=str(record.position),
         partition_key=record.partition_key,
         attempt=attempt,
+        record_count=record_count,
         error=error_text(error),
         retry_in_ms=retry_in_ms,
         exception=error,
@@ -131,7 +112,7 @@ _FRAMES_SHOWN: Final = 3
 Stack = traceback.StackSummary
 
 
-# Where a call stands, for people. Nothing depends on it: what cannot be found is left out. A waiting coroutine has no
+# Where in the code a call is, for people. Nothing depends on it: unknown parts are omitted. A waiting coroutine has no
 # stack, so we follow what each one awaits; a running one is found in the stack of its thread.
 
 
@@ -153,10 +134,10 @@ def coroutine_stack(coroutine: Any) -> Stack:
     return _summary([*frames, *_above(frames[-1])] if frames else [])
 
 
-def place_in(stack: Stack) -> str:
-    """The innermost frames on one line: `handle (app.py:12) > query (db.py:90)`."""
+def place_in(stack: Stack) -> str | None:
+    """The innermost frames on one line: `handle (app.py:12) > query (db.py:90)`. None if they are unknown."""
     shown = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in stack[-_FRAMES_SHOWN:]]
-    return " > ".join(shown) or "an unknown place"
+    return " > ".join(shown) or None
 
 
 def _frame_of(coroutine: Any) -> FrameType | None:
@@ -197,9 +178,9 @@ IGNORED_AFTER_MS: Final = 1_000
 
 
 class TimeLimit:
-    """The handler timeout. A call is told to end when its time is up: an async call is cancelled, a process is killed.
-    Its record is retried only after the call has ended (rule D3). So a call that goes on, in a thread or despite its
-    cancellation, holds up its key or shard; it is reported with the place where it stands.
+    """The handler timeout. At the timeout a call is stopped: an async call is cancelled, a process is killed.
+    Its record is retried only after the call has ended (rule D3). So a call that continues, in a thread or despite its
+    cancellation, blocks its key or shard; it is reported with its place in the code.
     """
 
     def __init__(self, clock: Clock, seconds: float | None) -> None:
@@ -228,8 +209,13 @@ class TimeLimit:
         due_ms = self._due_ms.get(task)
         return due_ms is not None and now_ms >= due_ms + IGNORED_AFTER_MS
 
-    def reason(self, record: Record[Any], stack: StackSummary) -> str:
-        return f"the handler of record {record.position} ignores its timeout of {self.seconds:g} s at {place_in(stack)}"
+    def reason(self, record: Record[Any], stack: StackSummary) -> TimeoutIgnored:
+        return TimeoutIgnored(
+            position=str(record.position),
+            partition_key=record.partition_key,
+            timeout=self.seconds or 0.0,
+            at=place_in(stack),
+        )
 
 
 ThreadCall = Callable[[], Any]
@@ -498,13 +484,11 @@ class HandlerCall:
             )
         self.wants_context = bool(processes) or _takes_context(handler)
         """Whether a call needs a Context: the handler takes one, or a process needs the fence time."""
-        self._passes_context = self.wants_context and not processes
+        self._passes_context = _takes_context(handler)
         self.direct: Callable[[Any], Awaitable[Any]] | None = (
             handler if self.is_async and not self.wants_context else None
         )
         """The handler itself, if it needs only the record."""
-        if processes and _takes_context(handler):
-            raise ConfigurationError("with processes=, a handler takes only the record, not a Context")
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a running call can be ended; one in a thread cannot."""
         self.concurrency_max = processes or None
@@ -523,7 +507,10 @@ class HandlerCall:
         arguments = (item, context) if self._passes_context else (item,)
         if self._processes is not None:
             fenced_at_ms = None if context is None else context.fenced_at_ms
-            return await self._processes.run(functools.partial(_call_before, fenced_at_ms, arguments), limit)
+            reported = await self._processes.run(functools.partial(_call_before, fenced_at_ms, arguments), limit)
+            if context is not None:
+                context.metrics.extend(reported)
+            return None
         if self._threads is None:
             result = await self._handler(*arguments)
             if result is not None:
@@ -555,8 +542,8 @@ class HandlerCall:
         return result
 
     def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> traceback.StackSummary:
-        """Where the call of this task stands now. Pass the coroutine if the task does not await it directly. Calls in
-        other processes cannot be seen.
+        """Where in the code this task's call is now. Pass the coroutine if the task does not await it directly.
+        Calls in other processes cannot be seen.
         """
         if self._processes is not None:
             return traceback.StackSummary()
@@ -638,13 +625,17 @@ def _call_if(may_start: Callable[[], bool], handler: Callable[..., Any], argumen
     return _call(handler, arguments)
 
 
-def _call_before(fenced_at_ms: int | None, arguments: tuple[Any, ...], handler: Callable[..., Any]) -> None:
+def _call_before(
+    fenced_at_ms: int | None, arguments: tuple[Any, ...], handler: Callable[..., Any]
+) -> list[tuple[str, float]]:
+    """Returns what the handler reported with `context.metric`."""
     if fenced_at_ms is not None and SystemClock().now_ms() >= fenced_at_ms:
         raise NotStarted
     try:
         refuse_unfinished(_call(handler, arguments))  # the result itself may not be picklable
     except (SystemExit, KeyboardInterrupt) as error:  # they would end the worker
         raise RuntimeError(f"the handler raised {type(error).__name__}({error})") from error
+    return arguments[1].metrics if len(arguments) > 1 else []
 
 
 def _call(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

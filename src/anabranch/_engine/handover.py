@@ -4,14 +4,15 @@ Both start no more records, wait for running calls and commit. If a hand-off doe
 with `hand_off="force"` its calls are cancelled. A shard is never given away while a call for it runs (rule L12).
 """
 
+from anabranch._core.session import Session
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
-from anabranch._engine.session import Session
-from anabranch._engine.sinks import Sink
+from anabranch._engine.processor import Processor
 from anabranch._model.leases import HandOffRequest, Stopped
 from anabranch.config import LeaseSettings
 from anabranch.events import HandOffForced, HandOffKept, ShardStopped
+from anabranch.reasons import CallsOutliveHandOff
 from anabranch.records import Record
 
 RETRY_MS = 1_000
@@ -23,49 +24,41 @@ class ShardHandover:
         ports: Ports,
         fleet: Fleet,
         checkpointer: Checkpointer,
-        drain: Drainer,
-        sink: Sink,
+        drainer: Drainer,
+        processor: Processor,
         settings: LeaseSettings,
     ) -> None:
         self._ports = ports
         self._fleet = fleet
         self._checkpointer = checkpointer
-        self._drainer = drain
-        self._sink = sink
+        self._drainer = drainer
+        self._processor = processor
         self._deadline_ms = round(settings.drain_deadline * 1000)
         self._forces = settings.hand_off == "force"
 
-    async def stop_shard(
-        self, session: Session, record: Record[bytes] | None, reason: str, error: BaseException | None
-    ) -> None:
-        """Drains, commits and frees the buffers, but keeps the lease (rule D4)."""
+    async def stop_shard(self, session: Session) -> None:
+        """Waits for running calls, commits and frees the buffers, but keeps the lease (rule D4)."""
         clock = self._ports.clock
         await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
-        session.stop_row = Stopped(
-            reason=reason,
-            position=None if record is None else record.position,
-            partition_key=None if record is None else record.partition_key,
-            member_id=self._fleet.member_id,
-            at_wall_ms=clock.wall_ms(),
-        )
+        stopped = session.plan_stop(self._fleet.member_id, clock.wall_ms())
         committed_count: int | None = None
-        while session.is_live:
-            self._sink.before_commit()
+        while session.state == "stopping":
+            self._processor.report_finished()
             finished_count = session.lane.finished_count
             if finished_count == committed_count and not self._drainer.still_running([session]):
-                session.move("stop")
-                session.empty()
+                session.confirm_stop()
                 return
             if finished_count != committed_count and await self._checkpointer.write(session) == "written":
-                if committed_count is None and session.is_live:
-                    session.reason = reason
-                    self._emit_stopped(session, session.stop_row, error)
+                if committed_count is None and session.state == "stopping":
+                    session.report(stopped.reason)
+                    self._emit_stopped(session, stopped)
                 committed_count = finished_count
                 continue
             # The store is unreachable, or a call outlasts the deadline: what it finishes must be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
 
-    def _emit_stopped(self, session: Session, stopped: Stopped, error: BaseException | None) -> None:
+    def _emit_stopped(self, session: Session, stopped: Stopped) -> None:
+        error = None if session.stopped is None else session.stopped.error
         self._ports.emit(
             ShardStopped(
                 stream=session.stream.name,
@@ -86,21 +79,21 @@ class ShardHandover:
         if self._fleet.is_draining:
             return True  # the worker stops and frees its leases when it leaves
         if not self._is_asked_for(session, request):
-            if session.phase == "stopped":
+            if session.state == "stopped":
                 self._fleet.keep(request.key)  # the shard stopped meanwhile: decline
             return True
         if left or not self._is_waited_for(request):
             self._fleet.keep(request.key)
-            session.is_draining, session.reason = False, None
+            session.keep()
             if left:
                 self._ports.emit(
                     HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
                 )
             return False
-        self._sink.before_commit()
-        async with session.commit_lock:
+        self._processor.report_finished()
+        async with self._checkpointer.lock(session):
             if self._is_asked_for(session, request):
-                final, _ = self._checkpointer.next_row(session, transferring=True)
+                final, _ = self._checkpointer.plan(session, transferring=True)
                 await self._fleet.transfer(request.key, final)
                 self._fleet.wake()
         return True
@@ -116,8 +109,8 @@ class ShardHandover:
                 to_member=request.requester,
             )
         )
-        session.reason = f"the hand-off to {request.requester} waits: {count} cancelled handler calls still run"
-        self._sink.interrupt(session)
+        session.report(CallsOutliveHandOff(to_member=request.requester, call_count=count))
+        self._processor.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
             wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
             if self._fleet.is_draining or not wanted:

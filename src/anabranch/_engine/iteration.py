@@ -1,7 +1,7 @@
 """Iteration by the caller's own loop: `async for` over records or batches, with automatic or manual acknowledgement.
 
 `Iteration` is what the caller holds. It gets its items from a `RecordIterator` (asking for the next item acknowledges
-the last one) or a `ManualIterator` (the caller acknowledges).
+the last one) or a `ManualIterator` (the caller acknowledges). Both are processors: they take the same work as runners.
 """
 
 import asyncio
@@ -10,13 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
-from anabranch._core.handling.lanes import LaneLimits, RecordLane
-from anabranch._core.tracker import Entry
-from anabranch._engine.handler_calls import Decode, HandlerOptions, OnUndecodable, UndecodableError, task_stack
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._core.handling.batches import BatchLimits
+from anabranch._core.handling.failures import UndecodableError
+from anabranch._core.handling.lanes import LaneLimits
+from anabranch._core.session import RecordsOneByOne, Session, Work
+from anabranch._engine.changes import Changes
+from anabranch._engine.dispatcher import conclude_undecodable, make_batch
+from anabranch._engine.handler_calls import HandlerOptions, task_stack
 from anabranch._engine.ports import Ports
-from anabranch._engine.ready_sessions import BatchFeed, LoopTurn, ReadySessions
-from anabranch._engine.session import Session
+from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import WorkQueue
 from anabranch.errors import UsageError
 from anabranch.records import Batch, Record
 
@@ -29,7 +32,6 @@ else:
     _current_task = _current_tasks.get
 
 T = TypeVar("T")
-Begin = Callable[[], Awaitable[Callable[[], T | None]]]
 
 
 _NOBODY: Final = object()
@@ -46,21 +48,33 @@ class Iteration(AsyncIterator[T], Generic[T]):
     Its maker may hold it weakly, to see whether the caller has dropped it.
     """
 
-    __slots__ = ("__weakref__", "_begin", "_is_over", "_loop", "_next", "_task", "_tasks_share", "closed", "is_stopped")
+    __slots__ = (
+        "__weakref__", "_begin", "_has_begun", "_is_over", "_loop", "_next", "_take_next", "_task", "_tasks_share",
+        "closed",
+    )  # fmt: skip
 
-    def __init__(self, begin: Begin[T], is_over: Callable[[], Awaitable[bool]], *, tasks_share: bool = False) -> None:
-        self._begin: Begin[T] | None = begin
-        self._is_over = is_over
-        self._next: Callable[[], T | None] = _nothing
+    def __init__(
+        self,
+        take_next: Callable[[], T | None],
+        begin: Callable[[], Awaitable[bool]],
+        is_over: Callable[[], Awaitable[bool]],
+        *,
+        tasks_share: bool = False,
+    ) -> None:
+        self._take_next = take_next
         """Returns the next item, or None if there is none now."""
+        self._begin = begin
+        """Called by the first step. Returns False if the iteration was stopped before."""
+        self._is_over = is_over
+        """Waits until there may be more items. Returns True if there will be none."""
+        self._has_begun = False
+        self._next: Callable[[], T | None] = _nothing
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: Any = _NOBODY
         """The task that waits for a step or works on its result."""
         self._tasks_share = tasks_share
         """Several tasks may use it, because a step acknowledges nothing."""
         self.closed = False
-        self.is_stopped: Callable[[], bool] = lambda: False
-        """Whether it was stopped before its first step."""
 
     async def __anext__(self) -> T:
         if _current_task(self._loop) is not self._task:
@@ -92,13 +106,12 @@ class Iteration(AsyncIterator[T], Generic[T]):
         """Waits until there may be more items. Returns True if there will be none."""
         if self.closed:
             return True
-        if self._begin is None:
+        if self._has_begun:
             return await self._is_over()
-        if self.is_stopped():
+        if not await self._begin():
             self.closed = True
             return True
-        self._next = await self._begin()
-        self._begin = None
+        self._has_begun, self._next = True, self._take_next
         return False
 
     async def aclose(self) -> None:
@@ -115,34 +128,61 @@ SLICE = 500
 """Records after which we yield to the event loop, even if the caller's loop never waits."""
 
 
-class RecordIterator:
-    """Delivers records or batches; asking for the next one acknowledges the last.
-
-    So leaving the loop with `break` or an exception repeats the last record, and `stop()` inside the loop ends it after
-    acknowledging that record. If the lease is lost, the rest of the slice is dropped.
-    """
+class LoopProcessor(Processor):
+    """What both kinds of loops share: the caller's task, and when to yield to the event loop."""
 
     def __init__(
         self,
-        feed: BatchFeed,
+        ports: Ports,
+        queue: WorkQueue,
+        changes: Changes,
+        mode: BatchLimits | RecordsOneByOne,
         options: HandlerOptions,
-        *,
-        on_undecodable: OnUndecodable,
     ) -> None:
-        self._feed = feed
+        super().__init__(queue, mode)
+        self._ports = ports
+        self._changes = changes
         self._options = options
-        self._on_undecodable = on_undecodable
-        self._undecodable: UndecodableError | None = None
-        """The error of the record after the delivered batch: the shard stops there once the batch is acknowledged."""
-        self._session: Session | None = None
-        self._slice: list[Record[bytes]] = []
-        self._handed_out = 0
-        self._acknowledged = 0
         self.task: asyncio.Task[Any] | None = None
         """The caller's task, once known."""
         self._since_turn = 0
         self.wants_turn = False
         """Yield to the event loop before asking for the next item."""
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- all records are in one loop
+        return task_stack(self.task)
+
+    def _next_work(self) -> Work | None:
+        if self._since_turn >= SLICE or self.queue.turn.is_over():
+            self._since_turn, self.wants_turn = 0, True
+            return None
+        work = self.queue.next()
+        if work is not None:
+            self._since_turn += len(work.records)
+        return work
+
+
+class RecordIterator(LoopProcessor):
+    """Delivers records or batches; asking for the next one acknowledges the last.
+
+    So leaving the loop with `break` or an exception repeats the last record, and `stop()` inside the loop ends it after
+    acknowledging that record. If the lease is lost, the rest of the work is dropped.
+    """
+
+    def __init__(
+        self, ports: Ports, queue: WorkQueue, changes: Changes, limits: BatchLimits, options: HandlerOptions
+    ) -> None:
+        super().__init__(ports, queue, changes, limits, options)
+        self._work: Work | None = None
+        self._handed_out = 0
+        self._acknowledged = 0
+        self._timed_count = self._timed_at_ms = 0
+        """How many of the acknowledged records have been timed, and when."""
+        self._is_in_batches = False
+        self._undecodable: UndecodableError | None = None
+        """The error of the record after the delivered batch: it gets the policy's last step once the batch is
+        acknowledged.
+        """
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
         """Acknowledges the last record. Returns the next one, or None if there is none now."""
 
@@ -150,73 +190,65 @@ class RecordIterator:
 
     def _records(self) -> Iterator[Record[Any] | None]:
         """Never ends. A generator, because resuming one is the cheapest step for each record."""
-        turn, decode = self._feed.turn, self._options.decode
-        may_start = self._feed.may_start
+        turn, decode = self.queue.turn, self._options.decode
+        may_start = self.queue.may_start
         while True:
-            taken = None if self._is_to_turn() else self._feed.take()
-            if taken is None:
+            work = self._next_work()
+            if work is None:
                 yield None
                 continue
-            session, self._slice = taken
-            self._since_turn += len(self._slice)
-            self._session, self._handed_out, self._acknowledged = session, 0, 0
-            for place, record in enumerate(self._slice, 1):
-                while session.is_live and (session.is_draining or not may_start(turn.over_ms)):
-                    self.wants_turn = turn.is_over()
-                    if not self.wants_turn:
-                        self._feed.on_ended(session)  # fenced or draining: both may end without that
-                    yield None
-                if not session.is_live:
-                    break
+            session, state = work.session, work.session.state
+            self._take(work, 0)
+            for place, record in enumerate(work.records, 1):
+                if session.state != state or not may_start(turn.over_ms):
+                    yield from self._pause(session)
+                    if not session.is_live:
+                        break
+                    state = session.state
                 try:
                     decoded = record if decode is None else decode(record)
                 except UndecodableError as error:
-                    self._stop_at(session, error)
+                    self._conclude(work, error)
                     break
                 self._handed_out = place
                 yield decoded
                 self._acknowledged = place
-            self.settle()
+            self.report_finished()
             self._drop()
+
+    def _pause(self, session: Session) -> Iterator[None]:
+        """Until the next record may start, or the lease is lost."""
+        while session.is_live and not (session.may_start and self.queue.may_start(self.queue.turn.over_ms)):
+            self.wants_turn = self.queue.turn.is_over()
+            if not self.wants_turn:
+                self._changes.finished(session)  # fenced or draining: both may end without that
+            yield None
 
     # batches
 
     def next_batch(self) -> Batch[Any] | None:
         """Acknowledges the last batch. Returns the next one, or None if there is none now."""
+        self._is_in_batches = True
         self._acknowledged = self._handed_out
-        session, undecodable = self._session, self._undecodable
-        self.settle()
-        if session is not None and undecodable is not None and session.is_live:
-            self._stop_at(session, undecodable)
-        while True:
-            taken = None if self._is_to_turn() else self._feed.take()
-            if taken is None:
-                return None
-            session, records = taken
-            self._since_turn += len(records)
-            self._session, self._slice, self._acknowledged = session, records, 0
-            records, self._undecodable = self._options.decode_leading(records)
+        work, undecodable = self._work, self._undecodable
+        if work is not None and undecodable is not None:
+            self._conclude(work, undecodable)
+        self.report_finished()
+        while (work := self._next_work()) is not None:
+            records, self._undecodable = self._options.decode_leading(work.records)
             if records:
-                self._handed_out = len(records)
-                return Batch(
-                    stream=session.stream.name,
-                    shard_id=session.shard_id,
-                    records=records,
-                    millis_behind_latest=session.behind_ms,
-                )
+                self._take(work, len(records))
+                return make_batch(work.session, records)
             assert self._undecodable is not None, "a batch has at least one record"
-            self._stop_at(session, self._undecodable)
+            self._conclude(work, self._undecodable)
+        return None
 
-    def _is_to_turn(self) -> bool:
-        if self._since_turn < SLICE and not self._feed.turn.is_over():
-            return False
-        self._since_turn, self.wants_turn = 0, True
-        return True
-
-    def _stop_at(self, session: Session, error: UndecodableError) -> None:
-        self.settle()
+    def _conclude(self, work: Work, error: UndecodableError) -> None:
         self._drop()
-        self._on_undecodable(session, error)
+        if work.session.is_live:
+            conclude_undecodable(self._ports, self._options.policy, work, error)
+            self.queue.offer(work.session)
+            self._changes.finished(work.session)
 
     # acknowledgement
 
@@ -224,34 +256,52 @@ class RecordIterator:
         """The loop body has ended: its record or batch is finished."""
         self._acknowledged = self._handed_out
 
-    def settle(self) -> None:
-        """Reports acknowledged records: at the end of a slice and before each commit."""
-        session = self._session
-        if session is None or not self._acknowledged or not session.is_live:
-            return  # after a lost lease the delivered record still counts as running until the next step
-        done = self._acknowledged == len(self._slice)
-        count = self._acknowledged
-        if done:
+    def report_finished(self) -> Session | None:
+        """At the end of the work and before each commit."""
+        work, count = self._work, self._acknowledged
+        if work is None or not count or not work.session.is_live:
+            return None  # after a lost lease the delivered record still counts as running until the next step
+        self._time(work.session, count)
+        work.session.finish(work, count)
+        if count == len(work.records):
             self._drop()
-        self._feed.finish_through(session, count)
+            self.queue.offer(work.session)
+        self._changes.finished(work.session)
+        return work.session
+
+    def _time(self, session: Session, count: int) -> None:
+        """So long took the records that were acknowledged since the last time. A batch is one call."""
+        new_count, now_ms = count - self._timed_count, self._ports.clock.now_ms()
+        if new_count > 0:
+            session.count_calls(now_ms - self._timed_at_ms, 1 if self._is_in_batches else new_count)
+            self._timed_count, self._timed_at_ms = count, now_ms
 
     def abandon(self) -> None:
         """The delivered records will not be acknowledged: stops waiting for them."""
-        session = self._session
-        self.settle()
+        work = self._work
+        self.report_finished()
         self._drop()
-        if session is not None:
-            self._feed.on_ended(session)
+        if work is not None:
+            self._changes.finished(work.session)
 
     @property
     def in_hand(self) -> tuple[Session, Record[bytes]] | None:
         """The first delivered record that is not acknowledged."""
-        if self._session is None or self._handed_out == self._acknowledged:
+        work = self._work
+        if work is None or self._handed_out == self._acknowledged:
             return None
-        return self._session, self._slice[self._acknowledged]
+        return work.session, work.records[self._acknowledged]
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        in_hand = self.in_hand
+        return [] if in_hand is None else [in_hand]
+
+    def _take(self, work: Work, handed_out: int) -> None:
+        self._work, self._handed_out, self._acknowledged = work, handed_out, 0
+        self._timed_count, self._timed_at_ms = 0, work.started_at_ms
 
     def _drop(self) -> None:
-        self._session, self._slice, self._undecodable = None, [], None
+        self._work, self._undecodable = None, None
         self._handed_out = self._acknowledged = 0
 
 
@@ -261,8 +311,8 @@ UNACKNOWLEDGED_MAX = 10_000
 Name = tuple[str, str, str, int]
 
 
-class ManualIterator:
-    """Delivers records that the caller acknowledges in any order; a `Sink`.
+class ManualIterator(LoopProcessor):
+    """Delivers records that the caller acknowledges in any order.
 
     The number of unacknowledged records is limited. A record that is never acknowledged holds the checkpoint back, and
     the next owner handles it again.
@@ -270,124 +320,57 @@ class ManualIterator:
 
     manual_ack = True
 
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        decode: Decode,
-        *,
-        on_finished: Callable[[Session], None],
-        on_undecodable: OnUndecodable,
-    ) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._decode = decode
-        self._on_finished = on_finished
-        self._on_undecodable = on_undecodable
-        self._in_hand: dict[Name, tuple[Session, Entry]] = {}
+    def __init__(self, ports: Ports, queue: WorkQueue, changes: Changes, options: HandlerOptions) -> None:
+        mode = RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
+        super().__init__(ports, queue, changes, mode, options)
+        self._in_hand: dict[Name, Work] = {}
         self._lost: set[tuple[str, str]] = set()
         """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
-        self.task: asyncio.Task[Any] | None = None
-        """The caller's task, once known."""
-        self._since_turn = 0
-        self.wants_turn = False
-        """Yield to the event loop before asking for the next item."""
-        self._turn = LoopTurn(ports.clock)
-        self.ready = ReadySessions()
-        self.runner_count = 0
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none now."""
-        while self._fleet.may_start(self._turn.over_ms):
-            if self._since_turn >= SLICE:
-                self._since_turn, self.wants_turn = 0, True
-                return None
-            taken = self.ready.take(self._pick)
-            if taken is None:
-                return None
-            self._since_turn += 1
-            session, entry = taken
+        decode = self._options.decode
+        while (work := self._next_work()) is not None:
+            record = work.records[0]
             try:
-                decoded = entry.record if self._decode is None else self._decode(entry.record)
+                decoded = record if decode is None else decode(record)
             except UndecodableError as error:
-                _lane(session).retry_at(entry, self._ports.clock.now_ms())
-                _lane(session).stop()
-                self._on_undecodable(session, error)
+                conclude_undecodable(self._ports, self._options.policy, work, error)
+                self._changes.finished(work.session)
                 continue
-            self._in_hand[_name(entry.record)] = (session, entry)
+            self._in_hand[_name(record)] = work
             return decoded
-        self.wants_turn = self._turn.is_over()
         return None
-
-    def _pick(self, session: Session) -> Entry | None:
-        if not session.may_start:
-            return None
-        lane = _lane(session)
-        entry = lane.next(self._ports.clock.now_ms())
-        if entry is None:
-            session.settle()
-            self._on_finished(session)
-        return entry
 
     def ack(self, record: Record[Any]) -> None:
         """Finishes this record. Ignored if its lease was lost: the record may have been delivered again since."""
-        found = self._in_hand.pop(_name(record), None)
-        if found is None:
+        work = self._in_hand.pop(_name(record), None)
+        if work is None:
             if (record.stream, record.shard_id) in self._lost:
                 return
             raise UsageError(
                 f"record {record.position} of {record.shard_id} cannot be acknowledged: it already was, or it "
                 "did not come from this iteration"
             )
-        session, entry = found
-        if session.is_live:
-            _lane(session).finish(entry)
-            session.settle()
-            self.ready.offer(session)
-        self._on_finished(session)
+        work.session.finish(work, ended_at_ms=self._ports.clock.now_ms())
+        if work.session.is_live:
+            self.queue.offer(work.session)
+        self._changes.finished(work.session)
 
     def abandon(self) -> None:
         """The delivered records will not be acknowledged: stops waiting for them."""
-        sessions = dict.fromkeys(session for session, _ in self._in_hand.values())
+        works = list(self._in_hand.values())
         self._in_hand.clear()
-        for session in sessions:
-            self._on_finished(session)
-
-    # the Sink protocol
-
-    def make_lane(self, session: Session) -> RecordLane:
-        limits = LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX)
-        return RecordLane(session.row.checkpoint, "none", session.window, limits)
+        for work in works:
+            self._changes.finished(work.session)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        in_hand = list(self._in_hand.values())  # a copy: the heartbeat thread calls this too
-        return [(session, entry.record) for session, entry in in_hand if session.is_live]
-
-    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- all records are in one loop
-        return task_stack(self.task)
-
-    def overdue(self, now_ms: int) -> dict[Session, str]:  # noqa: ARG002 -- the caller's loop has no timeout
-        return {}
+        return [(work.session, work.records[0]) for work in list(self._in_hand.values()) if work.session.is_live]
 
     def revoke(self, session: Session) -> None:
         """The caller keeps its records; acknowledging them has no effect any more."""
-        self.ready.withdraw(session)
+        super().revoke(session)
         self._lost.add((session.stream.name, session.shard_id))
-
-    def interrupt(self, session: Session | None = None) -> None:
-        """The caller's loop cannot be interrupted."""
-
-    def before_commit(self) -> None:
-        """Nothing to do: acknowledgements are reported at once."""
-
-    async def run_one(self) -> None:
-        raise AssertionError("the caller's loop takes the records")
-
-
-def _lane(session: Session) -> RecordLane:
-    lane = session.lane
-    assert isinstance(lane, RecordLane)
-    return lane
 
 
 def _name(record: Record[Any]) -> Name:

@@ -17,25 +17,23 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from anabranch._core.handling.batches import BatchLane
 from anabranch._core.leases.plan import Write
+from anabranch._core.session import COMMITTED_ONE_BY_ONE, Session
+from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.handler_calls import OnFailed
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
-from anabranch._engine.session import Session
-from anabranch._engine.sinks import Sink
+from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import Isolation
 from anabranch.events import ShardSuspected
-from anabranch.records import Record
+from anabranch.reasons import StoppedByCrashes
 
 SUSPECT_AFTER: Final = 2
 OWNERS_MAX: Final = 5
 TURN_MS: Final = 1_000
 CHECK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
-ONE_BY_ONE: Final = 100
-"""Records that are committed one by one; after that, one turn at full speed."""
 
 
 class Quarantine:
@@ -44,15 +42,16 @@ class Quarantine:
         ports: Ports,
         fleet: Fleet,
         checkpointer: Checkpointer,
-        sink: Sink,
-        *,
-        on_failed: OnFailed,
+        processor: Processor,
+        isolation: Isolation,
+        changes: Changes,
     ) -> None:
         self._ports = ports
         self._fleet = fleet
         self._checkpointer = checkpointer
-        self._sink = sink
-        self._on_failed = on_failed
+        self._processor = processor
+        self._isolation = isolation
+        self._changes = changes
         self._sessions: dict[Session, None] = {}
         self._suspects: dict[Session, int] = {}
         """With the number of owners that died at each."""
@@ -68,53 +67,58 @@ class Quarantine:
         """For every session, when its lease is taken."""
         self._sessions[session] = None
         owners = session.row.takes_without_progress - 1
-        if owners >= SUSPECT_AFTER and not self._sink.manual_ack:
+        if owners >= SUSPECT_AFTER and not self._processor.manual_ack:
             self._suspects[session] = owners
             self._counted[session] = None
-            session.lane.one_at_a_time = True
+            session.isolate(isolated=True)
             stream, shard_id = session.stream.name, session.shard_id
             self._ports.emit(ShardSuspected(stream=stream, shard_id=shard_id, owner_count=owners))
-            for one in self._sessions:
-                one.held_for_isolation = True
+            self._hold_all()
             self._alarm.ring()
-        session.held_for_isolation = self._is_held(session)
+        elif self._is_held(session):
+            self._isolation.hold(session)
+
+    def _hold_all(self) -> None:
+        for session in self._sessions:
+            self._isolation.hold(session)
 
     def has_given_up_on(self, session: Session) -> bool:
         """Whether the shard is not even read any more: one more owner died while reading it to name the record."""
-        return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._sink.manual_ack else OWNERS_MAX + 1)
+        return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._processor.manual_ack else OWNERS_MAX + 1)
 
     def remove(self, session: Session) -> None:
         """For every session, when its lease is gone."""
         del self._sessions[session]
         self._suspects.pop(session, None)
         self._counted.pop(session, None)
+        self._isolation.release(session)
         self._alarm.ring()
 
-    def notify(self, session: Session) -> None:
-        """A call ended, or records arrived. While a suspect is tried, each record waits for the commit of the last."""
+    def notify(self) -> None:
+        """A call ended, or records arrived."""
         if self._suspects or self._alone is not None:  # a suspect that is lost while it is tried leaves _suspects
-            if session is self._alone and _awaits_commit(session):
-                session.held_for_isolation = True
             self._alarm.ring()
 
     def _clear_at_tip(self) -> None:
         """Clears suspects that were read to the tip."""
         for session in list(self._suspects):
-            if session.is_at_tip and session.lane.finished_count == session.committed_count:
+            if session.is_at_tip and not session.uncommitted_count:
                 self._clear_suspect(session)
 
     def _clear_suspect(self, session: Session) -> None:
         if self._suspects.pop(session, None) is not None:
-            session.lane.one_at_a_time = False
+            session.isolate(isolated=False)
             self._release(session)
 
     def _is_held(self, session: Session) -> bool:
         return session in self._suspects or self._alone is not None or bool(self._counted)
 
     def _release(self, session: Session) -> None:
-        session.held_for_isolation = self._is_held(session)
-        if not session.held_for_isolation:
-            self._sink.ready.offer(session)
+        if self._is_held(session):
+            self._isolation.hold(session)
+        else:
+            self._isolation.release(session)
+            self._processor.queue.offer(session)
 
     # turns
 
@@ -136,15 +140,12 @@ class Quarantine:
 
     def _next(self) -> Session | None:
         """The suspect with work at which the fewest owners died."""
-        ready = [
-            session for session in self._suspects if session.is_live and not session.is_draining and _has_work(session)
-        ]
+        ready = [session for session in self._suspects if session.may_start and not session.is_idle]
         return min(ready, key=lambda session: self._suspects[session], default=None)
 
     async def _try_alone(self, suspect: Session) -> None:
         self._alone = suspect
-        for session in self._sessions:
-            session.held_for_isolation = True
+        self._hold_all()
         if not await self._wait_until_idle():
             return
         await self._commit_all()
@@ -154,22 +155,21 @@ class Quarantine:
         if self._suspects.get(suspect, 0) >= OWNERS_MAX:
             self._stop_at_next_record(suspect)
             return
-        clock, at_full_speed = self._ports.clock, suspect.committed_count >= ONE_BY_ONE
+        clock, at_full_speed = self._ports.clock, suspect.committed_count >= COMMITTED_ONE_BY_ONE
         until_ms = clock.now_ms() + TURN_MS
-        while (
-            suspect in self._suspects and not suspect.is_draining and _has_work(suspect) and clock.now_ms() < until_ms
-        ):
-            finished_count, suspect.held_for_isolation = suspect.lane.finished_count, False
-            self._sink.ready.offer(suspect)
+        while suspect in self._suspects and suspect.may_start and not suspect.is_idle and clock.now_ms() < until_ms:
+            finished_count = suspect.lane.finished_count
+            self._isolation.release(suspect)
+            self._processor.queue.offer(suspect)
             await self._alarm.wait(until_ms)
-            if _awaits_commit(suspect):
-                suspect.held_for_isolation = True
+            if suspect.awaits_commit:
                 await self._commit_all()
             self._clear_at_tip()
             if suspect.lane.finished_count == finished_count:
                 await self._sleep(CHECK_MS)  # the record waits for its retry: checking again now would busy-loop
-        suspect.held_for_isolation = True
-        while self._sink.running():
+        if suspect in self._sessions:
+            self._isolation.hold(suspect)
+        while self._processor.running():
             await self._alarm.wait()
         await self._commit_all()
         if at_full_speed:
@@ -179,7 +179,7 @@ class Quarantine:
         """Waits for running calls while nothing new starts; longer after each time that was not enough."""
         clock = self._ports.clock
         until_ms = clock.now_ms() + self._rest_ms
-        while self._sink.running():
+        while self._processor.running():
             if clock.now_ms() >= until_ms:
                 self._rest_ms = min(2 * self._rest_ms, REST_MS_MAX)
                 return False
@@ -188,11 +188,14 @@ class Quarantine:
         return True
 
     def _stop_at_next_record(self, suspect: Session) -> None:
-        record = _next_record(suspect, self._ports.clock.now_ms())
+        record = suspect.next_record(self._ports.clock.now_ms())
         if record is not None:
             owners = self._suspects.pop(suspect)
-            suspect.lane.stop()
-            self._on_failed(suspect, record, f"{owners} owners in a row died while they handled it", None)
+            reason = StoppedByCrashes(
+                position=str(record.position), partition_key=record.partition_key, owner_count=owners
+            )
+            suspect.stop(reason, record)
+            self._changes.finished(suspect)
 
     async def _sleep(self, pause_ms: int) -> None:
         await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + pause_ms)
@@ -227,7 +230,7 @@ class Quarantine:
             await self._sleep(CHECK_MS)
 
     async def _try_to_write_count(self, session: Session, *, crash_counted: bool) -> bool:
-        async with session.commit_lock:
+        async with self._checkpointer.lock(session):
             if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
                 return True
             takes = self._suspects[session] + crash_counted
@@ -235,25 +238,5 @@ class Quarantine:
                 row = replace(session.row, takes_without_progress=takes)
                 if await self._fleet.write(Write(row, session.row.version)) in {"unknown", "again"}:
                     return False
-            session.crash_counted = crash_counted
+            session.count_crash(counted=crash_counted)
             return True
-
-
-def _has_work(session: Session) -> bool:
-    return not session.window.is_empty or bool(session.lane.unfinished_count)
-
-
-def _awaits_commit(session: Session) -> bool:
-    """Whether the next record has to wait for a commit."""
-    return session.committed_count < session.lane.finished_count <= ONE_BY_ONE
-
-
-def _next_record(session: Session, now_ms: int) -> Record[bytes] | None:
-    """The record that would start next."""
-    lane = session.lane
-    if lane.first_unfinished is None:
-        if isinstance(lane, BatchLane):
-            lane.next(now_ms, ended=True)
-        else:
-            lane.next(now_ms)
-    return lane.first_unfinished

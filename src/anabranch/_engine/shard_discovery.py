@@ -7,17 +7,24 @@ only after its root leases exist, and children get their rows before their paren
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from anabranch._core.backoff import backoff_ms
+from anabranch._core.leases.machine import lease_row_deleted
 from anabranch._core.leases.store_calls import DeleteLease, ReadLease, ReadLeases
-from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
-from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
+from anabranch._core.session import Session
+from anabranch._core.shards.bootstrap import (
+    Start,
+    ends_to_restore,
+    had_row,
+    listing_filter,
+    missing_leases,
+    propose_stream,
+)
 from anabranch._core.shards.gate import (
-    CHILDREN_UNKNOWN,
     ShardEnd,
     classify_missing_shard,
     plan_end,
@@ -27,26 +34,24 @@ from anabranch._core.shards.gate import (
 from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.drive import report_store_reset, retry_store_call
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
-from anabranch._engine.session import Session
-from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName, parse_stream
+from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName
 from anabranch._wire.messages import ListShardsResponse, StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (
     AnabranchError,
     CredentialsError,
     LeaseStoreError,
-    LeaseStoreInvalidError,
     ServiceError,
     StreamDeletedError,
     StreamNotFoundError,
     StreamRecreatedError,
     TransportError,
 )
-from anabranch.events import DataLost, KeysUnordered, ListingFailed, ShardFinished, StreamChanged
+from anabranch.events import DataLost, KeysUnordered, ListingFailed, ListingRecovered, ShardFinished, StreamChanged
+from anabranch.reasons import ChildrenUnknown, ChildrenUnlisted
 
 T = TypeVar("T")
 
@@ -157,7 +162,7 @@ class CoalescedCall:
             try:
                 await self._call()
             except BaseException:
-                self._begun_count -= 1  # a failed call serves nobody
+                self._begun_count -= 1  # a failed call has no result to share
                 raise
 
 
@@ -198,147 +203,9 @@ class TrimReporter:
             )
 
 
-Start = Literal["latest", "trim_horizon"] | float
-"""`latest`, `trim_horizon`, or a Unix time in seconds."""
-
-LISTINGS_MAX = 20
-LISTING_RETRY_MS = 500
-
-
-class StreamBootstrap:
-    """Writes the stream's row, its root leases, then the mark that they are complete.
-
-    Any worker can complete it, and nobody reads before that (rule S2). Every write names the application that this
-    worker opened: in a store that was emptied or replaced it creates nothing, and the worker ends (rule L14). Before
-    each try to set the mark we check that every root lease is there: a store that failed over may have lost
-    acknowledged writes.
-    """
-
-    def __init__(
-        self, ports: Ports, app: AppRow, start: Start, *, call_deadline_ms: int, start_timeout_ms: int
-    ) -> None:
-        self._ports = ports
-        self._app = app
-        self._start = start
-        self._call_deadline_ms = call_deadline_ms
-        self._start_timeout_ms = start_timeout_ms
-
-    async def begin(self, stream: StreamName, summary: StreamSummary) -> StreamRow:
-        """Returns the stream's row once all its root leases exist, whoever created them."""
-        row = await self._put(self._proposal(summary))
-        while True:
-            begun = await self._confirm(row) if row.bootstrapped else await self._complete(stream, row)
-            if begun is not None:
-                return begun
-            believed, row = row, await self._put(replace(row, bootstrapped=False, version=0))
-            if believed == row and row.bootstrapped:
-                raise LeaseStoreInvalidError(
-                    f"application {self._app.app!r} has already read stream {row.name}, but the lease store has no "
-                    "leases for it: they were deleted. Nothing was created, because that would handle everything from "
-                    "the start position again. Restore the store, or start over after "
-                    f"`anabranch apps delete {self._app.app}`"
-                )
-
-    async def report_if_recreated(self, summary: StreamSummary) -> None:
-        ports, key = self._ports, _stream_key(summary)
-        known = [row for row in await self._retry(ports.store.read_streams) if row.arn == summary.arn]
-        if known and all(row.stream_key != key for row in known):
-            ports.emit(
-                StreamChanged(
-                    stream=summary.name,
-                    change="the stream was deleted and created again since this application last read it: "
-                    "the new stream is read from start=; the checkpoints of the old one are kept but not used",
-                )
-            )
-
-    async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
-        """All lease rows of this stream and generation, finished ones included."""
-        return await self._retry(partial(self._read_lease_rows, row))
-
-    async def _read_lease_rows(self, row: StreamRow) -> list[LeaseRow]:
-        rows = await self._ports.store.read_leases(with_finished=True)
-        return [
-            lease for lease in rows if lease.key.stream_key == row.stream_key and lease.key.generation == row.generation
-        ]
-
-    def _proposal(self, summary: StreamSummary) -> StreamRow:
-        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
-        return StreamRow(
-            stream_key=_stream_key(summary),
-            name=summary.name,
-            arn=summary.arn,
-            created_seconds=summary.created_seconds,
-            origin=pin(self._start, server_seconds=server_seconds, created_seconds=summary.created_seconds),
-        )
-
-    async def _put(self, row: StreamRow) -> StreamRow:
-        """Returns the row that the store has now."""
-        await self._retry(self._check_app)
-        return await self._retry(partial(self._ports.store.put_stream, row))
-
-    async def _confirm(self, row: StreamRow) -> StreamRow | None:
-        """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
-        return row if await self.lease_rows(row) else None
-
-    async def _complete(self, stream: StreamName, row: StreamRow) -> StreamRow | None:
-        """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
-        listing = await self._whole_listing(stream, row)
-        while True:
-            missing, marked = await self._retry(partial(self._check_and_mark, row, listing), calls=3)
-            if not missing:
-                return marked
-            for lease in missing:
-                if not await self._retry(partial(self._is_unmarked, row), calls=2):
-                    return None
-                await self._retry(partial(self._ports.store.create_lease, lease))
-
-    async def _is_unmarked(self, row: StreamRow) -> bool:
-        """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing
-        may have been finished and removed; creating them would handle their records again.
-        """
-        streams = await self._ports.store.read_streams()
-        await self._check_app()
-        return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
-
-    async def _check_and_mark(
-        self, row: StreamRow, listing: list[Shard]
-    ) -> tuple[tuple[LeaseRow, ...], StreamRow | None]:
-        """Returns the missing leases, or sets the mark and returns the row."""
-        missing = plan_bootstrap(row, listing, await self._read_lease_rows(row))
-        assert not isinstance(missing, IncompleteListing), "the same listing was complete"
-        if missing:
-            return missing, None
-        await self._check_app()
-        done = replace(row, bootstrapped=True)
-        return (), await self._ports.store.write_stream(done, row.version)
-
-    async def _whole_listing(self, stream: StreamName, row: StreamRow) -> list[Shard]:
-        ports = self._ports
-        for _ in range(LISTINGS_MAX):
-            listing = await list_all_shards(
-                ports, stream, listing_filter(row.origin), retry_answered_ms=self._start_timeout_ms
-            )
-            plan = plan_bootstrap(row, listing)
-            if not isinstance(plan, IncompleteListing):
-                return listing
-            await ports.clock.sleep_until_ms(ports.clock.now_ms() + LISTING_RETRY_MS)
-        raise TransportError(f"stream {stream}: {plan}, {LISTINGS_MAX} times in a row")
-
-    async def _check_app(self) -> None:
-        """A worker that finds its application gone, or another in its place, makes nothing (rule L14)."""
-        app = await self._ports.store.read_app()
-        if app is None or app.app_id != self._app.app_id:
-            raise report_store_reset(self._ports, self._app)
-
-    async def _retry(self, call: Callable[[], Awaitable[T]], *, calls: int = 1) -> T:
-        return await retry_store_call(self._ports, call, deadline_ms=calls * self._call_deadline_ms)
-
-
-def _stream_key(summary: StreamSummary) -> str:
-    return f"{parse_stream(summary.arn).account_id}:{summary.name}:{int(summary.created_seconds)}"
-
-
 END_RETRY_MS = 500
+INQUIRY_INTERVAL_MS = 5_000
+"""How often to look whether all members have said that they do not hold a lease that has no row."""
 TRANSIENT = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
 """Errors that may pass: even a denied access can be granted later."""
 
@@ -347,13 +214,13 @@ class ShardDiscovery:
     def __init__(
         self,
         ports: Ports,
+        fleet: Fleet,
         streams: tuple[StreamName, ...],
         start: Start,
         settings: ConsumerSettings,
-        timing: LeaseTiming,
     ) -> None:
         self._ports = ports
-        self._call_deadline_ms = timing.call_deadline_ms
+        self._fleet = fleet
         self._start_timeout_ms = round(settings.start_timeout * 1000)
         self._wanted = streams
         self._start = start
@@ -366,11 +233,12 @@ class ShardDiscovery:
         self._stream_checks: dict[str, CoalescedCall] = {}
         self._trim_reporter = TrimReporter(ports)
         self._listings = Alarm(ports.clock)
-        self._bootstrap: StreamBootstrap
-        self._fleet: Fleet
-
-    def attach(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        self._settled: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """The member and the listed shards with which nothing was left to do, by stream."""
+        self._is_inquiring = False
+        """Whether the last listing found leases without a row that somebody may still hold."""
+        self._incomplete: dict[str, None] = {}
+        """Streams that were not listed yet, or in which leases had no row at the last listing."""
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
@@ -383,28 +251,41 @@ class ShardDiscovery:
     def horizon_of(self, key: LeaseKey) -> TrimHorizon:
         return self._trim_reporter.horizon_of(key.stream_key)
 
+    def created_seconds_of(self, session: Session) -> float:
+        """When the session's stream was created."""
+        return self._rows[session.key.stream_key].created_seconds
+
+    @property
+    def retention_hours(self) -> int:
+        """The longest of its streams."""
+        return max((self._trim_reporter.horizon_of(key).retention_hours for key in self._rows), default=0)
+
     def is_placed_by_key(self, key: LeaseKey) -> bool:
         """Whether the partition key decides the shard of a record, as is usual."""
         return key.stream_key not in self._auto
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all shards have leases, according to the last listings."""
+        return not self._incomplete
+
+    def list_soon(self) -> None:
+        """A worker that ends by itself must not overlook a shard: it lists the shards at its start."""
+        self._incomplete |= dict.fromkeys(self._rows)
+        self._listings.ring()
+
     # the start
 
-    async def prepare(self, app: AppRow) -> None:
+    async def prepare(self) -> None:
         """Makes sure that every stream has its row and its root leases."""
-        self._bootstrap = StreamBootstrap(
-            self._ports,
-            app,
-            self._start,
-            call_deadline_ms=self._call_deadline_ms,
-            start_timeout_ms=self._start_timeout_ms,
-        )
         for stream in self._wanted:
-            summary = await await_stream(self._ports, stream, self._start_timeout_ms)
-            await self._bootstrap.report_if_recreated(summary)
-            await self._begin(stream, summary)
+            await self._begin(stream, await await_stream(self._ports, stream, self._start_timeout_ms))
 
     async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
-        row = await self._bootstrap.begin(stream, summary)
+        proposal = propose_stream(summary, self._start, self._ports.clock.wall_ms() / 1000)
+        row = await self._fleet.begin_stream(
+            proposal, partial(list_all_shards, self._ports, stream, retry_answered_ms=self._start_timeout_ms)
+        )
         self._names[row.stream_key] = stream
         self._trim_reporter.observe(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
@@ -421,7 +302,7 @@ class ShardDiscovery:
         start.
         """
         ports = self._ports
-        while session.phase == "ended":
+        while session.state == "finishing":
             planner = self._fleet.member_id
             end = await self._try_to_plan_end(session)
             if end is not None and await self._write_end(session, end, checkpointer, planner):
@@ -434,7 +315,7 @@ class ShardDiscovery:
                     )
                 )
                 await self._fleet.adopt(session.key, end.finish.children)
-                if session.trimmed:
+                if session.end is not None and session.end.trimmed:
                     # If two parents are trimmed together, each leaves the child to the other: check again now.
                     self._listings.ring()
                 return
@@ -446,35 +327,41 @@ class ShardDiscovery:
             return await self._plan_end(session)
         except StreamNotFoundError as error:
             await self._same_stream(session.key.stream_key, error)
-            session.reason = str(error)
+            session.report(ChildrenUnlisted(error=str(error)))
         except TRANSIENT as error:
-            session.reason = str(error)
+            session.report(ChildrenUnlisted(error=str(error)))
         return None
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         row = self._rows[session.key.stream_key]
-        leases = await self._bootstrap.lease_rows(row)
+        leases = await self._fleet.lease_rows(row)
         if all(lease.key != session.key for lease in leases):
             return None  # the store lost this shard: conclude nothing, the lease loop will notice (rule L14)
-        graph = self._graphs[row.stream_key].united(child_shards=session.children, rows=leases)
+        read_end = session.end
+        assert read_end is not None, "the shard has not ended"
+        graph = self._graphs[row.stream_key].united(child_shards=read_end.children, rows=leases)
         through = session.read_through_seconds
-        end = None if session.trimmed else plan_end(session.row, graph, None, leases, through)
+        end = None if read_end.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
             listing = await list_all_shards(self._ports, session.stream, None)
             await self._same_stream(row.stream_key, None)
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
-            if session.trimmed:
+            if read_end.trimmed:
                 end = plan_trimmed(row, session.row, graph, scope, leases, through)
             else:
                 end = plan_end(session.row, graph, scope, leases, through)
         self._graphs[row.stream_key] = graph
-        session.reason = CHILDREN_UNKNOWN if end is None else None
+        session.report(ChildrenUnknown() if end is None else None)
         return end
 
     async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, planner: str) -> bool:
+        unheld = await self._fleet.find_unheld(end.restored) if end.restored else ()
         for row in end.rows:
-            if await self._fleet.create_lease(row, member_id=planner) is None:
+            is_restored = row.key in end.restored
+            if is_restored and row.key not in unheld:
+                return False
+            if not await self._create(row, planner, is_restored=is_restored, is_deleted=is_restored):
                 return False
         key = session.key
         outcome = await checkpointer.write(session, finish=end.finish)
@@ -491,9 +378,7 @@ class ShardDiscovery:
         if not await self._is_gone(session.stream, session.shard_id):
             return
         await self._narrow_loss(session)
-        if session.phase == "reading":
-            session.trimmed = True
-            session.move("end")
+        if session.end_trimmed():
             self._trim_reporter.report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
@@ -527,12 +412,12 @@ class ShardDiscovery:
         graph, with_rows = graph.united(rows=rows), [row.key.shard_id for row in rows]
         since = unread_since(graph, shard_id, rows, with_rows)
         known = [time for time in (since, session.read_through_seconds) if time is not None]
-        session.read_through_seconds = max(known, default=None)
+        session.learn_read_through(max(known, default=None))
         horizon_seconds = session.horizon.observed_seconds
         if may_have_lost(session.read_through_seconds, horizon_seconds):
             listing = await list_all_shards(self._ports, session.stream, AT_TRIM_HORIZON)
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
-                session.read_through_seconds = horizon_seconds + HORIZON_MARGIN_SECONDS
+                session.learn_read_through(horizon_seconds + HORIZON_MARGIN_SECONDS)
 
     async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
         """Returns the stream's summary. Raises if the stream was deleted or recreated (rule S3)."""
@@ -569,14 +454,24 @@ class ShardDiscovery:
         """Lists the streams regularly. A listing only ever adds shards (rule S5)."""
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
+        failing: set[str] = set()
+        """Streams that could not be listed."""
         while True:
-            await self._listings.wait(next_ms)
+            now_ms = clock.now_ms()
+            await self._listings.wait(min(next_ms, now_ms + INQUIRY_INTERVAL_MS) if self._is_inquiring else next_ms)
+            self._is_inquiring = False
             is_due = clock.now_ms() >= next_ms
             for row in [self._rows[key] for key in self.stream_keys]:
                 try:
                     await self._list_missing(row, cleans_up=is_due)
                 except TRANSIENT as error:
+                    failing.add(row.stream_key)
+                    self._incomplete.pop(row.stream_key, None)
                     self._ports.emit(ListingFailed(stream=row.name, error=str(error)))
+                else:
+                    if row.stream_key in failing:
+                        failing.remove(row.stream_key)
+                        self._ports.emit(ListingRecovered(stream=row.name))
             if is_due:
                 next_ms = clock.now_ms() + interval_ms
 
@@ -591,22 +486,65 @@ class ShardDiscovery:
         await self._same_stream(row.stream_key, unknown)
         if unknown is not None:
             raise unknown
+        if self._is_settled(row, listing):
+            self._incomplete.pop(row.stream_key, None)
+            return
         await self._create_missing(row, listing, cleans_up=cleans_up)
+
+    def _is_settled(self, row: StreamRow, listing: list[Shard]) -> bool:
+        """Whether there is nothing to do with this listing, as by the last look at all rows, finished ones included."""
+        if any(key.stream_key == row.stream_key for key in self._fleet.vanished):
+            return False
+        return self._settled.get(row.stream_key) == (self._fleet.member_id, _names(listing))
 
     async def _create_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         planner = self._fleet.member_id
-        leases = await self._bootstrap.lease_rows(row)
-        if not leases:
+        leases = await self._fleet.lease_rows(row)
+        if not leases and not self._fleet.is_read(row.stream_key):
             self._fleet.raise_store_reset()  # we never remove all rows: the store was reset (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
-        for lease in missing_leases(row, graph, scope, leases):
-            if await self._fleet.create_lease(lease, member_id=planner) is None:
+        missing, ends = missing_leases(row, graph, scope, leases), ends_to_restore(row, graph, leases)
+        # Leases that never had a row are rare in a listing, so each of these may be held by a member.
+        unheld = await self._fleet.find_unheld([lease.key for lease in missing]) if missing else ()
+        self._is_inquiring = self._is_inquiring or len(unheld) < len(missing)
+        for lease in (*ends, *(lease for lease in missing if lease.key in unheld)):
+            is_deleted = lease.is_finished or had_row(lease, leases)
+            if not await self._create(lease, planner, is_restored=True, is_deleted=is_deleted):
                 return  # the next listing tries again
-            self._fleet.wake()
+        if missing:
+            self._incomplete[row.stream_key] = None
+        else:
+            self._incomplete.pop(row.stream_key, None)
+        if not missing and not ends:
+            self._fleet.forget_vanished(row.stream_key)
+            if all(lease.key.shard_id in scope for lease in leases if lease.is_finished):
+                self._settled[row.stream_key] = (planner, _names(listing))
         if cleans_up:
             await self._clean_up(row, graph, leases)
+
+    async def _create(self, lease: LeaseRow, planner: str, *, is_restored: bool, is_deleted: bool) -> bool:
+        """False: it was not created, or there was no answer. `is_restored`: it may have had a row before, and no live
+        member holds it. `is_deleted`: it is known to have had one.
+        """
+        is_deleted = is_deleted or lease.key in self._fleet.vanished
+        row = self._restored(lease) if is_restored else lease
+        created = await self._fleet.create_lease(row, member_id=planner)
+        if is_deleted and created == row:
+            self._ports.emit(lease_row_deleted(row, repeats=not row.is_finished))
+        self._fleet.wake()
+        return created is not None
+
+    def _restored(self, lease: LeaseRow) -> LeaseRow:
+        """As it was last seen (rule L18)."""
+        # It may have been written since then. Version and fence token must still grow, and neither grows once a second.
+        # Without an epoch, its parents are looked at when it is taken, and the version is the floor of the epoch.
+        seconds = self._ports.clock.wall_ms() // 1000
+        if lease.is_finished:
+            return replace(lease, version=seconds, epoch=seconds)
+        known = self._fleet.vanished.get(lease.key) or lease
+        return replace(known, owner=None, version=seconds, epoch=0, waits_for=lease.waits_for)
 
     async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
         """Removes finished rows once the service proves that their shards are gone (rules S3, S6)."""
@@ -618,3 +556,7 @@ class ShardDiscovery:
             same = classify_missing_shard(row, await find_summary(ports, stream)) == "trimmed"
             if same and await self._is_gone(stream, lease.key.shard_id):
                 await self._fleet.call(DeleteLease(lease.key, lease.version))
+
+
+def _names(shards: list[Shard]) -> tuple[str, ...]:
+    return tuple(sorted(shard.shard_id for shard in shards))

@@ -1,22 +1,37 @@
 """What a member reports about its shards: lag, rate, and why a shard is stalled.
 
-Stalled shards come first, then those furthest behind. Rates are measured over a fixed interval, independent of how
+Stalled shards come first, then those with the largest lag. Rates are measured over a fixed interval, independent of how
 often reports are made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from anabranch._core.handling.lanes import RecordLane
-from anabranch._engine.session import Session
-from anabranch._model.leases import LeaseKey, ShardStatus
-from anabranch.events import Event, StandstillBegan
+from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.session import Session
+from anabranch._engine.handler_calls import place_in
+from anabranch._engine.polling_reader import Reader
+from anabranch._engine.processor import Processor
+from anabranch._model.leases import LeaseKey, ShardStatus, SubscriptionStatus
+from anabranch._model.streams import Position
+from anabranch.events import Event, StandstillBegan, StandstillEnded
+from anabranch.measures import ShardMeasures
+from anabranch.reasons import (
+    BudgetFull,
+    HandedOver,
+    HandledAlone,
+    PausedInStore,
+    Reason,
+    RecordInHandler,
+    RecordUnfinished,
+    WaitsForIsolatedShard,
+)
+from anabranch.records import Record
 from anabranch.reports import ShardState
 
-REASON_CHARACTERS_MAX: Final = 200
 RATE_INTERVAL_MS: Final = 5_000
 """As often as a viewer asks for it, so that no work is missed."""
 STALLED_AFTER_MS: Final = 10_000
@@ -34,43 +49,96 @@ class _Progress(msgspec.Struct):
     finished_count: int = 0
     records_per_second: float = 0.0
     progressed_at_ms: int = 0
-    is_stalled: bool = False
+    reason: Reason | None = None
+    """Why it is stalled, as reported."""
+    stalled_at_ms: int = 0
+
+
+class _Calls:
+    """The handler calls that run now."""
+
+    def __init__(self, processor: Processor, now_ms: int, letters: Mapping[Session, Reason]) -> None:
+        self._processor = processor
+        self.overdue: Mapping[Session, Reason] = {**letters, **processor.overdue(now_ms)}
+        """Sessions with a call that ignores its timeout, or with a letter that its destination does not accept."""
+        self._running: dict[tuple[Session, Position], Record[bytes]] = {}
+        if not processor.manual_ack:  # a record that waits for its acknowledgement is in no call
+            self._running = {(session, record.position): record for session, record in processor.running()}
+
+    def is_held(self, session: Session) -> bool:
+        """Whether it starts nothing, because a quarantined shard is handled alone."""
+        return self._processor.queue.is_held(session)
+
+    def unfinished_reason(self, session: Session, first: Record[bytes], seconds: int) -> Reason:
+        """Why this record, the first unfinished one of its shard, is not finished."""
+        children_wait = session.end is not None
+        position, partition_key = str(first.position), first.partition_key
+        running = self._running.get((session, first.position))
+        if running is None:
+            return RecordUnfinished(
+                position=position, partition_key=partition_key, seconds=seconds, children_wait=children_wait
+            )
+        return RecordInHandler(
+            position=position,
+            partition_key=partition_key,
+            seconds=seconds,
+            children_wait=children_wait,
+            at=place_in(self._processor.stack_of(running)),
+        )
 
 
 class ShardReports:
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        processor: Processor,
+        reader: Reader,
+        service_clock: ServiceClock,
+        letters: Callable[[], Mapping[Session, Reason]] = dict,
+    ) -> None:
+        """`letters` returns the sessions that wait for the destination of dead letters."""
+        self._letters = letters
         self._emit = emit
+        self._service_clock = service_clock
+        self._processor = processor
+        self._reader = reader
         self._progress: dict[LeaseKey, _Progress] = {}
         self._full_budget_reported_ms: int | None = None
 
     def report(
-        self,
-        sessions: Iterable[Session],
-        now_ms: int,
-        blocked_reason: str | None = None,
-        overdue: Mapping[Session, str] = MappingProxyType({}),
+        self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
     ) -> tuple[ShardStatus, ...]:
-        """`blocked_reason`: why all shards of this process are stalled. `overdue`: sessions with a call that ignores
-        its timeout, each with the reason.
-        """
+        """`blocked`: why all shards of this process are stalled."""
+        calls = _Calls(self._processor, now_ms, self._letters())
         progresses = {session.key: self._measure(session, now_ms) for session in sessions}
         self._progress = progresses
-        statuses = [self._status(progress, now_ms, blocked_reason, overdue) for progress in progresses.values()]
+        statuses = [self._status(progress, now_ms, blocked, calls) for progress in progresses.values()]
         self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
-        statuses.sort(key=lambda status: (status.reason is None, -(status.millis_behind_latest or 0), status.shard_id))
+        statuses.sort(key=lambda status: (status.reason is None, -(status.lag_ms or 0), status.lease))
         return tuple(statuses)
 
-    def states(
-        self, sessions: Iterable[Session], now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
-    ) -> tuple[ShardState, ...]:
+    def states(self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None) -> tuple[ShardState, ...]:
         """For `Consumer.status()` between two reports: measures nothing and emits nothing."""
+        calls = _Calls(self._processor, now_ms, self._letters())
+        service_seconds = self._service_clock.seconds(now_ms)
         return tuple(
-            session.state(
-                overdue.get(session)
-                or _stall_reason(self._last_measured(session, now_ms), now_ms, blocked_reason)
-                or _full_budget_reason(session, now_ms)
+            session.describe(
+                _stall_reason(self._last_measured(session, now_ms), now_ms, blocked, calls)
+                or _full_budget_reason(session, now_ms),
+                self._reader.subscription_of(session),
+                service_seconds=service_seconds,
             )
             for session in sessions
+        )
+
+    def measures(
+        self, sessions: Iterable[Session], now_ms: int, wall_ms: int, blocked: Reason | None
+    ) -> tuple[ShardMeasures, ...]:
+        """As `states`, with the counters."""
+        sessions = tuple(sessions)
+        return tuple(
+            _measures(session, state, wall_ms)
+            for session, state in zip(sessions, self.states(sessions, now_ms, blocked), strict=True)
         )
 
     def _last_measured(self, session: Session, now_ms: int) -> _Progress:
@@ -97,22 +165,50 @@ class ShardReports:
             progress.measured_at_ms, progress.finished_count = now_ms, count
         return progress
 
-    def _status(
-        self, progress: _Progress, now_ms: int, blocked_reason: str | None, overdue: Mapping[Session, str]
-    ) -> ShardStatus:
+    def _status(self, progress: _Progress, now_ms: int, blocked: Reason | None, calls: _Calls) -> ShardStatus:
         session = progress.session
-        reason = overdue.get(session) or _stall_reason(progress, now_ms, blocked_reason)
-        if reason is not None and not progress.is_stalled and session.is_live:
-            # ShardStopped was already emitted for a shard that stopped at a record.
-            self._emit(StandstillBegan(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
-        progress.is_stalled = reason is not None
+        reason = _stall_reason(progress, now_ms, blocked, calls)
+        service_seconds = self._service_clock.seconds(now_ms)
+        self._tell_standstill(progress, reason, service_seconds, now_ms)
         reason = reason or _full_budget_reason(session, now_ms)
+        lag = session.lag_seconds(service_seconds)
+        left = session.retention_left_seconds(lag, service_seconds)
         return ShardStatus(
-            session.shard_id,
-            None if reason is None else reason[:REASON_CHARACTERS_MAX],
-            session.behind_ms if session.is_live else None,  # a stopped shard is not read, so its lag is unknown
+            session.key.short_name,
+            reason,
+            session.behind_ms if session.is_live else None,  # a stopped shard is not read
             progress.records_per_second,
-            session.key.stream_key,
+            self._subscription(session),
+            None if lag is None else round(lag * 1000),
+            None if left is None else round(left),
+        )
+
+    def _tell_standstill(
+        self, progress: _Progress, reason: Reason | None, service_seconds: float | None, now_ms: int
+    ) -> None:
+        """Emits that the shard is stalled, also if the reason is another one now, and that it moves again."""
+        session, before = progress.session, progress.reason
+        stream, shard_id = session.stream.name, session.shard_id
+        progress.reason = reason
+        if reason is None and before is not None:
+            seconds, lag = (now_ms - progress.stalled_at_ms) / 1000, session.lag_seconds(service_seconds)
+            self._emit(StandstillEnded(stream=stream, shard_id=shard_id, reason=before, seconds=seconds, lag=lag))
+        elif reason is not None and (before is None or before.code != reason.code):
+            progress.stalled_at_ms = now_ms if before is None else progress.stalled_at_ms
+            if session.stopped is None:  # for that there is ShardStopped
+                self._emit(StandstillBegan(stream=stream, shard_id=shard_id, reason=reason))
+
+    def _subscription(self, session: Session) -> SubscriptionStatus | None:
+        found = self._reader.subscription_of(session)
+        if found is None:
+            return None
+        seconds, ago = found.seconds, found.event_seconds_ago
+        return SubscriptionStatus(
+            found.state,
+            None if seconds is None else round(seconds),
+            found.renewal_count,
+            None if ago is None else round(ago, 1),
+            None if found.reason is None else found.reason.code,
         )
 
     def _report_full_budget(self, sessions: list[Session], now_ms: int) -> None:
@@ -122,50 +218,68 @@ class ShardReports:
             return
         self._full_budget_reported_ms = now_ms
         first = max(waiting, key=lambda session: _budget_wait_ms(session, now_ms))
-        count = "1 shard waits" if len(waiting) == 1 else f"{len(waiting)} shards wait"
-        self._emit(
-            StandstillBegan(
-                stream=first.stream.name,
-                shard_id=first.shard_id,
-                reason=f"{_full_budget_reason(first, now_ms)}; {count}",
-            )
-        )
+        reason = _full_budget_reason(first, now_ms, shard_count=len(waiting))
+        assert reason is not None
+        self._emit(StandstillBegan(stream=first.stream.name, shard_id=first.shard_id, reason=reason))
 
 
-def _stall_reason(progress: _Progress, now_ms: int, blocked_reason: str | None) -> str | None:
+def _measures(session: Session, state: ShardState, wall_ms: int) -> ShardMeasures:
+    written_ms, subscription = session.row.checkpointed_at_wall_ms, state.subscription
+    return ShardMeasures(
+        stream=state.stream,
+        shard_id=state.shard_id,
+        counters=session.counted,
+        lag=state.lag,
+        millis_behind_latest=state.millis_behind_latest,
+        retention_left=state.retention_left,
+        checkpoint_age=None if written_ms is None else max(0, wall_ms - written_ms) / 1000,
+        unfinished_count=state.unfinished_count,
+        buffered_bytes=state.held_bytes,
+        subscription_age=None if subscription is None else subscription.seconds,
+        reason=state.reason,
+    )
+
+
+def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, calls: _Calls) -> Reason | None:
     """Why the shard is stalled; None if it is not."""
-    session = progress.session
-    if session.reason is not None:
-        return session.reason
-    if session.held_for_isolation and not session.window.is_empty:
-        return "a quarantined shard is handled alone: this one waits for its turn"
-    if blocked_reason is not None:
-        return blocked_reason
-    request = session.holding.request
-    if session.is_draining and request is not None:
-        return f"it is being handed over to {request.requester}"
-    waited_ms = now_ms - progress.progressed_at_ms
+    session, row = progress.session, progress.session.row
+    if session.stopped is not None:
+        return session.stopped.reason
+    if (known := calls.overdue.get(session) or session.reason) is not None:
+        return known
+    if calls.is_held(session) and not session.window.is_empty:
+        if session.lane.one_at_a_time:
+            return HandledAlone(owner_count=row.takes_without_progress - session.crash_counted)
+        return WaitsForIsolatedShard()
+    if blocked is not None:
+        return blocked
+    if row.paused:
+        return PausedInStore()
+    request, waited_ms = session.holding.request, now_ms - progress.progressed_at_ms
     lane, first = session.lane, session.lane.first_unfinished
     if first is None or waited_ms < STALLED_AFTER_MS:
-        return None
+        # A hand-over that waits for a record for long has the record for a reason.
+        return HandedOver(to_member=request.requester) if session.state == "draining" and request is not None else None
     if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
         return full
-    waiting = f"record {first.position} of key {first.partition_key!r} has not been finished for {waited_ms // 1000} s"
-    return f"the shard has ended and its children wait: {waiting}" if session.phase == "ended" else waiting
+    return calls.unfinished_reason(session, first, waited_ms // 1000)
 
 
 def _budget_wait_ms(session: Session, now_ms: int) -> int:
     """How long a shard with no unfinished records has waited for the byte budget; 0 if it does not wait."""
     since_ms = session.budget_full_since_ms
-    is_idle = session.is_live and session.lane.first_unfinished is None
-    return now_ms - since_ms if since_ms is not None and is_idle else 0
+    if since_ms is None or not session.is_live or session.lane.first_unfinished is not None:
+        return 0
+    return now_ms - since_ms
 
 
-def _full_budget_reason(session: Session, now_ms: int) -> str | None:
+def _full_budget_reason(session: Session, now_ms: int, *, shard_count: int = 1) -> BudgetFull | None:
     waited_ms, budget = _budget_wait_ms(session, now_ms), session.budget
     if waited_ms < STALLED_AFTER_MS:
         return None
-    return (
-        f"the byte budget has been full for {waited_ms // 1000} s: "
-        f"unfinished records use {budget.used_bytes} of {budget.limit_bytes} bytes"
+    return BudgetFull(
+        seconds=waited_ms // 1000,
+        used_bytes=budget.used_bytes,
+        limit_bytes=budget.limit_bytes,
+        shard_count=shard_count,
     )

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.worker import Worker
+from anabranch._engine.consumer_run import ConsumerRun
 from anabranch.errors import UsageError
 
 
@@ -26,7 +26,7 @@ class _SignalHandler:
         self._number = number
         self.before = before
         """What handled the signal before us."""
-        self._runs: dict[Worker, tuple[asyncio.AbstractEventLoop, int]] = {}
+        self._runs: dict[ConsumerRun, tuple[asyncio.AbstractEventLoop, int]] = {}
         self._process_id = os.getpid()
 
     @property
@@ -35,12 +35,12 @@ class _SignalHandler:
         return os.getpid() != self._process_id
 
     @contextmanager
-    def stopping(self, worker: Worker, deadline_ms: int) -> Iterator[None]:
-        self._runs[worker] = (asyncio.get_running_loop(), deadline_ms)
+    def stopping(self, run: ConsumerRun, deadline_ms: int) -> Iterator[None]:
+        self._runs[run] = (asyncio.get_running_loop(), deadline_ms)
         try:
             yield
         finally:
-            del self._runs[worker]
+            del self._runs[run]
             installed: object = signal.getsignal(self._number)
             if not self._runs and installed is self:
                 signal.signal(self._number, signal.SIG_DFL if self.before is None else self.before)
@@ -49,14 +49,14 @@ class _SignalHandler:
         if not self._runs or self.is_inherited:
             self._pass_on(number, frame)
             return
-        for worker, (loop, _) in tuple(self._runs.items()):
+        for run, (loop, _) in tuple(self._runs.items()):
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._stop, worker)
+                loop.call_soon_threadsafe(self._stop, run)
 
-    def _stop(self, worker: Worker) -> None:
-        if worker in self._runs:
-            _, deadline_ms = self._runs[worker]
-            worker.stop(SystemClock().now_ms() + (0 if worker.is_stopping else deadline_ms))
+    def _stop(self, run: ConsumerRun) -> None:
+        if run in self._runs:
+            _, deadline_ms = self._runs[run]
+            run.stop_by(SystemClock().now_ms() + (0 if run.is_stopping else deadline_ms))
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """A program that took the signal after us may put our handler back when the runs are over."""
@@ -68,7 +68,7 @@ class _SignalHandler:
 
 
 @contextmanager
-def stop_on_signals(worker: Worker, deadline_ms: int, *, handle_signals: bool | None) -> Iterator[None]:
+def stop_on_signals(run: ConsumerRun, deadline_ms: int, *, handle_signals: bool | None) -> Iterator[None]:
     """`None` takes only signals that nothing else handles, `True` takes both, `False` takes none."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if handle_signals and not in_main_thread:
@@ -80,7 +80,7 @@ def stop_on_signals(worker: Worker, deadline_ms: int, *, handle_signals: bool | 
         if handle_signals is not False and in_main_thread:
             for number in (signal.SIGTERM, signal.SIGINT):
                 if (handler := _take(number, by_force=bool(handle_signals))) is not None:
-                    stack.enter_context(handler.stopping(worker, deadline_ms))
+                    stack.enter_context(handler.stopping(run, deadline_ms))
         yield
 
 

@@ -6,13 +6,16 @@ heartbeating, for children of unfinished shards, or for shards that it may not t
 running, because it may be about to take it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from anabranch._engine.clock import Scheduler
+from anabranch._core.session import Session
+from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.session import Session
+from anabranch._engine.polling_reader import Reader
+from anabranch._engine.processor import Processor
+from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Clock
 
@@ -40,68 +43,82 @@ class StopWatcher:
     def __init__(
         self,
         clock: Clock,
-        scheduler: Scheduler,
-        stop_conditions: StopConditions,
+        conditions: StopConditions,
         sessions: Mapping[LeaseKey, Session],
         fleet: Fleet,
-        *,
-        is_busy: Callable[[], bool],
-        on_end: Callable[[str], None],
+        discovery: ShardDiscovery,
+        reader: Reader,
+        processor: Processor,
     ) -> None:
         self._clock = clock
-        self._scheduler = scheduler
-        self._conditions = stop_conditions
+        self._conditions = conditions
         self._sessions = sessions
         self._fleet = fleet
-        self._is_busy = is_busy
-        self._on_end = on_end
+        self._discovery = discovery
+        self._reader = reader
+        self._processor = processor
+        self._alarm = Alarm(clock)
         self._active_at_ms = 0
         self._finished_count = 0
-        self._watches_stopped = False
         self._all_stopped_at_ms: int | None = None
 
-    def start(self) -> None:
-        if self._conditions.is_set:
-            self._active_at_ms = self._clock.now_ms()
-            self._check()
+    async def run(self) -> str:
+        """Returns why the worker should stop."""
+        self._active_at_ms = self._clock.now_ms()
+        while True:
+            now_ms = self._clock.now_ms()
+            reason = self._end_reason(now_ms) or self._stopped_reason(now_ms)
+            if reason is not None:
+                return reason
+            if self._conditions.is_set:
+                await self._alarm.wait(now_ms + CHECK_EVERY_MS)
+            elif any(session.state == "stopped" for session in self._sessions.values()):
+                await self._alarm.wait(now_ms + STOPPED_CHECK_EVERY_MS)
+            else:
+                await self._alarm.wait()
 
-    def _check(self) -> None:
-        now_ms = self._clock.now_ms()
-        if self._conditions.at_tip and self._is_at_tip():
-            self._on_end("it has reached its end (until=)")
-        elif self._is_idle(now_ms):
-            self._on_end("it had nothing to do for idle_timeout")
-        else:
-            self._scheduler.call_at(now_ms + CHECK_EVERY_MS, self._check)
-
-    def watch_stopped(self) -> None:
+    def notify(self) -> None:
         """A shard has stopped at a record."""
-        if not self._watches_stopped:
-            self._watches_stopped = True
-            self._check_stopped()
+        self._alarm.ring()
 
-    def _check_stopped(self) -> None:
-        now_ms, sessions = self._clock.now_ms(), self._sessions.values()
-        stopped_count = sum(session.phase == "stopped" for session in sessions)
-        if not stopped_count:
-            self._watches_stopped, self._all_stopped_at_ms = False, None
-            return
-        if stopped_count < len(sessions) or not all(self._is_accounted_for(row) for row in self._unfinished()):
+    def _end_reason(self, now_ms: int) -> str | None:
+        if not self._discovery.is_complete:
+            return None  # somebody may have deleted the row of a shard (rule L18)
+        if self._conditions.at_tip and self._is_at_tip():
+            return "it has reached its end (until=)"
+        if self._conditions.is_set and self._is_idle(now_ms):
+            return "it had nothing to do for idle_timeout"
+        return None
+
+    def _stopped_reason(self, now_ms: int) -> str | None:
+        sessions = self._sessions.values()
+        all_stopped = bool(sessions) and all(session.state == "stopped" for session in sessions)
+        if not all_stopped or not all(self._is_accounted_for(row) for row in self._unfinished()):
             self._all_stopped_at_ms = None
         elif self._all_stopped_at_ms is None:
             self._all_stopped_at_ms = now_ms
         elif now_ms - self._all_stopped_at_ms >= STOPPED_MS_MAX:
-            self._on_end(f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s")
-            return
-        self._scheduler.call_at(now_ms + STOPPED_CHECK_EVERY_MS, self._check_stopped)
+            return f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s"
+        return None
+
+    def _is_busy(self) -> bool:
+        """Whether there is work, or would be without the pause. Unacknowledged records of a manual-ack loop do not
+        count.
+        """
+        return self._reader.is_paused or any(
+            not session.window.is_empty or (session.lane.unfinished_count and not self._processor.manual_ack)
+            for session in self._sessions.values()
+            if session.is_live
+        )
 
     def _is_idle(self, now_ms: int) -> bool:
         """No records arrived or finished, nothing runs, and nothing is left to take or read. A shard that could not be
         read yet is not idle.
         """
-        finished_count = sum(session.lane.finished_count for session in self._sessions.values())
+        sessions = self._sessions.values()
+        finished_count = sum(session.lane.finished_count for session in sessions)
         moved, self._finished_count = finished_count != self._finished_count, finished_count
-        behind = any(session.behind_ms != 0 for session in self._sessions.values() if session.phase == "reading")
+        behind = any(session.behind_ms != 0 for session in sessions if session.is_live and session.end is None)
         if moved or behind or self._is_busy() or not all(self._is_accounted_for(row) for row in self._unfinished()):
             self._active_at_ms = now_ms
         timeout_ms = self._conditions.idle_timeout_ms

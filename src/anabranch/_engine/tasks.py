@@ -14,7 +14,7 @@ from anabranch.errors import UsageError
 class BackgroundTask:
     """The one background task of a consumer or producer. Everything else runs in task groups inside it, so nothing
     binds to the caller's task: an object can be opened in one task and closed in another. Only this class and
-    `RunnerTasks` create tasks outside a group.
+    `Dispatcher` create tasks outside a group.
     """
 
     def __init__(self) -> None:
@@ -81,6 +81,11 @@ class BackgroundTask:
             raise UsageError("the event loop of this run is not running: call stop() on that loop")
         with suppress(RuntimeError):  # the loop was just closed, which ended the task
             loop.call_soon_threadsafe(callback)
+
+    def cancel_soon(self) -> None:
+        """Cancels the task without waiting for it."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def cancel(self) -> None:
         if self._task is not None and not self._task.done():

@@ -4,7 +4,7 @@ or NaN.
 Only types are checked here, so that later checks can compare the values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,9 +19,9 @@ def type_violations(given: Mapping[str, object], kinds: Mapping[str, Any]) -> li
     ]
 
 
-def field_type_violations(settings: object) -> list[str]:
-    """Like `type_violations`, for an object whose class declares its fields."""
-    kinds = get_type_hints(type(settings))
+def field_type_violations(settings: object, *, but: Collection[str] = ()) -> list[str]:
+    """Like `type_violations`, for an object whose class declares its fields, but not for all of them."""
+    kinds = {name: kind for name, kind in get_type_hints(type(settings)).items() if name not in but}
     return type_violations({name: getattr(settings, name) for name in kinds}, kinds)
 
 

@@ -9,18 +9,25 @@ of a worker process, and `ControlRow`s for commands. Rows are immutable; every w
 - A newer minor version may add fields to a row, at its top level. An older one keeps them in `extra`.
 """
 
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition
+from anabranch.reasons import Reason
 
 OrderMode = Literal["shard", "key", "none"]
 
 PROTOCOL: Final = "1.0"
 """The version of the rows and their meaning. A worker does not join a fleet with a higher major version (rule U2)."""
+
+
+Place = Literal["here", "arriving", "moved"]
 
 
 class AppRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +43,24 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     """
     watch: int = 0
     """Grows while somebody looks at the fleet; then members write their status more often."""
+    place: Place = "here"
+    """Workers start only `here`. `arriving`: not all rows have been copied into this store yet. `moved`: it lives in
+    another store now.
+    """
+    other_store: str = ""
+    """The URL of the store that it comes from, or was moved to."""
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
+
+
+class FanOutConsumer(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream consumer through which an application reads a stream with enhanced fan-out."""
+
+    name: str
+    arn: str = ""
+    """Empty while it is being registered."""
+    state: Literal["registering", "registered", "found", "removing"]
+    """`found`: it existed before the application did, so the application never removes it."""
 
 
 class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +76,8 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     bootstrapped: bool = False
     """True once all root leases exist; no worker reads before that (rule S2)."""
+    fanout: FanOutConsumer | None = None
+    """None if no worker has read the stream with fan-out."""
     version: int = 0
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
@@ -63,6 +88,34 @@ class LeaseKey(msgspec.Struct, frozen=True, order=True):
     generation: int
     shard_id: str
 
+    @property
+    def short_name(self) -> str:
+        """At most 30 characters, whatever the stream and the shard are called: for rows that must stay small."""
+        number = self.shard_id.removeprefix(_SHARD_PREFIX)
+        is_usual = len(number) == _SHARD_DIGITS and number.isascii() and number.isdigit()
+        shard = str(int(number)) if is_usual else f"~{short_id(self.shard_id)}"
+        return f"{short_id(self.stream_key)}/{self.generation}/{shard}"
+
+
+_SHARD_PREFIX: Final = "shardId-"
+_SHARD_DIGITS: Final = 12
+
+
+@lru_cache(10_000)
+def short_id(name: str) -> str:
+    """Six characters that stand for a long name: 36 bits of its digest. They are compared, never looked up."""
+    return urlsafe_b64encode(sha256(name.encode()).digest()).decode()[:6]
+
+
+def parse_short_name(name: str, stream_keys: Iterable[str]) -> LeaseKey | None:
+    """The lease with this short name, if it is of one of these streams; None if that cannot be told."""
+    stream, _, rest = name.partition("/")
+    generation, _, shard = rest.partition("/")
+    known = next((key for key in stream_keys if short_id(key) == stream), None)
+    if known is None or not generation.isdecimal() or not shard.isdecimal():
+        return None
+    return LeaseKey(known, int(generation), f"{_SHARD_PREFIX}{int(shard):0{_SHARD_DIGITS}d}")
+
 
 class OpenKey(msgspec.Struct, frozen=True):
     """A partition key with an unfinished record between watermark and frontier (rule M1)."""
@@ -71,7 +124,13 @@ class OpenKey(msgspec.Struct, frozen=True):
     """Eight bytes of the partition key's digest. A collision repeats records, but never skips one."""
     first_open: Position
     attempts: int = 0
-    state: Literal["open", "dead_lettering"] = "open"
+    state: Literal["open", "dead_lettering", "skipping"] = "open"
+    """What becomes of its first open record. `dead_lettering`: its letter may be written or not; every owner writes it
+    again, and none calls the handler (rule D1). `skipping`: an operator said so (rule C3).
+    """
+    error_type: str = ""
+    fingerprint: str = ""
+    """Both of the letter, for an owner that did not see the error."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -103,11 +162,17 @@ class Finish(msgspec.Struct, frozen=True):
 class Stopped(msgspec.Struct, frozen=True):
     """Why a shard is stopped at a record (rule D4). Its lease is kept."""
 
-    reason: str
+    reason: Reason
     position: Position | None
     partition_key: str | None
     member_id: str
     at_wall_ms: int
+
+
+RESTORED_VERSION_MIN: Final = 1_000_000_000
+"""A row that somebody has deleted is created again with the time in seconds as its version: no row is written so often
+that it has a higher one (rule L18).
+"""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,15 +210,33 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
         return (self.key.generation << 32) | self.epoch
 
 
+class SubscriptionStatus(msgspec.Struct, frozen=True, array_like=True):
+    """What a member reports about a shard's subscription (enhanced fan-out)."""
+
+    state: str
+    seconds: int | None = None
+    """Since the present subscription was accepted; None if there is none."""
+    renewal_count: int = 0
+    event_seconds_ago: float | None = None
+    reason_code: str | None = None
+    """Why it is not active."""
+
+
 class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     """What a member reports about one of its shards."""
 
-    shard_id: str
-    reason: str | None = None
+    lease: str
+    """The short name of its lease."""
+    reason: Reason | None = None
     """Why it is stalled; None if it is not."""
     millis_behind_latest: int | None = None
     records_per_second: float = 0.0
-    stream_key: str = ""
+    subscription: SubscriptionStatus | None = None
+    """With fan-out."""
+    lag_ms: int | None = None
+    """The age of its oldest unfinished record (rule O4); None if unknown."""
+    retention_left_seconds: int | None = None
+    """Until that record is trimmed."""
 
 
 class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,13 +252,16 @@ class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
     records_per_second: float = 0.0
     """Of all shards."""
     shards: tuple[ShardStatus, ...] = ()
-    """The worst, at most 20: stalled ones first, then those furthest behind."""
+    """The worst, at most 20: the one furthest behind, then stalled ones, then the others by their lag."""
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
 
 
 REQUESTS_MAX: Final = 8
 """Open hand-off requests in one member's row, so that the row stays small for any number of shards."""
+CHANGED_MAX: Final = 8
+"""Changed leases that a member's row names, for the same reason."""
+WORKER_ID_BYTES_MAX: Final = 64
 
 
 class HandOffRequest(msgspec.Struct, frozen=True):
@@ -184,33 +270,68 @@ class HandOffRequest(msgspec.Struct, frozen=True):
     key: LeaseKey
     requester: str
 
+    @property
+    def short_name(self) -> str:
+        """How it stands in the owner's row."""
+        return f"{self.key.short_name}:{short_id(self.requester)}"
+
+
+class LookRequest(msgspec.Struct, frozen=True):
+    """A member found leases without a row. It asks each other one to look at the rows of all leases that it holds, and
+    to create those that somebody has deleted (rule L18).
+    """
+
+    nonce: str
+    """Used once: a member whose event loop is stalled still sends its answers to earlier requests."""
+
+    @property
+    def short_name(self) -> str:
+        """How it stands among the hand-off requests in a member's row."""
+        return f"{LOOK_PREFIX}{short_id(self.nonce)}"
+
+
+LOOK_PREFIX: Final = "look:"
+
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a worker process in the fleet (rules L1 to L3)."""
+    """One run of a worker process in the fleet (rules L1 to L3). It stays under 1 KB for any number of shards."""
 
     member_id: str
-    worker_id: str
+    """The worker's id, `#`, and 128 random bits."""
     counter: int = 0
     state: Literal["live", "sealed", "left"] = "live"
     """Sealed and left are final. Only then can this member's leases be taken."""
     expiry_ms: int
     """After this long without a new counter, others may seal this member."""
     protocol: str = PROTOCOL
-    fingerprint: str = ""
-    """Settings that a fleet must share (rule U2)."""
+    order: OrderMode = "shard"
+    """A fleet must share protocol and order (rule U2)."""
+    streams: tuple[str, ...] = ()
+    """Short ids (`short_id`) of the keys of the streams that this member reads."""
     shards_max: int | None = None
     """How many shards this member holds at most; all members respect it."""
     load: int = 0
-    lease_version: int = 0
-    """Grows when this member's leases change: then others read the lease rows again."""
+    change_count: int = 0
+    """How many leases this member has created or changed, commits excluded."""
+    changed: tuple[str, ...] = ()
+    """Short names of the leases that it changed last, at most 8, the newest at the end. Others read those by key
+    (rule R0).
+    """
     reads_healthy: bool = True
     draining: bool = False
-    wanted: tuple[HandOffRequest, ...] = ()
-    streams: tuple[str, ...] = ()
-    """The streams that this member reads."""
+    wanted: tuple[str, ...] = ()
+    """Short names of the requests that this member has not answered yet, at most 8."""
     joined_wall_ms: int = 0
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
+
+    @property
+    def worker_id(self) -> str:
+        return self.member_id.rpartition("#")[0] or self.member_id
+
+    def reads(self, stream_key: str) -> bool:
+        """Whether it reads the stream. A row that names no stream does not say."""
+        return not self.streams or short_id(stream_key) in self.streams
 
 
 class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,10 +341,11 @@ class HeartbeatWrite(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     """Grows with every attempt, including failed ones. The stored counter becomes the larger of the two (rule L2)."""
     load: int = 0
-    lease_version: int = 0
+    change_count: int = 0
+    changed: tuple[str, ...] = ()
     reads_healthy: bool = True
     draining: bool = False
-    answered: tuple[HandOffRequest, ...] = ()
+    answered: tuple[str, ...] = ()
     """Requests that this member has answered; they are removed from `wanted`."""
 
 

@@ -26,6 +26,7 @@ aggregate of 170,000 empty records does not take 50 MB before the first one is h
 """
 
 import hashlib
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -162,13 +163,17 @@ PRODUCER_TAG: Final = Tag("ab")
 the wrong shard, so a reader can skip a tagged aggregate there as a whole (rule F6)."""
 
 
+TRACE_TAG: Final = "traceparent"
+"""A sub-record whose put was traced has this tag, with the W3C trace parent as its value (rule O1)."""
+_TRACE_PARENT: Final = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
 class AggregateBuilder:
     """One aggregate being filled. Keys are not checked here: the producer checks them when they are given."""
 
-    __slots__ = ("_hash_key_indexes", "_hash_key_parts", "_key_indexes", "_key_parts", "_record_parts", "count", "size")
+    __slots__ = ("_hash_key_indexes", "_hash_key_parts", "_key_indexes", "_key_parts", "_record_parts", "size")
 
     def __init__(self) -> None:
-        self.count = 0
         self.size = AGGREGATE_OVERHEAD_BYTES
         """The length of what `finish` would return now."""
         self._key_indexes: dict[str, bytes] = {}
@@ -176,6 +181,11 @@ class AggregateBuilder:
         self._key_parts: list[bytes] = []
         self._hash_key_parts: list[bytes] = []
         self._record_parts: list[bytes] = []
+        """Four for each record."""
+
+    @property
+    def count(self) -> int:
+        return len(self._record_parts) // 4
 
     def add(
         self,
@@ -192,7 +202,7 @@ class AggregateBuilder:
         """
         if explicit_hash_key is not None or tags:
             return self._add_with_extras(partition_key, data, explicit_hash_key, tags, size_max)
-        # The hot path: `size_with` for a record with only a key and data, inlined.
+        # The hot path: as `_add_with_extras`, for a record with only a key and data.
         keys = self._key_indexes
         length = len(data)
         data_head = _HEADS[length] if length < _READY else _head(0x1A, length)
@@ -218,27 +228,7 @@ class AggregateBuilder:
             self._key_parts += (key_head, key)
         self._record_parts += (record_head, key_index, data_head, data)
         self.size = size
-        self.count += 1
         return True
-
-    def size_with(
-        self, partition_key: str, data: bytes, explicit_hash_key: str | None = None, tags: Sequence[Tag] = ()
-    ) -> int:
-        """What `size` would be after this record, exactly."""
-        size = self.size
-        length = len(_head(0x1A, len(data))) + len(data) + len(_encode_tags(tags))
-        key_index = self._key_indexes.get(partition_key)
-        if key_index is None:
-            key_index = _head(0x08, len(self._key_indexes))
-            size += len(_encode_text(0x0A, partition_key))
-        length += len(key_index)
-        if explicit_hash_key is not None:
-            hash_key_index = self._hash_key_indexes.get(explicit_hash_key)
-            if hash_key_index is None:
-                hash_key_index = _head(0x10, len(self._hash_key_indexes))
-                size += len(_encode_text(0x12, explicit_hash_key))
-            length += len(hash_key_index)
-        return size + len(_head(0x1A, length)) + length
 
     def finish(self) -> bytes:
         assert self.count > 0, "an aggregate needs at least one record"
@@ -248,24 +238,29 @@ class AggregateBuilder:
     def _add_with_extras(
         self, partition_key: str, data: bytes, explicit_hash_key: str | None, tags: Sequence[Tag], size_max: int
     ) -> bool:
-        size = self.size_with(partition_key, data, explicit_hash_key, tags)
-        if size > size_max:
-            return False
+        key_part = hash_key_part = hash_key_index = b""
         key_index = self._key_indexes.get(partition_key)
         if key_index is None:
-            key_index = self._key_indexes[partition_key] = _head(0x08, len(self._key_indexes))
-            self._key_parts.append(_encode_text(0x0A, partition_key))
-        hash_key_index = b""
+            key_index = _head(0x08, len(self._key_indexes))
+            key_part = _encode_text(0x0A, partition_key)
         if explicit_hash_key is not None:
             hash_key_index = self._hash_key_indexes.get(explicit_hash_key, b"")
             if not hash_key_index:
-                hash_key_index = self._hash_key_indexes[explicit_hash_key] = _head(0x10, len(self._hash_key_indexes))
-                self._hash_key_parts.append(_encode_text(0x12, explicit_hash_key))
-        record = (key_index, hash_key_index, _head(0x1A, len(data)), data, _encode_tags(tags))
-        self._record_parts.append(_head(0x1A, sum(map(len, record))))
-        self._record_parts += record
+                hash_key_index = _head(0x10, len(self._hash_key_indexes))
+                hash_key_part = _encode_text(0x12, explicit_hash_key)
+        record = (key_index + hash_key_index + _head(0x1A, len(data)), data, _encode_tags(tags))
+        record_head = _head(0x1A, sum(map(len, record)))
+        size = self.size + sum(map(len, (key_part, hash_key_part, record_head, *record)))
+        if size > size_max:
+            return False
+        if key_part:
+            self._key_indexes[partition_key] = key_index
+            self._key_parts.append(key_part)
+        if explicit_hash_key is not None and hash_key_part:
+            self._hash_key_indexes[explicit_hash_key] = hash_key_index
+            self._hash_key_parts.append(hash_key_part)
+        self._record_parts += (record_head, *record)
         self.size = size
-        self.count += 1
         return True
 
 
@@ -316,7 +311,7 @@ class Aggregate:
 
     __slots__ = (
         "_bytes", "_hash_key_indexes", "_key_indexes", "_starts", "_stops",
-        "explicit_hash_keys", "first_tags", "partition_keys",
+        "explicit_hash_keys", "first_tags", "partition_keys", "trace_parents",
     )  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
@@ -326,6 +321,8 @@ class Aggregate:
         """The table, without leading zeros."""
         self.first_tags: tuple[Tag, ...] = ()
         """The tags of the first sub-record, where writers mark an aggregate."""
+        self.trace_parents: dict[int, str] = {}
+        """By sub-record; few have one."""
         self._bytes = data
         self._key_indexes = array("I")
         self._hash_key_indexes: dict[int, int] = {}
@@ -452,6 +449,9 @@ class Aggregate:
         self._stops.append(data_stop)
         if number == 0:
             self.first_tags = tuple(tags)
+        for key, value in tags:
+            if key == TRACE_TAG and value is not None and _TRACE_PARENT.fullmatch(value):
+                self.trace_parents[number] = value
 
     def _check_indexes(self) -> None:
         if not self._starts:

@@ -22,7 +22,6 @@ from anabranch._wire.messages import (
     KinesisRecord,
     ListShardsResponse,
     ListStreamConsumersResponse,
-    PutRecordResponse,
     PutRecordsEntry,
     PutRecordsResponse,
     PutRecordsResultEntry,
@@ -60,9 +59,13 @@ _HTML_TITLE: Final = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE)
 def encode_request(members: dict[str, Any]) -> list[bytes]:
     """One piece. Members that are None are left out."""
     try:
-        return [_encode_json({name: value for name, value in members.items() if value is not None})]
+        return [_encode_json(_given(members))]
     except UnicodeEncodeError as error:
         raise CodecError(f"the request contains text that is not valid Unicode: {error}") from None
+
+
+def _given(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def stream_members(stream: StreamName) -> dict[str, str]:
@@ -162,12 +165,13 @@ def encode_list_shards(
         return encode_request({"StreamARN": stream.arn, "NextToken": next_token, "MaxResults": max_results})
     members: dict[str, object] = {**stream_members(stream), "MaxResults": max_results}
     if shard_filter is not None:
-        filter_members = {
-            "Type": shard_filter.type,
-            "ShardId": shard_filter.shard_id,
-            "Timestamp": shard_filter.timestamp_seconds,
-        }
-        members["ShardFilter"] = {name: value for name, value in filter_members.items() if value is not None}
+        members["ShardFilter"] = _given(
+            {
+                "Type": shard_filter.type,
+                "ShardId": shard_filter.shard_id,
+                "Timestamp": shard_filter.timestamp_seconds,
+            }
+        )
     return encode_request(members)
 
 
@@ -288,18 +292,12 @@ def decode_get_records(body: Buffer, *, server_seconds: float | None = None) -> 
 
 
 def encode_subscribe_to_shard(consumer_arn: str, shard_id: str, position: StartingPosition) -> list[bytes]:
-    starting_position = {
+    start = {
         "Type": position.type,
         "SequenceNumber": position.sequence_number,
         "Timestamp": position.timestamp_seconds,
     }
-    return encode_request(
-        {
-            "ConsumerARN": consumer_arn,
-            "ShardId": shard_id,
-            "StartingPosition": {name: value for name, value in starting_position.items() if value is not None},
-        }
-    )
+    return encode_request({"ConsumerARN": consumer_arn, "ShardId": shard_id, "StartingPosition": _given(start)})
 
 
 def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:
@@ -312,42 +310,21 @@ def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:
     )
 
 
-# PutRecord and PutRecords
-
-
-class _PutRecord(msgspec.Struct, rename="pascal"):
-    shard_id: str
-    sequence_number: str
+# PutRecords
 
 
 class _PutRecords(msgspec.Struct, rename="pascal"):
     records: list[PutRecordsResultEntry]
-    failed_record_count: int | None = None
 
 
-_PUT_RECORD: Final = AnswerDecoder("PutRecord", _PutRecord)
 _PUT_RECORDS: Final = AnswerDecoder("PutRecords", _PutRecords)
 
 
-def encode_put_record(stream: StreamName, entry: PutRecordsEntry) -> list[bytes]:
-    return _pieces(_stream(stream), b',"Data":"', (entry,), b"")
-
-
 def encode_put_records(stream: StreamName, entries: Sequence[PutRecordsEntry]) -> list[bytes]:
-    return _pieces(_stream(stream) + b',"Records":[', b'{"Data":"', entries, b"]}")
-
-
-def _stream(stream: StreamName) -> bytes:
-    """The opening brace and the stream's member."""
-    return encode_request(stream_members(stream))[0][:-1]
-
-
-def _pieces(before: bytes, opening: bytes, entries: Sequence[PutRecordsEntry], after: bytes) -> list[bytes]:
-    """`opening` is what comes before the base64 of the first entry. Every entry ends with its closing brace."""
+    start, end, opening = encode_request(stream_members(stream))[0][:-1] + b',"Records":[', b"]}", b'{"Data":"'
     pieces: list[bytes] = []
-    parts = [before]
-    size = len(before)
-    size_max = PIECE_BYTES_MAX - len(after)
+    parts = [start]
+    size, size_max = len(start), PIECE_BYTES_MAX - len(end)
     for entry in entries:
         data, keys = entry.data, _keys(entry)
         is_large = len(data) > _WHOLE_BYTES_MAX
@@ -366,8 +343,7 @@ def _pieces(before: bytes, opening: bytes, entries: Sequence[PutRecordsEntry], a
         else:
             parts += (opening, encoded, keys)
         opening = b',{"Data":"'
-    parts.append(after)
-    pieces.append(b"".join(parts))
+    pieces.append(b"".join((*parts, end)))
     return pieces
 
 
@@ -389,18 +365,9 @@ def _keys(entry: PutRecordsEntry) -> bytes:
         raise CodecError(f"the partition key or hash key is not valid Unicode: {error}") from None
 
 
-def decode_put_record(body: Buffer, *, request_id: str | None = None) -> PutRecordResponse:
-    answer = _PUT_RECORD.decode(body)
-    return PutRecordResponse(answer.shard_id, answer.sequence_number, request_id)
-
-
 def decode_put_records(body: Buffer, *, request_id: str | None = None) -> PutRecordsResponse:
     """Entries are in the order of the request. The caller checks that their number matches."""
-    answer = _PUT_RECORDS.decode(body)
-    failed_record_count = answer.failed_record_count
-    if failed_record_count is None:
-        failed_record_count = sum(entry.error_code is not None for entry in answer.records)
-    return PutRecordsResponse(answer.records, failed_record_count, request_id)
+    return PutRecordsResponse(_PUT_RECORDS.decode(body).records, request_id)
 
 
 # DescribeStreamSummary
@@ -456,39 +423,17 @@ def decode_describe_stream_summary(body: Buffer, *, server_seconds: float | None
 # Fan-out consumers
 
 
-class _Consumer(msgspec.Struct, rename="pascal"):
-    consumer_name: str
-    consumer_arn: str = msgspec.field(name="ConsumerARN")
-    consumer_status: str
-    consumer_creation_timestamp: float
-    stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
-
-    def value(self) -> ConsumerDescription:
-        return ConsumerDescription(
-            name=self.consumer_name,
-            arn=self.consumer_arn,
-            status=self.consumer_status,
-            created_seconds=self.consumer_creation_timestamp,
-            stream_arn=self.stream_arn,
-        )
-
-
 class _Registered(msgspec.Struct, rename="pascal"):
-    consumer: _Consumer
+    consumer: ConsumerDescription
 
 
 class _Described(msgspec.Struct, rename="pascal"):
-    consumer_description: _Consumer
-
-
-class _Listed(msgspec.Struct, rename="pascal"):
-    consumers: list[_Consumer] = []
-    next_token: str | None = None
+    consumer_description: ConsumerDescription
 
 
 _REGISTERED: Final = AnswerDecoder("RegisterStreamConsumer", _Registered)
 _DESCRIBED: Final = AnswerDecoder("DescribeStreamConsumer", _Described)
-_LISTED: Final = AnswerDecoder("ListStreamConsumers", _Listed)
+_LISTED: Final = AnswerDecoder("ListStreamConsumers", ListStreamConsumersResponse)
 
 
 def encode_register_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
@@ -496,7 +441,7 @@ def encode_register_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
 
 
 def decode_register_stream_consumer(body: Buffer) -> ConsumerDescription:
-    return _REGISTERED.decode(body).consumer.value()
+    return _REGISTERED.decode(body).consumer
 
 
 def encode_describe_stream_consumer(
@@ -507,7 +452,7 @@ def encode_describe_stream_consumer(
 
 
 def decode_describe_stream_consumer(body: Buffer) -> ConsumerDescription:
-    return _DESCRIBED.decode(body).consumer_description.value()
+    return _DESCRIBED.decode(body).consumer_description
 
 
 def encode_list_stream_consumers(
@@ -517,8 +462,7 @@ def encode_list_stream_consumers(
 
 
 def decode_list_stream_consumers(body: Buffer) -> ListStreamConsumersResponse:
-    answer = _LISTED.decode(body)
-    return ListStreamConsumersResponse(tuple(consumer.value() for consumer in answer.consumers), answer.next_token)
+    return _LISTED.decode(body)
 
 
 def encode_deregister_stream_consumer(consumer_arn: str) -> list[bytes]:

@@ -57,31 +57,38 @@ class Message(msgspec.Struct, frozen=True):
 class MessageDecoder:
     """Complete messages from a stream of bytes. After a CodecError the decoder is out of sync: drop the stream."""
 
-    __slots__ = ("_blocks", "_filled", "_frame")
+    __slots__ = ("_blocks", "_frame", "_frame_bytes")
 
     def __init__(self) -> None:
         self._frame = bytearray()
-        """The incomplete frame, allocated at its full size; until its length is known, only its first twelve bytes."""
-        self._filled = 0
+        """What has arrived of the incomplete frame. It grows with the bytes: a length alone takes no memory."""
+        self._frame_bytes = 0
+        """How long the frame will be; 0 if that is not known yet."""
         self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of an incomplete message; 0 after a stream that ended cleanly."""
-        return self._filled
+        return len(self._frame)
+
+    @property
+    def expected_bytes(self) -> int:
+        """The length of the incomplete message, which its first bytes say; 0 if it is not known."""
+        return self._frame_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """The messages that are complete now, copied out of `data` once."""
         view = memoryview(data)
         messages: list[Message] = []
-        start = self._go_on(view, messages) if self._filled else 0
-        while not self._filled and start < len(view):
+        start = self._go_on(view, messages) if self._frame else 0
+        while not self._frame and start < len(view):
             if len(view) - start < _PRELUDE.size:
-                self._keep(_PRELUDE.size, view[start:])
+                self._frame += view[start:]
                 break
             total, headers_bytes = _read_prelude(view, start)
             if len(view) - start < total:
-                self._keep(total, view[start:])
+                self._frame += view[start:]
+                self._frame_bytes = total
                 break
             whole = view[start : start + total]
             headers = self._checked_headers(whole, headers_bytes)
@@ -89,25 +96,22 @@ class MessageDecoder:
             start += total
         return messages
 
-    def _keep(self, size: int, part: memoryview | bytearray) -> None:
-        self._frame = bytearray(size)
-        self._filled = len(part)
-        self._frame[: self._filled] = part
-
     def _go_on(self, view: memoryview, messages: list[Message]) -> int:
         """Fills the incomplete frame; returns how much of `view` was used."""
-        used = self._fill(view, 0)
-        if self._filled == _PRELUDE.size == len(self._frame):
-            total, _ = _read_prelude(self._frame, 0)
-            self._keep(total, self._frame)
-            used = self._fill(view, used)
-        if self._filled == len(self._frame) > _PRELUDE.size:
+        used = 0
+        if not self._frame_bytes:
+            used = self._fill(view, 0, _PRELUDE.size)
+            if len(self._frame) < _PRELUDE.size:
+                return used
+            self._frame_bytes, _ = _read_prelude(self._frame, 0)
+        used = self._fill(view, used, self._frame_bytes)
+        if len(self._frame) == self._frame_bytes:
             messages.append(self._finish())
         return used
 
     def _finish(self) -> Message:
         """Turns the filled frame into its payload, by cutting off everything around it."""
-        whole, self._frame, self._filled = self._frame, bytearray(), 0
+        whole, self._frame, self._frame_bytes = self._frame, bytearray(), 0
         _, headers_bytes = _read_prelude(whole, 0)
         with memoryview(whole) as view:
             headers = self._checked_headers(view, headers_bytes)
@@ -115,10 +119,9 @@ class MessageDecoder:
         del whole[: _PRELUDE.size + headers_bytes]
         return Message(headers, whole)
 
-    def _fill(self, view: memoryview, start: int) -> int:
-        step = min(len(self._frame) - self._filled, len(view) - start)
-        self._frame[self._filled : self._filled + step] = view[start : start + step]
-        self._filled += step
+    def _fill(self, view: memoryview, start: int, to_bytes: int) -> int:
+        step = min(to_bytes - len(self._frame), len(view) - start)
+        self._frame += view[start : start + step]
         return start + step
 
     def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, HeaderValue]:

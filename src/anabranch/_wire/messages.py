@@ -1,7 +1,7 @@
 """The answers of the Kinesis calls as typed values, named as in AWS's API.
 
 They are the values of the Kinesis port: the client decodes bytes into them, the simulated stream builds them directly.
-Only the record and the PutRecords entry are decoded straight from JSON, so their fields carry AWS's names.
+Those that are decoded straight from JSON have AWS's names in their fields.
 """
 
 import msgspec
@@ -76,13 +76,6 @@ class PutRecordsResultEntry(msgspec.Struct, frozen=True, gc=False):
 
 class PutRecordsResponse(msgspec.Struct, frozen=True):
     entries: list[PutRecordsResultEntry]
-    failed_record_count: int = 0
-    request_id: str | None = None
-
-
-class PutRecordResponse(msgspec.Struct, frozen=True):
-    shard_id: str
-    sequence_number: str
     request_id: str | None = None
 
 
@@ -97,14 +90,14 @@ class SubscribeToShardEvent(msgspec.Struct, frozen=True):
 
 
 class ConsumerDescription(msgspec.Struct, frozen=True):
-    name: str
-    arn: str
-    status: str
+    name: str = msgspec.field(name="ConsumerName")
+    arn: str = msgspec.field(name="ConsumerARN")
+    status: str = msgspec.field(name="ConsumerStatus")
     """CREATING, ACTIVE or DELETING."""
-    created_seconds: float
-    stream_arn: str | None = None
+    created_seconds: float = msgspec.field(name="ConsumerCreationTimestamp")
+    stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
 
 
-class ListStreamConsumersResponse(msgspec.Struct, frozen=True):
-    consumers: tuple[ConsumerDescription, ...]
+class ListStreamConsumersResponse(msgspec.Struct, frozen=True, rename="pascal"):
+    consumers: tuple[ConsumerDescription, ...] = ()
     next_token: str | None = None

@@ -60,18 +60,9 @@ class SignedHeaders(msgspec.Struct, frozen=True):
 
 class Signer:
     __slots__ = (
-        "_amz_date",
-        "_credentials",
-        "_day",
-        "_host",
-        "_inner",
-        "_operations",
-        "_outer",
-        "_region",
-        "_scope",
-        "_second",
+        "_amz_date", "_credentials", "_day", "_host", "_inner", "_operations", "_outer", "_region", "_scope", "_second",
         "_service",
-    )
+    )  # fmt: skip
 
     def __init__(self, credentials: SigningCredentials, *, region: str, service: str, host: str) -> None:
         """`host` is the value of the Host header: with the port, unless it is the default of the scheme."""

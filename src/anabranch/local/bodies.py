@@ -19,9 +19,9 @@ from anabranch._wire.timestamps import Timestamp, json_enc_hook
 from anabranch.errors import CodecError
 from anabranch.local import cbor
 from anabranch.local.actions.records import PutRecordsRequest
-from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.errors import LocalError, unknown_operation
 from anabranch.local.shapes import (
+    REQUESTS,
     BlobShape,
     BooleanShape,
     IntegerShape,

@@ -6,6 +6,7 @@ answered in the same step, with no task. The admin endpoint, which AWS does not 
 """
 
 import asyncio
+import ipaddress
 import os
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -20,12 +21,12 @@ from anabranch._http.server.exchange import Abandon, Answer, HangUp, Headers, Re
 from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
-from anabranch.local.actions.registry import REQUESTS
 from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, RequestMembers
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults, Loss
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
+from anabranch.local.shapes import REQUESTS
 from anabranch.local.state.identifiers import decode_iterator
 from anabranch.local.state.subscription import Subscription
 
@@ -271,7 +272,7 @@ def _preflight(request: Request, headers: Headers) -> Response:
 
 def _unknown_content_type(content_type: str, headers: Headers, *, targeted: bool) -> Response:
     if content_type == "application/json":  # AWS returns 200 and the envelope of an older protocol
-        error = {"__type": "com.amazon.coral.service#UnknownOperationException", "message": None}
+        error = {"__type": "com.amazon.coral.service#UnknownOperationException"}
         return Response(
             200, JSON.encode({"Output": error, "Version": "1.0"}), [*headers, ("content-type", "application/json")]
         )
@@ -350,13 +351,18 @@ class AdminHttpApp:
         DELETE /_local/faults   removes every rule
         POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
 
-    Requests are not authenticated, so the server listens on loopback by default.
+    Requests are not authenticated, so the server listens on loopback by default. But a web page that is open on the
+    same machine can send requests there. So all but /health need the header `x-anabranch`, which a page of another
+    origin may not send, and a Host that no foreign domain can have: a domain may point to this machine (DNS rebinding).
     """
 
-    def __init__(self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str]) -> None:
+    def __init__(
+        self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str], *, host: str
+    ) -> None:
         self._faults = faults
         self._reset = reset
         self._endpoint = endpoint
+        self._host = host
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -365,6 +371,10 @@ class AdminHttpApp:
     def __call__(self, request: Request) -> Response | Awaitable[Response]:
         if request.path == "/health":
             return self._health(request)
+        if not is_local_host(request.headers.get("host", ""), self._host):
+            return _admin_error(403, "use an IP address, localhost or the host that the server was started with")
+        if "x-anabranch" not in request.headers:
+            return _admin_error(403, "send the header `x-anabranch: 1`: it proves that no web page sends this request")
         if request.path == "/_local/faults":
             return self._change_faults(request)
         if request.path == "/_local/reset" and request.method != "POST":
@@ -399,6 +409,20 @@ class AdminHttpApp:
     async def _reset_server(self) -> Response:
         await self._reset()
         return _admin_response({"status": "reset"})
+
+
+def is_local_host(host: str, served: str) -> bool:
+    """Whether a Host header names this machine without asking a public name server: an IP address, `localhost`, a name
+    without a dot, such as a container's, or the name that the server was started with.
+    """
+    name = host.lower().rpartition("]")[0].removeprefix("[") or host.lower().partition(":")[0]
+    if not name or name == served.lower() or "." not in name or name.endswith(".localhost"):
+        return bool(name)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _admin_response(value: dict[str, Any], status: int = 200) -> Response:

@@ -7,6 +7,7 @@ async with LocalKinesis(create={"orders": 4}) as kinesis:
 import asyncio
 import datetime as dt
 import ipaddress
+import logging
 import os
 import random
 import ssl
@@ -19,6 +20,7 @@ from typing import Literal, Self
 
 from anabranch._http.server.exchange import Answer, Request
 from anabranch._http.server.http_server import HttpServer
+from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import Faults
@@ -27,6 +29,13 @@ from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
+logger = logging.getLogger("anabranch.local")
+
+_FREE_EVERY_SECONDS = 60.0
+_JOURNAL_BYTES_MIN = 1 << 20
+"""A journal that is smaller is not rewritten while the server runs."""
+_HTTP_LIMITS = ServerLimits(streams_max=16)
+"""As many streams on one HTTP/2 connection as Kinesis allows: clients must open several connections here too."""
 _CERTIFICATE_LIFETIME = dt.timedelta(days=30)
 _CRYPTOGRAPHY_MISSING = (
     "a self-signed certificate needs the package `cryptography`: pip install 'anabranch[tls]', "
@@ -52,6 +61,7 @@ class LocalKinesis:
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         data: str | os.PathLike[str] | None = None,
+        salvage: bool = False,
         seed: int | None = None,
     ) -> None:
         if key is not None and certificate is None:
@@ -75,10 +85,12 @@ class LocalKinesis:
         self._tls = tls or certificate is not None
         self._key_path = None if key is None else Path(key)
         self._data = None if data is None else Path(data)
+        self._salvage = salvage
         self._journal: Journal | None = None
         self._server: HttpServer | None = None
         self._certificate_folder: tempfile.TemporaryDirectory[str] | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._freeing: asyncio.TimerHandle | None = None
 
     @property
     def endpoint_url(self) -> str:
@@ -116,12 +128,12 @@ class LocalKinesis:
 
     async def _start(self) -> None:
         if self._data is not None:
-            self._journal = await asyncio.to_thread(Journal, self._data)
+            self._journal = await asyncio.to_thread(Journal, self._data, salvage=self._salvage)
             await asyncio.to_thread(self._restore, self._journal)
             self.state.journal = self._journal.append
         self._create_streams()
         tls = await asyncio.to_thread(self._prepare_tls) if self._tls else None
-        admin = AdminHttpApp(self.faults, self.reset, lambda: self.endpoint_url)
+        admin = AdminHttpApp(self.faults, self.reset, lambda: self.endpoint_url, host=self._host)
         api = KinesisHttpApp(
             self.state,
             self.faults,
@@ -134,10 +146,11 @@ class LocalKinesis:
         def handle(request: Request) -> Answer | Awaitable[Answer]:
             return admin(request) if AdminHttpApp.serves(request.path) else api(request)
 
-        server = HttpServer(handle, host=self._host, port=self._port, tls=tls)
+        server = HttpServer(handle, host=self._host, port=self._port, tls=tls, limits=_HTTP_LIMITS)
         await server.start()
         self._server = server
         self._schedule_settling()
+        self._schedule_freeing()
 
     async def stop(self) -> None:
         """Ends subscriptions, finishes other responses and writes all changes to disk."""
@@ -147,9 +160,10 @@ class LocalKinesis:
             if server is not None:
                 await server.stop()
         finally:
-            if self._settling is not None:
-                self._settling.cancel()
-                self._settling = None
+            for timer in (self._settling, self._freeing):
+                if timer is not None:
+                    timer.cancel()
+            self._settling = self._freeing = None
             self.state.journal = None
             if journal is not None:
                 await journal.close()
@@ -184,7 +198,10 @@ class LocalKinesis:
         return self._server
 
     def _restore(self, journal: Journal) -> None:
-        self.state.restore(journal.entries())
+        unusable = self.state.restore(journal.entries(), salvage=self._salvage)
+        if unusable:
+            logger.warning("%s: %d entries could not be used without those that are lost", self._data, unusable)
+        self.state.free_expired(self._clock.now_ms())
         journal.rewrite(self.state.snapshot())
 
     def _create_streams(self) -> None:
@@ -219,6 +236,18 @@ class LocalKinesis:
     def _settle(self) -> None:
         self.state.settle(self._clock.now_ms())
         self._schedule_settling()
+
+    def _schedule_freeing(self) -> None:
+        seconds = min(_FREE_EVERY_SECONDS, max(0.5, _FREE_EVERY_SECONDS * self.settings.time_scale))
+        self._freeing = asyncio.get_running_loop().call_later(seconds, self._free_expired)
+
+    def _free_expired(self) -> None:
+        """Frees expired records in memory, and in the journal when they are more than half of it."""
+        self.state.free_expired(self._clock.now_ms())
+        size_bytes = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
+        if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > size_bytes:
+            self._journal.replace(list(self.state.snapshot()))
+        self._schedule_freeing()
 
 
 class _Clock:

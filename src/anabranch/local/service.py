@@ -28,10 +28,10 @@ from typing import Any
 from anabranch._model.entropy import Entropy
 from anabranch.local.actions.consumers import subscribe_to_shard
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
-from anabranch.local.actions.registry import ACTIONS, REQUESTS
+from anabranch.local.actions.registry import ACTIONS
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
-from anabranch.local.shapes import validate
+from anabranch.local.shapes import REQUESTS, validate
 from anabranch.local.state import journal_entries
 from anabranch.local.state.account import Account
 from anabranch.local.state.subscription import Subscription
@@ -101,8 +101,13 @@ class LocalState:
     def snapshot(self) -> Iterator[bytes]:
         return journal_entries.snapshot(self.account)
 
-    def restore(self, journal: Iterable[bytes]) -> None:
-        journal_entries.restore(self.account, journal)
+    def restore(self, journal: Iterable[bytes], *, salvage: bool = False) -> int:
+        """Returns how many entries could not be used. Without `salvage`, the first one is an error."""
+        return journal_entries.restore(self.account, journal, salvage=salvage)
+
+    def free_expired(self, now_ms: int) -> None:
+        """Gives back the memory of records that have expired. Reads never return them."""
+        self.account.free_expired(now_ms)
 
     def _publish(self) -> None:
         changes = self.account.take_changes()

@@ -5,6 +5,7 @@ from anabranch._model.leases import (
     Checkpoint,
     Conflict,
     ControlRow,
+    FanOutConsumer,
     Finish,
     HandOffRequest,
     HeartbeatAnswer,
@@ -21,9 +22,12 @@ from anabranch._model.leases import (
     StreamRow,
 )
 from anabranch._ports import LeaseStore
+from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.redis import RedisAddress, RedisLeaseStore
 from anabranch.stores.row_codec import decode_row, encode_row
 from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
+from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import default_store, open_store
 
@@ -33,6 +37,8 @@ __all__ = [
     "Checkpoint",
     "Conflict",
     "ControlRow",
+    "DynamoDbLeaseStore",
+    "FanOutConsumer",
     "Finish",
     "Found",
     "HandOffRequest",
@@ -46,9 +52,12 @@ __all__ = [
     "MemoryLeaseStore",
     "OpenKey",
     "Poll",
+    "RedisAddress",
+    "RedisLeaseStore",
     "Row",
     "RowKey",
     "RowLeaseStore",
+    "S3LeaseStore",
     "Scope",
     "ShardStatus",
     "SqliteLeaseStore",

@@ -9,9 +9,13 @@ from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 from anabranch._ports import LeaseStore
+from anabranch.config import Aws
 from anabranch.errors import LeaseStoreInvalidError
+from anabranch.stores.dynamodb import DynamoDbLeaseStore
+from anabranch.stores.redis import RedisLeaseStore
+from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
-from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, open_store, shown_url
+from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, leases_from, open_store, shown_url
 
 __all__ = ["StoredApplication", "find_store", "stored_applications"]
 
@@ -24,11 +28,21 @@ class StoredApplication(NamedTuple):
     """The URL of its store."""
 
 
-async def stored_applications(leases: str | None, environ: Mapping[str, str]) -> list[StoredApplication]:
-    """The applications in the store at the URL, or in the embedded stores if there is no URL."""
+async def stored_applications(
+    leases: str | None, environ: Mapping[str, str], aws: Aws | None = None
+) -> list[StoredApplication]:
+    """The applications in the store at the URL; without one, in that of ANABRANCH_LEASES or in the embedded stores."""
+    leases = leases or leases_from(environ)
     if leases is not None:
-        store = open_store(leases, "")
-        names = await applications_in(store.path) if isinstance(store, SqliteLeaseStore) else []
+        store = open_store(leases, "", aws)
+        names: list[str] = []
+        if isinstance(store, SqliteLeaseStore):
+            names = await applications_in(store.path)
+        elif isinstance(store, DynamoDbLeaseStore | RedisLeaseStore | S3LeaseStore):
+            try:
+                names = await store.applications()
+            finally:
+                await store.close()
         return [StoredApplication(name, leases) for name in names]
     found: list[StoredApplication] = []
     for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}")):
@@ -36,9 +50,12 @@ async def stored_applications(leases: str | None, environ: Mapping[str, str]) ->
     return found
 
 
-async def find_store(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> LeaseStore:
+async def find_store(
+    app: str, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None = None
+) -> LeaseStore:
     """Opens the store of an existing application; raises `LeaseStoreInvalidError` if there is none."""
-    store = SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app)
+    leases = leases or leases_from(environ)
+    store = SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app, aws)
     try:
         row = await store.read_app()
         if row is not None and row.app == app:
@@ -48,7 +65,7 @@ async def find_store(app: str, leases: str | LeaseStore | None, environ: Mapping
         await _close(store, leases)
         raise
     await _close(store, leases)
-    raise LeaseStoreInvalidError(await _advice(app, store, leases, environ))
+    raise LeaseStoreInvalidError(await _advice(app, store, leases, environ, aws))
 
 
 async def _close(store: LeaseStore, given: object) -> None:
@@ -56,7 +73,9 @@ async def _close(store: LeaseStore, given: object) -> None:
         await store.close()
 
 
-async def _advice(app: str, store: LeaseStore, leases: str | LeaseStore | None, environ: Mapping[str, str]) -> str:
+async def _advice(
+    app: str, store: LeaseStore, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None
+) -> str:
     others: list[str] = []
     where, hint = "this store", ""
     if leases is None:
@@ -65,11 +84,13 @@ async def _advice(app: str, store: LeaseStore, leases: str | LeaseStore | None, 
         where = shown_url(leases)
         if isinstance(store, SqliteLeaseStore) and not store.path.exists():
             return f"there is no lease store {shown_url(leases)}: no file {store.path}"
+        if isinstance(store, DynamoDbLeaseStore | S3LeaseStore):
+            hint = "; if its workers use another region or account (region=, a profile), name the same one here"
     if leases is None or isinstance(leases, str):
-        others = [one.app for one in await stored_applications(leases, environ)]
+        others = [one.app for one in await stored_applications(leases, environ, aws)]
     missing = f"there is no application {app!r} in {where}"
     if not others:
-        return f"{missing}, nor any other{hint}"
+        return f"{missing}; it has none at all{hint}"
     if similar := get_close_matches(app, others, n=1):
         return f"{missing}: did you mean {similar[0]!r}?"
     shown = ", ".join(others[:_NAMES_SHOWN_MAX])

@@ -9,27 +9,40 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from anabranch._core.leases.status import shards_json
 from anabranch._model.hash_keys import HashKeyRange, parse_hash_key
 from anabranch._model.leases import (
     AppRow,
     ControlRow,
-    HandOffRequest,
     LeaseRow,
     MemberRow,
+    OpenKey,
     ShardStatus,
     StatusRow,
+    Stopped,
     StreamRow,
+    SubscriptionStatus,
 )
 from anabranch._model.streams import Position, StartingPosition, at_timestamp
+from anabranch.reasons import Reason, parse_reason
 from anabranch.stores.row_store import Kind, Row
 
 Columns = tuple[Any, ...]
 Fields = dict[str, Any]
 
-APP_COLUMNS: Final = ("application", "app_id", "created_wall_ms", "incarnation", "watch", "extra")
+APP_COLUMNS: Final = (
+    "application",
+    "app_id",
+    "created_wall_ms",
+    "incarnation",
+    "watch",
+    "place",
+    "other_store",
+    "extra",
+)
 STREAM_COLUMNS: Final = (
     "application", "app_id", "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped",
-    "count", "extra",
+    "consumer_name", "consumer_arn", "consumer_state", "count", "extra",
 )  # fmt: skip
 LEASE_COLUMNS: Final = (
     "application", "app_id", "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch",
@@ -40,8 +53,8 @@ LEASE_COLUMNS: Final = (
     "extra",
 )  # fmt: skip
 MEMBER_COLUMNS: Final = (
-    "application", "app_id", "member", "worker", "counter", "state", "expiry_ms", "protocol", "fingerprint",
-    "shards_max", "load", "lease_version", "reads_healthy", "draining", "wanted", "streams", "joined_wall_ms", "extra",
+    "application", "app_id", "member", "counter", "state", "expiry_ms", "protocol", "order_mode", "streams",
+    "shards_max", "load", "change_count", "changed", "reads_healthy", "draining", "wanted", "joined_wall_ms", "extra",
 )  # fmt: skip
 STATUS_COLUMNS: Final = (
     "application", "app_id", "member", "revision", "shard_count", "stalled_count", "millis_behind_latest",
@@ -52,12 +65,31 @@ CONTROL_COLUMNS: Final = (
     "requested_wall_ms", "state", "result", "extra",
 )  # fmt: skip
 
-_SHARD_DIGITS: Final = 12
+
+class _StoredOpenKey(msgspec.Struct, array_like=True):
+    digest: str
+    first_open: str
+    attempts: int
+    state: str
+    error_type: str = ""
+    fingerprint: str = ""
+
+
+class _StoredShardStatus(msgspec.Struct, array_like=True):
+    """A `ShardStatus` whose reason this version may not know."""
+
+    lease: str
+    reason: Any = None
+    millis_behind_latest: int | None = None
+    records_per_second: float = 0.0
+    subscription: SubscriptionStatus | None = None
+    lag_ms: int | None = None
+    retention_left_seconds: int | None = None
+
 
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
-_OPEN_KEYS = msgspec.json.Decoder(tuple[tuple[str, str, int, str], ...])
-_WANTED = msgspec.json.Decoder(tuple[tuple[str, ...], tuple[tuple[int, int, int, int | str], ...]])
-_SHARDS = msgspec.json.Decoder(tuple[ShardStatus, ...])
+_OPEN_KEYS = msgspec.json.Decoder(tuple[_StoredOpenKey, ...])
+_SHARDS = msgspec.json.Decoder(tuple[_StoredShardStatus, ...])
 _ARGUMENTS = msgspec.json.Decoder(dict[str, str])
 _EXTRA = msgspec.json.Decoder(dict[str, Any])
 
@@ -68,7 +100,10 @@ def _json(value: object) -> str:
 
 # applications
 def app_columns(row: AppRow) -> Columns:
-    return (row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, _json(row.extra))
+    return (
+        row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, row.place, row.other_store,
+        _json(row.extra),
+    )  # fmt: skip
 
 
 def app_row(columns: Columns) -> AppRow:
@@ -78,9 +113,11 @@ def app_row(columns: Columns) -> AppRow:
 
 # streams
 def stream_columns(app: str, app_id: str, row: StreamRow) -> Columns:
+    fanout = row.fanout
     return (
         app, app_id, row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
-        int(row.bootstrapped), row.version, _json(row.extra),
+        int(row.bootstrapped), fanout and fanout.name, fanout and fanout.arn, fanout and fanout.state, row.version,
+        _json(row.extra),
     )  # fmt: skip
 
 
@@ -92,11 +129,18 @@ def stream_row(columns: Columns) -> StreamRow:
             "stream_key": column["stream"],
             "origin": _start(column["origin"]),
             "bootstrapped": bool(column["bootstrapped"]),
+            "fanout": _fanout(column),
             "version": column["count"],
             "extra": _EXTRA.decode(column["extra"]),
         },
         StreamRow,
     )
+
+
+def _fanout(column: Fields) -> Fields | None:
+    if column["consumer_state"] is None:
+        return None
+    return {"name": column["consumer_name"], "arn": column["consumer_arn"], "state": column["consumer_state"]}
 
 
 # leases
@@ -106,11 +150,11 @@ def lease_columns(app: str, app_id: str, row: LeaseRow) -> Columns:
         app, app_id, row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
         _position_text(checkpoint.watermark), int(row.is_finished), row.epoch, _start_text(row.start),
         _json(row.waits_for), _range_text(row.hash_key_range), _position_text(checkpoint.frontier),
-        _json([(key.digest.hex(), str(key.first_open), key.attempts, key.state) for key in checkpoint.open_keys]),
+        _json([_stored_open_key(key) for key in checkpoint.open_keys]),
         checkpoint.seek_epoch, checkpoint.order, checkpoint.seen_through_seconds,
         finish and finish.reason, _json(finish.children if finish else ()),
-        stopped and stopped.reason, stopped and _position_text(stopped.position), stopped and stopped.partition_key,
-        stopped and stopped.member_id, stopped and stopped.at_wall_ms,
+        stopped and _json(stopped.reason), stopped and _position_text(stopped.position),
+        stopped and stopped.partition_key, stopped and stopped.member_id, stopped and stopped.at_wall_ms,
         int(row.paused), row.takes_without_progress, row.records_handled, row.checkpointed_at_wall_ms,
         _json(row.extra),
     )  # fmt: skip
@@ -154,36 +198,43 @@ def _finish(column: Fields) -> Fields | None:
     return {"reason": column["finish_reason"], "children": _STRINGS.decode(column["children"])}
 
 
-def _stopped(column: Fields) -> Fields | None:
+def _stopped(column: Fields) -> Stopped | None:
     if column["stopped_reason"] is None:
         return None
-    return {
-        "reason": column["stopped_reason"],
-        "position": _position(column["stopped_position"]),
-        "partition_key": column["stopped_partition_key"],
-        "member_id": column["stopped_member"],
-        "at_wall_ms": column["stopped_wall_ms"],
-    }
+    names = ("stopped_partition_key", "stopped_member", "stopped_wall_ms")
+    partition_key, member_id, at_wall_ms = msgspec.convert(
+        [column[name] for name in names], tuple[str | None, str, int]
+    )
+    position = _position(column["stopped_position"])
+    return Stopped(_reason(column["stopped_reason"]), position, partition_key, member_id, at_wall_ms)
+
+
+def _reason(text: str) -> Reason:
+    try:
+        return parse_reason(msgspec.json.decode(text))
+    except msgspec.DecodeError:
+        return parse_reason(text)  # an earlier version wrote plain text
+
+
+def _stored_open_key(key: OpenKey) -> tuple[str | int, ...]:
+    stored = (key.digest.hex(), str(key.first_open), key.attempts, key.state)
+    return (*stored, key.error_type, key.fingerprint) if key.error_type or key.fingerprint else stored
 
 
 def _open_keys(text: str) -> list[Fields]:
     return [
-        {
-            "digest": bytes.fromhex(digest),
-            "first_open": Position.parse(first_open),
-            "attempts": attempts,
-            "state": state,
-        }
-        for digest, first_open, attempts, state in _OPEN_KEYS.decode(text)
+        msgspec.structs.asdict(stored)
+        | {"digest": bytes.fromhex(stored.digest), "first_open": Position.parse(stored.first_open)}
+        for stored in _OPEN_KEYS.decode(text)
     ]
 
 
 # members
 def member_columns(app: str, app_id: str, row: MemberRow) -> Columns:
     return (
-        app, app_id, row.member_id, row.worker_id, row.counter, row.state, row.expiry_ms, row.protocol, row.fingerprint,
-        row.shards_max, row.load, row.lease_version, int(row.reads_healthy), int(row.draining),
-        _wanted_text(row.wanted), _json(row.streams), row.joined_wall_ms, _json(row.extra),
+        app, app_id, row.member_id, row.counter, row.state, row.expiry_ms, row.protocol, row.order,
+        " ".join(row.streams), row.shards_max, row.load, row.change_count, " ".join(row.changed),
+        int(row.reads_healthy), int(row.draining), " ".join(row.wanted), row.joined_wall_ms, _json(row.extra),
     )  # fmt: skip
 
 
@@ -193,65 +244,22 @@ def member_row(columns: Columns) -> MemberRow:
         column
         | {
             "member_id": column["member"],
-            "worker_id": column["worker"],
+            "order": column["order_mode"],
+            "streams": tuple(column["streams"].split()),
+            "changed": tuple(column["changed"].split()),
             "reads_healthy": bool(column["reads_healthy"]),
             "draining": bool(column["draining"]),
-            "wanted": _wanted(column["wanted"]),
-            "streams": _STRINGS.decode(column["streams"]),
+            "wanted": tuple(column["wanted"].split()),
             "extra": _EXTRA.decode(column["extra"]),
         },
         MemberRow,
     )
 
 
-def _wanted_text(wanted: tuple[HandOffRequest, ...]) -> str:
-    """Short, because each heartbeat writes it: each name once, and for each request the numbers of requester and
-    stream, the generation, and the number of the shard.
-    """
-    if not wanted:
-        return "[]"
-    names = {name: 0 for request in wanted for name in (request.requester, request.key.stream_key)}
-    names = {name: number for number, name in enumerate(names)}
-    requests = [
-        (
-            names[request.requester],
-            names[request.key.stream_key],
-            request.key.generation,
-            _shard_number(request.key.shard_id),
-        )
-        for request in wanted
-    ]
-    return _json((list(names), requests))
-
-
-def _wanted(text: str) -> list[dict[str, Any]]:
-    if text == "[]":
-        return []
-    names, requests = _WANTED.decode(text)
-    return [
-        {
-            "key": {
-                "stream_key": names[stream],
-                "generation": generation,
-                "shard_id": shard if isinstance(shard, str) else f"shardId-{shard:012d}",
-            },
-            "requester": names[requester],
-        }
-        for requester, stream, generation, shard in requests
-    ]
-
-
-def _shard_number(shard_id: str) -> int | str:
-    """As Kinesis names shards; any other name as it is."""
-    number = shard_id.removeprefix("shardId-")
-    is_usual = number != shard_id and len(number) == _SHARD_DIGITS and number.isascii() and number.isdigit()
-    return int(number) if is_usual else shard_id
-
-
 def status_columns(app: str, app_id: str, row: StatusRow) -> Columns:
     return (
         app, app_id, row.member_id, row.revision, row.shard_count, row.stalled_count, row.millis_behind_latest,
-        row.records_per_second, _json(row.shards), _json(row.extra),
+        row.records_per_second, shards_json(row.shards), _json(row.extra),
     )  # fmt: skip
 
 
@@ -261,10 +269,23 @@ def status_row(columns: Columns) -> StatusRow:
         column
         | {
             "member_id": column["member"],
-            "shards": _SHARDS.decode(column["shards"]),
+            "shards": [_shard_status(stored) for stored in _SHARDS.decode(column["shards"])],
             "extra": _EXTRA.decode(column["extra"]),
         },
         StatusRow,
+    )
+
+
+def _shard_status(stored: _StoredShardStatus) -> ShardStatus:
+    reason = None if stored.reason is None else parse_reason(stored.reason)
+    return ShardStatus(
+        stored.lease,
+        reason,
+        stored.millis_behind_latest,
+        stored.records_per_second,
+        stored.subscription,
+        stored.lag_ms,
+        stored.retention_left_seconds,
     )
 
 
@@ -335,13 +356,13 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(kind: Kind, data: bytes) -> Row:
-    """The opposite of `encode_row`. Raises `ValueError` for bytes that are no such row."""
+    """The opposite of `encode_row`. Raises `ValueError` if the bytes are not a row of that kind."""
     if kind not in get_args(Kind):
-        raise ValueError(f"there is no kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
+        raise ValueError(f"unknown kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
     names, read = _READERS[kind]
     fields = _EXTRA.decode(data)
     extra = {name: value for name, value in fields.items() if name not in names}
-    known = fields | {"extra": _json(extra)}
+    known = dict.fromkeys(_ADDED) | fields | {"extra": _json(extra)}
     missing = [name for name in names if name not in known and name not in _PLACE]
     if missing:
         raise ValueError(f"a row of kind {kind!r} must have the fields {', '.join(missing)}")
@@ -349,7 +370,11 @@ def decode_row(kind: Kind, data: bytes) -> Row:
 
 
 _PLACE: Final = frozenset({"application", "app_id"})
-"""In the key of a row, except for the application's own."""
+"""These fields are part of a row's key, and not stored again in its value."""
+
+
+_ADDED: Final = ("consumer_name", "consumer_arn", "consumer_state")
+"""Rows of earlier versions do not have these."""
 
 
 def _flat(row: Row) -> tuple[tuple[str, ...], Columns]:

@@ -18,13 +18,13 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     ControlRow,
-    HandOffRequest,
     HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     LeaseRows,
     MemberRow,
+    Place,
     Poll,
     StatusRow,
     StreamRow,
@@ -32,7 +32,7 @@ from anabranch._model.leases import (
 from anabranch._ports import LeaseStore
 from anabranch.errors import UsageError
 
-__all__ = ["Changed", "Found", "Kind", "Row", "RowKey", "RowLeaseStore", "Scope", "Update"]
+__all__ = ["Changed", "Found", "Kind", "Row", "RowKey", "RowLeaseStore", "Scope", "Update", "key_of"]
 
 Kind = Literal["app", "command", "lease", "member", "status", "stream"]
 Row = AppRow | ControlRow | LeaseRow | MemberRow | StatusRow | StreamRow
@@ -139,15 +139,22 @@ class RowLeaseStore(LeaseStore, ABC):
             self._app_key, lambda row: rows.record_incarnation(row, app_id, expected, incarnation)
         )
 
+    async def move_app(self, expected: Place, place: Place, other_store: str) -> AppRow | None:
+        app_id = self._opened
+        return await self._change_row(
+            self._app_key, lambda row: rows.move_app(row, app_id, expected, place, other_store)
+        )
+
     async def renew_watch(self) -> None:
         app_id = self._opened
         await self._change_row(self._app_key, lambda row: rows.renew_watch(row, app_id))
 
     async def delete_app(self, app_id: str) -> bool:
-        changed = await self.change(
-            [self._app_key], lambda stored: [None if rows.may_delete_app(_app(stored), app_id) else stored[0]]
-        )
-        is_deleted = changed.before[0] is not None and changed.after[0] is None
+        # Once the application's row is gone, nothing else names its id. So the deletion is recorded first, as a command
+        # under the application's name.
+        record = ControlRow(command_id=app_id, action="delete")
+        await self._change_row(self._key_of(record, ""), lambda stored: stored or record)
+        is_deleted = await self._delete_row(self._app_key, lambda stored: rows.may_delete_app(stored, app_id))
         for kind in _DELETED:
             found = (await self.scan([Scope(kind, self.app, app_id)])).rows
             keys = [self._key_of(row, app_id) for row in found if row is not None]
@@ -155,11 +162,18 @@ class RowLeaseStore(LeaseStore, ABC):
                 is_deleted = True
                 together = keys[first : first + _DELETED_TOGETHER_MAX]
                 await self.change(together, lambda stored: [None] * len(stored))
+        await self.change([self._key_of(record, "")], lambda _: [None])
         return is_deleted
+
+    async def leftovers(self) -> Sequence[str]:
+        found = (await self.scan([Scope("command", self.app, "")])).rows
+        app = await self.read_app()
+        ids = [row.command_id for row in found if isinstance(row, ControlRow)]
+        return sorted(app_id for app_id in ids if app is None or app_id != app.app_id)
 
     async def poll(self) -> Poll:
         app_id = self._opened
-        # The application comes last: of another one nothing is believed.
+        # The application's row is read last: if its id has changed by then, the caller ignores the other rows.
         scopes = [
             Scope("member", self.app, app_id),
             Scope("command", self.app, app_id, with_finished=False),
@@ -192,7 +206,7 @@ class RowLeaseStore(LeaseStore, ABC):
     async def leave(self, member_id: str) -> MemberRow | None:
         return await self._change_row(self._member_key(member_id), rows.leave)
 
-    async def request_hand_off(self, donor: str, request: HandOffRequest) -> MemberRow | None:
+    async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
         return await self._change_row(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
@@ -297,7 +311,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
 
     def _key_of(self, row: Row, app_id: str) -> RowKey:
-        return RowKey(_KINDS[type(row)], self.app, app_id, _name(row))
+        return key_of(row, self.app, app_id)
 
     # operations on one row
 
@@ -339,10 +353,6 @@ _DELETED: tuple[Kind, ...] = ("member", "status", "stream", "lease", "command")
 _DELETED_TOGETHER_MAX = 100
 
 
-def _app(stored: Sequence[Row | None]) -> AppRow | None:
-    return cast("AppRow | None", stored[0])
-
-
 def _name(row: Row) -> tuple[str | int, ...]:
     match row:
         case MemberRow() | StatusRow():
@@ -355,6 +365,11 @@ def _name(row: Row) -> tuple[str | int, ...]:
             return (row.command_id,)
         case AppRow():
             return ()
+
+
+def key_of(row: Row, app: str, app_id: str) -> RowKey:
+    """Where a row is stored. `app_id` is empty for the application's own row."""
+    return RowKey(_KINDS[type(row)], app, app_id, _name(row))
 
 
 _KINDS: dict[type[Row], Kind] = {

@@ -37,9 +37,9 @@ _locks_of_this_process: set[int] = set()  # file descriptors of all `Presence` o
 class Presence:
     """Proves that a process is gone: every member holds a lock on a file of its own (rule L17).
 
-    The kernel releases the lock when the process ends, and keeps it while the process is only stopped. Whoever can lock
-    the file of a live row knows that its member will never act again, and seals it without waiting for its expiry. The
-    lock is taken before the row is written. A missing file proves nothing.
+    The kernel releases the lock when the process ends, and keeps it while the process is only stopped. A process that
+    can lock the file of a live row knows that its member will never act again, and seals it without waiting for its
+    expiry. The lock is taken before the row is written. A missing file proves nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -262,12 +262,13 @@ class SqliteLeaseStore(RowLeaseStore):
         return await super().read_app()
 
     async def delete_app(self, app_id: str) -> bool:
-        members = await self.scan([Scope("member", self.app, app_id)])
-        is_deleted = await super().delete_app(app_id)
-        for row in members.rows:
+        for row in (await self.scan([Scope("member", self.app, app_id)])).rows:
             if isinstance(row, MemberRow):
                 await self._workers.run(partial(self._presence.withdraw, row.member_id))
-        return is_deleted
+        return await super().delete_app(app_id)
+
+    async def leftovers(self) -> Sequence[str]:
+        return await super().leftovers() if await self._main.version() == tables.VERSION else ()
 
     # members
     async def register_member(self, row: MemberRow) -> MemberRow:

@@ -39,6 +39,8 @@ LEASES: Final = (
         created_wall_ms INTEGER NOT NULL,
         incarnation TEXT NOT NULL,
         watch INTEGER NOT NULL,
+        place TEXT NOT NULL,
+        other_store TEXT NOT NULL,
         extra TEXT NOT NULL
     ) WITHOUT ROWID
     """,
@@ -53,6 +55,9 @@ LEASES: Final = (
         origin TEXT NOT NULL,
         generation INTEGER NOT NULL,
         bootstrapped INTEGER NOT NULL,
+        consumer_name TEXT,
+        consumer_arn TEXT,
+        consumer_state TEXT,
         count INTEGER NOT NULL,
         extra TEXT NOT NULL,
         PRIMARY KEY (application, app_id, stream)
@@ -125,19 +130,19 @@ MEMBERS: Final = (
         application TEXT NOT NULL,
         app_id TEXT NOT NULL,
         member TEXT NOT NULL,
-        worker TEXT NOT NULL,
         counter INTEGER NOT NULL,
         state TEXT NOT NULL,
         expiry_ms INTEGER NOT NULL,
         protocol TEXT NOT NULL,
-        fingerprint TEXT NOT NULL,
+        order_mode TEXT NOT NULL,
+        streams TEXT NOT NULL,
         shards_max INTEGER,
         load INTEGER NOT NULL,
-        lease_version INTEGER NOT NULL,
+        change_count INTEGER NOT NULL,
+        changed TEXT NOT NULL,
         reads_healthy INTEGER NOT NULL,
         draining INTEGER NOT NULL,
         wanted TEXT NOT NULL,
-        streams TEXT NOT NULL,
         joined_wall_ms INTEGER NOT NULL,
         extra TEXT NOT NULL,
         PRIMARY KEY (application, app_id, member)
@@ -293,10 +298,16 @@ class Table(Generic[Row]):
 
 
 _MIGRATED: Final[dict[str, tuple[tuple[str, ...], Fields]]] = {
-    "anabranch_applications": (APP_COLUMNS, {"watch": 0, "extra": "{}"}),
-    "anabranch_streams": (STREAM_COLUMNS, {"extra": "{}"}),
+    "anabranch_applications": (APP_COLUMNS, {"watch": 0, "place": "here", "other_store": "", "extra": "{}"}),
+    "anabranch_streams": (
+        STREAM_COLUMNS,
+        {"consumer_name": None, "consumer_arn": None, "consumer_state": None, "extra": "{}"},
+    ),
     "anabranch_leases": (LEASE_COLUMNS, {"extra": "{}"}),
     "anabranch_commands": (CONTROL_COLUMNS, {"extra": "{}"}),
-    "anabranch_members": (MEMBER_COLUMNS, {"wanted": "[]", "streams": "[]", "extra": "{}"}),
+    "anabranch_members": (
+        MEMBER_COLUMNS,
+        {"order_mode": "shard", "streams": "", "change_count": 0, "changed": "", "wanted": "", "extra": "{}"},
+    ),
 }
 """The tables of version 1: their columns now, and the values of those that are new."""

@@ -1,28 +1,51 @@
 """Which lease store a consumer uses: a URL, an object, or the default.
 
-The default of an application is a SQLite file in the user's state directory. In a container platform it is refused
-(rule U1): each container would have its own file, and every container would handle every record.
+The default of an application is the URL in ANABRANCH_LEASES, else a SQLite file in the user's state directory. In a
+container platform that file is refused (rule U1): each container would have its own file, and every container would
+handle every record.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from anabranch._ports import LeaseStore
+from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseStoreInvalidError
+from anabranch.stores.dynamodb import DEFAULT_TABLE, DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
+from anabranch.stores.redis import RedisAddress, RedisLeaseStore
+from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.sqlite_database import file_system, forgets
 
-__all__ = ["EMBEDDED_SUFFIX", "default_store", "embedded_file", "embedded_folder", "open_store", "shown_url"]
+__all__ = [
+    "EMBEDDED_SUFFIX",
+    "LEASES_VARIABLE",
+    "container_platform",
+    "default_store",
+    "embedded_file",
+    "embedded_folder",
+    "leases_from",
+    "open_store",
+    "shown_url",
+]
 
 _log = logging.getLogger(__name__)
 
 EMBEDDED_SUFFIX: Final = ".db"
-_KNOWN: Final = "memory:// (keeps nothing) and sqlite:///path/to/leases.db (processes of one machine)"
-_LATER: Final = ("dynamodb", "postgres", "postgresql", "redis", "rediss")
+LEASES_VARIABLE: Final = "ANABRANCH_LEASES"
+_KNOWN: Final = (
+    "dynamodb://[table] and redis://host (any number of machines), s3://bucket/prefix (one worker), "
+    "sqlite:///path/to/leases.db (processes of one machine) and memory:// (keeps nothing)"
+)
+_TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
+_REGION: Final = re.compile(r"[a-z]{2}(-[a-z0-9]+)+-[0-9]+|[a-z]+")
+_BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]{3,255}")
+_LATER: Final = ("postgres", "postgresql")
 _PLATFORMS: Final = (
     ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
     ("ECS_CONTAINER_METADATA_URI_V4", "Amazon ECS"),
@@ -32,8 +55,15 @@ _PLATFORMS: Final = (
 )
 
 
-def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
-    """The store for `leases=`, not yet opened. An object is returned as it is."""
+def leases_from(environ: Mapping[str, str]) -> str | None:
+    """The default of `leases=`, from ANABRANCH_LEASES."""
+    return environ.get(LEASES_VARIABLE) or None
+
+
+def open_store(leases: str | LeaseStore, app: str, aws: Aws | None = None) -> LeaseStore:
+    """The store for `leases=`, not yet opened. An object is returned as it is. `aws` has the region and credentials of
+    a store in AWS.
+    """
     if not isinstance(leases, str):
         return _checked(leases)
     scheme, colon, _ = leases.partition(":")
@@ -42,6 +72,12 @@ def open_store(leases: str | LeaseStore, app: str) -> LeaseStore:
         return MemoryLeaseStore()
     if scheme == "sqlite" and colon:
         return SqliteLeaseStore(_sqlite_path(leases), app)
+    if scheme == "dynamodb" and colon:
+        return _dynamodb_store(leases, app, aws)
+    if scheme in {"redis", "rediss"} and colon:
+        return _redis_store(leases, app)
+    if scheme == "s3" and colon:
+        return _s3_store(leases, app, aws)
     if scheme in _LATER and colon:
         raise ConfigurationError(
             f"leases={shown_url(leases)!r}: {scheme}:// is not supported yet; supported are {_KNOWN}"
@@ -57,11 +93,134 @@ def _checked(leases: LeaseStore) -> LeaseStore:
     return leases
 
 
-def _sqlite_path(url: str) -> Path:
+def _split(url: str) -> SplitResult | None:
     try:
-        parts = urlsplit(url)
+        return urlsplit(url)
     except ValueError:  # for example an unclosed [ of an IPv6 address
-        parts = None
+        return None
+
+
+def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
+    parts, named = _split(url), f"leases={shown_url(url)!r}"
+    if parts is None or parts.path.strip("/") or parts.fragment or "@" in parts.netloc:
+        raise ConfigurationError(f"{named}: write dynamodb://[table][?region=...][&endpoint=...][&create_table=never]")
+    table = unquote(parts.netloc) or DEFAULT_TABLE
+    violations = []
+    if _TABLE.fullmatch(table) is None:
+        violations.append(
+            f"{named}: a DynamoDB table has a name of 3 to 255 letters, digits, underscores, dots and hyphens"
+        )
+    options = _options(parts, named, ("region", "endpoint", "create_table"), violations)
+    _check_place(options, named, violations)
+    create = options.get("create_table")
+    if create not in {None, "never"}:
+        violations.append(f"{named}: create_table= can only be 'never'; without it a missing table is created")
+    if violations:
+        raise ConfigurationError(violations)
+    return DynamoDbLeaseStore(
+        app,
+        table,
+        region=options.get("region"),
+        endpoint_url=options.get("endpoint"),
+        create_table=create is None,
+        aws=aws,
+    )
+
+
+def _redis_store(url: str, app: str) -> RedisLeaseStore:
+    parts, named = _split(url), f"leases={shown_url(url)!r}"
+    try:
+        port = parts.port if parts is not None else 0
+    except ValueError:
+        port = 0
+    database = "" if parts is None else parts.path.strip("/")
+    if parts is None or not parts.hostname or port == 0 or parts.fragment or not (database or "0").isdecimal():
+        raise ConfigurationError(
+            f"{named}: write redis://[[user]:password@]host[:port][/database][?replicas=1]; in user and password, "
+            "write / ? # @ : and % as %2F %3F %23 %40 %3A and %25"
+        )
+    violations: list[str] = []
+    has_tls = parts.scheme.lower() == "rediss"
+    options = _options(parts, named, ("replicas", "durability", *(_TLS_OPTIONS if has_tls else ())), violations)
+    replicas, durability = options.get("replicas", "0"), options.get("durability")
+    if not replicas.isdecimal():
+        violations.append(f"{named}: replicas= is a number: how many replicas must acknowledge each write")
+    if durability not in {None, "accept_loss"}:
+        violations.append(f"{named}: durability= can only be 'accept_loss'; without it Redis must keep its writes")
+    if options.get("ssl_cert_reqs") not in {None, "required", "none"}:
+        violations.append(f"{named}: ssl_cert_reqs= is 'required' (the default) or 'none'")
+    violations += [
+        f"{named}: {name}= names {options[name]!r}, which is not a file"
+        for name in _TLS_OPTIONS[:3]
+        if name in options and not Path(options[name]).is_file()
+    ]
+    if violations:
+        raise ConfigurationError(violations)
+    address = RedisAddress(
+        host=parts.hostname,
+        port=port or 6379,
+        database=int(database or "0"),
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        tls={name: value for name, value in options.items() if name in _TLS_OPTIONS} if has_tls else None,
+    )
+    return RedisLeaseStore(address, app, replicas=int(replicas), accepts_loss=durability is not None)
+
+
+def _s3_store(url: str, app: str, aws: Aws | None) -> S3LeaseStore:
+    parts, named = _split(url), f"leases={shown_url(url)!r}"
+    if parts is None or parts.fragment or "@" in parts.netloc or _BUCKET.fullmatch(parts.netloc) is None:
+        raise ConfigurationError(f"{named}: write s3://bucket[/prefix][?region=...][&endpoint=...]")
+    violations: list[str] = []
+    options = _options(parts, named, ("region", "endpoint"), violations)
+    _check_place(options, named, violations)
+    if violations:
+        raise ConfigurationError(violations)
+    return S3LeaseStore(
+        parts.netloc,
+        unquote(parts.path).strip("/"),
+        app,
+        region=options.get("region"),
+        endpoint_url=options.get("endpoint"),
+        aws=aws,
+    )
+
+
+_TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+
+
+def _options(parts: SplitResult, named: str, known: tuple[str, ...], violations: list[str]) -> dict[str, str]:
+    """The options of a URL. What is wrong with them is added to the violations."""
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
+    if unknown := sorted(options.keys() - set(known)):
+        *first, last = known
+        violations.append(f"{named} has no option {', '.join(unknown)}: there are {', '.join(first)} and {last}")
+    if len(pairs) > len(options):
+        violations.append(f"{named}: an option is given twice")
+    return options
+
+
+def _check_place(options: Mapping[str, str], named: str, violations: list[str]) -> None:
+    region, endpoint = options.get("region"), options.get("endpoint")
+    if region is not None and _REGION.fullmatch(region) is None:
+        violations.append(f"{named}: region= looks like eu-west-1")
+    if endpoint is not None and not _is_endpoint(endpoint):
+        violations.append(f"{named}: endpoint= looks like http://localhost:8000, and has no user, password or path")
+
+
+def _is_endpoint(url: str) -> bool:
+    parts = _split(url)
+    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+        return False
+    try:
+        return parts.port != 0 and not (parts.path.strip("/") or parts.query or parts.fragment)
+    except ValueError:
+        return False
+
+
+def _sqlite_path(url: str) -> Path:
+    parts = _split(url)
     if parts is None or parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
         raise ConfigurationError(
             f"leases={shown_url(url)!r}: write sqlite:///absolute/path/leases.db (three slashes), "
@@ -83,23 +242,27 @@ def _sqlite_path(url: str) -> Path:
 
 def shown_url(url: str) -> str:
     """A URL without what may be secret: user, password and query."""
-    address, mark, _ = url.partition("?")
-    before, at, after = address.rpartition("@")
-    hidden = f"{before.partition('://')[0]}://…@{after}" if at else address
+    _, at, after = url.rpartition("@")  # a password may have an unescaped ? or @
+    address, mark, _ = (after if at else url).partition("?")
+    hidden = f"{url.partition('://')[0]}://…@{address}" if at else address
     return f"{hidden}?…" if mark else hidden
 
 
-def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
-    """The embedded store: a file in the user's state directory."""
-    for variable, platform in _PLATFORMS:
-        if environ.get(variable):
-            raise ConfigurationError(
-                f"application {app!r} has no lease store, and this is {platform} ({variable} is set), where a file "
-                "inside the container is neither shared nor kept: every container would handle every record. "
-                "Choose one: a store that the whole fleet shares (any object that passes "
-                "anabranch.testing.check_lease_store); leases='sqlite:///path' on a volume that outlives this "
-                "container, if there is only one; leases='memory://' to keep no position"
-            )
+def default_store(app: str, environ: Mapping[str, str], aws: Aws | None = None) -> LeaseStore:
+    """The store of an application without `leases=`: ANABRANCH_LEASES, else a file in the user's state directory."""
+    if (leases := leases_from(environ)) is not None:
+        try:
+            return open_store(leases, app, aws)
+        except ConfigurationError as error:
+            raise ConfigurationError([f"{LEASES_VARIABLE}: {one}" for one in error.violations]) from None
+    if (platform := container_platform(environ)) is not None:
+        raise ConfigurationError(
+            f"application {app!r} has no lease store, and this is {platform}, where a file "
+            "inside the container is neither shared nor kept: every container would handle every record. "
+            f"Choose one: leases='dynamodb://' for all its workers (or {LEASES_VARIABLE}=dynamodb://), which keeps "
+            f"the leases in the DynamoDB table {DEFAULT_TABLE!r} and creates it; leases='sqlite:///path' on a "
+            "volume that outlives this container, if there is only one; leases='memory://' to keep no position"
+        )
     folder = embedded_folder(environ)
     path = embedded_file(app, environ)
     try:
@@ -111,13 +274,19 @@ def default_store(app: str, environ: Mapping[str, str]) -> LeaseStore:
         ) from error
     _log.info(
         "the leases of application %r are in %s, which only processes on this machine can share; "
-        "workers on several machines need a shared store (leases=)", app, path,
+        "workers on several machines need a shared store (leases='dynamodb://')", app, path,
     )  # fmt: skip
     if forgets(kind := file_system(folder)):
         _log.warning(
             "%s is on %s: the application's position is lost when that is removed; use a persistent path", path, kind
         )
     return SqliteLeaseStore(path, app)
+
+
+def container_platform(environ: Mapping[str, str]) -> str | None:
+    """The container platform that this is, and how we know; None elsewhere."""
+    found = [f"{platform} ({variable} is set)" for variable, platform in _PLATFORMS if environ.get(variable)]
+    return found[0] if found else None
 
 
 def embedded_folder(environ: Mapping[str, str]) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anabranch.testing.auditor import Auditor, AuditReport
-    from anabranch.testing.doubles import ManualClock, make_record
+    from anabranch.testing.doubles import ManualClock, make_context, make_record
     from anabranch.testing.lease_store_contract import check_lease_store
     from anabranch.testing.simulation import SimulationReport, simulate
 
@@ -18,6 +18,7 @@ __all__ = [
     "ManualClock",
     "SimulationReport",
     "check_lease_store",
+    "make_context",
     "make_record",
     "simulate",
 ]
@@ -28,6 +29,7 @@ _HOMES = {
     "ManualClock": "anabranch.testing.doubles",
     "SimulationReport": "anabranch.testing.simulation",
     "check_lease_store": "anabranch.testing.lease_store_contract",
+    "make_context": "anabranch.testing.doubles",
     "make_record": "anabranch.testing.doubles",
     "simulate": "anabranch.testing.simulation",
 }

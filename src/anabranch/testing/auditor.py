@@ -20,8 +20,6 @@ from anabranch._model.streams import Position
 from anabranch.records import PutResult, Record
 from anabranch.testing.checkers import covers
 
-__all__ = ["AuditReport", "Auditor"]
-
 FINDINGS_PER_KIND_MAX = 20
 
 

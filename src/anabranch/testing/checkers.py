@@ -10,69 +10,18 @@ from collections.abc import Iterator
 
 from anabranch._model.leases import Checkpoint, LeaseRow, Stopped
 from anabranch._model.streams import Position
-from anabranch.records import PutResult
-from anabranch.testing.journal import (
-    BytesMeasured,
-    CallAbandoned,
-    CallFinished,
-    CallStarted,
-    Checker,
-    CleanStop,
-    CommitsBlocked,
-    Fact,
-    LeaseCommitted,
-    LeaseCreated,
-    LeaseLossReported,
-    LeaseWrite,
-    MemberLeft,
-    OwnerChanged,
-    ProcessDied,
-    ProcessHalted,
-    RecordCall,
-    RecordDeleted,
-    RecordExcused,
-    RecordWritten,
-    RowMade,
-    RunEnded,
-    ShardOpened,
-    StoreEmptied,
-    StoreWentBack,
-    StreamRecord,
-    SuccessReported,
-    UnseenError,
-    Violation,
-    ZombieReported,
-    incarnation_name,
-)
-
-__all__ = [
-    "CheckpointAdvances",
-    "ChildrenFirst",
-    "FewDuplicates",
-    "NoFalseSuccess",
-    "NoLoss",
-    "NoOverlap",
-    "NoSilentFailures",
-    "NoStandstill",
-    "OneApplication",
-    "OneOwner",
-    "OrderPerKey",
-    "ParentsFirst",
-    "QuietTransfers",
-    "WithinBudget",
-    "WriteOutcomes",
-    "all_checkers",
-    "covers",
-]
+from anabranch.testing import journal as facts
 
 
-def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[Checker]:
+def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[facts.Checker]:
     """A checker for each promise of a consumer; without that of order if `keeps_order` is false. A process that can
     commit must commit a finished record within `commit_ms`.
     """
     return [
         *([OrderPerKey()] if keeps_order else []),
         NoLoss(),
+        OneOutcome(),
+        AttemptsSurvive(),
         FewDuplicates(commit_ms),
         OneOwner(),
         NoOverlap(),
@@ -135,7 +84,7 @@ class _KeyOrder:
         return None
 
 
-class OrderPerKey(Checker):
+class OrderPerKey(facts.Checker):
     """P1: no record is started for the first time before all earlier records of its key are finished. One owner's calls
     of a key come in stream order, one at a time. The records of one batch count as one call.
     """
@@ -146,18 +95,18 @@ class OrderPerKey(Checker):
         super().__init__()
         self._keys: dict[str, _KeyOrder] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case RecordWritten(record):
+            case facts.RecordWritten(record):
                 insort(self._key(record.partition_key).written, record.position)
-            case RecordExcused(record):
+            case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.RecordSkipped(record=record):
                 self._key(record.partition_key).finish(record.position)
-            case CallStarted(call):
+            case facts.CallStarted(call):
                 self._start(call)
-            case CallFinished(call):
+            case facts.CallFinished(call):
                 self._end(call)
                 self._key(call.partition_key).finish(call.position)
-            case CallAbandoned(call):
+            case facts.CallAbandoned(call):
                 self._end(call)
                 # The record is retried, and so are the records after it in its batch.
                 last, holding = self._key(call.partition_key).last_started, _key_holding(call)
@@ -167,7 +116,7 @@ class OrderPerKey(Checker):
     def _key(self, partition_key: str) -> _KeyOrder:
         return self._keys.setdefault(partition_key, _KeyOrder())
 
-    def _start(self, call: RecordCall) -> None:
+    def _start(self, call: facts.RecordCall) -> None:
         key, holding = self._key(call.partition_key), _key_holding(call)
         running = key.running.setdefault(holding, {})
         same_batch = {position: batch for position, batch in running.items() if batch and batch == call.batch}
@@ -181,15 +130,15 @@ class OrderPerKey(Checker):
         running[call.position] = call.batch
         key.last_started[holding] = call.position
 
-    def _end(self, call: RecordCall) -> None:
+    def _end(self, call: facts.RecordCall) -> None:
         self._key(call.partition_key).running.get(_key_holding(call), {}).pop(call.position, None)
 
 
-def _key_holding(call: RecordCall) -> KeyHolding:
+def _key_holding(call: facts.RecordCall) -> KeyHolding:
     return (call.process, call.shard_id, call.fence_token)
 
 
-class ParentsFirst(Checker):
+class ParentsFirst(facts.Checker):
     """P1 across resharding: no record of a shard is started before all records of its parents are finished."""
 
     promise = "parents first"
@@ -199,43 +148,55 @@ class ParentsFirst(Checker):
         self._parents: dict[str, tuple[str, ...]] = {}
         self._unfinished: dict[str, dict[Position, None]] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case ShardOpened(shard_id, parents):
+            case facts.ShardOpened(shard_id, parents):
                 self._parents[shard_id] = parents
-            case RecordWritten(record):
+            case facts.RecordWritten(record):
                 self._unfinished.setdefault(record.shard_id, {})[record.position] = None
-            case CallStarted(call):
+            case facts.CallStarted(call):
                 for parent in self._parents.get(call.shard_id, ()):
                     if left := self._unfinished.get(parent):
                         what = f"{call} starts, but {len(left)} records of its parent {parent} are unfinished"
                         self.complain(call.at_ms, what)
-            case CallFinished(one) | RecordExcused(one):
+            case (
+                facts.CallFinished(one)
+                | facts.RecordExcused(one)
+                | facts.LetterWritten(record=one)
+                | facts.RecordSkipped(record=one)
+            ):
                 self._unfinished[one.shard_id].pop(one.position, None)
 
 
 # P2, no loss
 
 
-class NoLoss(Checker):
-    """P2: no committed checkpoint says that an unfinished record is finished."""
+class NoLoss(facts.Checker):
+    """P2: no committed checkpoint says that an unfinished record is finished: one that was neither handled, nor
+    dead-lettered, nor skipped.
+    """
 
     promise = "no loss"
 
     def __init__(self) -> None:
         super().__init__()
-        self._unfinished: dict[str, dict[Position, StreamRecord]] = {}
+        self._unfinished: dict[str, dict[Position, facts.StreamRecord]] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case RecordWritten(record):
+            case facts.RecordWritten(record):
                 self._unfinished.setdefault(record.shard_id, {})[record.position] = record
-            case CallFinished(one) | RecordExcused(one):
+            case (
+                facts.CallFinished(one)
+                | facts.RecordExcused(one)
+                | facts.LetterWritten(record=one)
+                | facts.RecordSkipped(record=one)
+            ):
                 self._unfinished[one.shard_id].pop(one.position, None)
-            case LeaseCommitted(write):
+            case facts.LeaseCommitted(write):
                 self._check_commit(write)
 
-    def _check_commit(self, write: LeaseWrite) -> None:
+    def _check_commit(self, write: facts.LeaseWrite) -> None:
         row = write.row
         for record in self._unfinished.get(write.shard_id, {}).values():
             if row.is_finished or covers(row.checkpoint, record.position, record.partition_key):
@@ -247,7 +208,67 @@ class NoLoss(Checker):
                 return
 
 
-class ChildrenFirst(Checker):
+class OneOutcome(facts.Checker):
+    """A record that is in the dead letters is there once, by its idempotency key, and its handler is not called again,
+    not by a later owner of its shard either (rule D1). Less is promised once the store has lost writes.
+    """
+
+    promise = "one outcome"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[tuple[str, Position], str] = {}
+        self._records: dict[str, tuple[str, Position]] = {}
+        self._store_remembers = True
+
+    def tell(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.StoreWentBack():
+                self._store_remembers = False
+            case facts.LeaseCreated(write):  # again, if somebody has deleted the row
+                self._keys = {place: key for place, key in self._keys.items() if place[0] != write.shard_id}
+            case facts.LetterWritten(at_ms, process, record, key):
+                place = (record.shard_id, record.position)
+                if self._keys.setdefault(place, key) != key:
+                    self.complain(at_ms, f"{process} writes a second letter of {record} with another key")
+                if self._records.setdefault(key, place) != place:
+                    self.complain(at_ms, f"{process} writes a letter of {record} with the key of another record")
+            case facts.CallStarted(call) if self._store_remembers and (call.shard_id, call.position) in self._keys:
+                self.complain(call.at_ms, f"{call} starts although its record is in the dead letters")
+
+
+class AttemptsSurvive(facts.Checker):
+    """Failed attempts that are committed count under every owner (rule M5): otherwise a record could outlive any number
+    of attempts by outliving its owners.
+    """
+
+    promise = "attempts survive"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._committed: dict[tuple[str, Position], int] = {}
+
+    def tell(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.LeaseCommitted(write):
+                for key in write.row.checkpoint.open_keys:
+                    if key.attempts:
+                        self._committed[(write.shard_id, key.first_open)] = key.attempts
+            case facts.StoreWentBack():
+                self._committed.clear()
+            case facts.LeaseCreated(write):  # again, if somebody has deleted the row
+                self._committed = {
+                    place: count for place, count in self._committed.items() if place[0] != write.shard_id
+                }
+            case facts.CallStarted(call) if call.attempt and not call.batch:
+                failed = self._committed.get((call.shard_id, call.position), 0)
+                if call.attempt <= failed:
+                    self.complain(
+                        call.at_ms, f"{call} is attempt {call.attempt}, but {failed} failed ones were committed"
+                    )
+
+
+class ChildrenFirst(facts.Checker):
     """P2 across resharding: the lease rows of a shard's children exist before the shard is written as finished.
     Otherwise a crash in between loses the children.
     """
@@ -258,17 +279,17 @@ class ChildrenFirst(Checker):
         super().__init__()
         self._created: dict[str, None] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case LeaseCreated(write):
+            case facts.LeaseCreated(write):
                 self._created[write.shard_id] = None
-            case LeaseCommitted(write) if write.row.finish is not None:
-                children = [incarnation_name(child, write.incarnation) for child in write.row.finish.children]
+            case facts.LeaseCommitted(write) if write.row.finish is not None:
+                children = [facts.incarnation_name(child, write.incarnation) for child in write.row.finish.children]
                 if missing := [child for child in children if child not in self._created]:
                     self.complain(write.at_ms, f"{write.shard_id} is finished, but {missing[0]} has no row")
 
 
-class CheckpointAdvances(Checker):
+class CheckpointAdvances(facts.Checker):
     """A shard's checkpoint only advances, its version and epoch only grow, and its end is final."""
 
     promise = "checkpoints advance"
@@ -277,17 +298,19 @@ class CheckpointAdvances(Checker):
         super().__init__()
         self._rows: dict[object, LeaseRow] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case LeaseCommitted(write):
+            case facts.LeaseCommitted(write):
                 before = self._rows.get(write.row.key)
                 self._rows[write.row.key] = write.row
                 if before is not None:
                     self._compare(before, write)
-            case StoreWentBack():
+            case facts.LeaseRowDeleted(_, row):
+                self._rows.pop(row.key, None)
+            case facts.StoreWentBack():
                 self._rows.clear()
 
-    def _compare(self, before: LeaseRow, write: LeaseWrite) -> None:
+    def _compare(self, before: LeaseRow, write: facts.LeaseWrite) -> None:
         row, shard_id, old, new = write.row, write.shard_id, before.checkpoint, write.row.checkpoint
         goes_back = old.watermark is not None and (new.watermark is None or new.watermark < old.watermark)
         if goes_back and new.seek_epoch == old.seek_epoch:
@@ -329,7 +352,7 @@ class _ShardHolding:
             self.ended_ms = at_ms
 
 
-class FewDuplicates(Checker):
+class FewDuplicates(facts.Checker):
     """P3: no record is handled again that was committed, or that finished so long ago that it should have been. After a
     clean stop or a hand-off, no finished record is handled again.
 
@@ -369,40 +392,51 @@ class FewDuplicates(Checker):
         self._settled: dict[tuple[str, Position], str] = {}
         """What was finished by a process before its clean stop, with its name."""
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case CallStarted(call):
+            case facts.CallStarted(call):
                 self._start(call)
-            case CallFinished(call):
+            case facts.CallFinished(call):
                 self._finish(call)
-            case LeaseCommitted(write):
+            case facts.LeaseCommitted(write):
                 self._commit(write)
-            case OwnerChanged(write, process):
+            case facts.OwnerChanged(write, process):
                 self._change_owner(write, process)
-            case MemberLeft(at_ms, member_id):
+            case facts.MemberLeft(at_ms, member_id):
                 for holding in self._all_holdings():
                     if holding.member_id == member_id:
                         holding.end(at_ms)
-            case ProcessDied(at_ms, process):
+            case facts.ProcessDied(at_ms, process):
                 for holding in self._all_holdings():
                     if holding.process == process:
                         holding.end(at_ms)
-            case CommitsBlocked(process, from_ms, until_ms):
+            case facts.CommitsBlocked(process, from_ms, until_ms):
                 self._blocked.setdefault(process, []).append((from_ms, until_ms))
-            case LeaseLossReported(process, shard_id):
+            case facts.LeaseLossReported(process, shard_id):
                 self._lost[(process, shard_id)] = self._tokens.get((process, shard_id), -1)
                 self._finished_by.get(process, {}).pop(shard_id, None)
-            case CleanStop(_, process, _):
+            case facts.CleanStop(_, process, _):
                 for shard_id, positions in self._finished_by.get(process, {}).items():
                     self._settled |= dict.fromkeys(((shard_id, position) for position in positions), process)
-            case StoreWentBack():
+            case facts.LeaseRowDeleted(shard_id):
+                self._forget(shard_id)
+            case facts.StoreWentBack():
                 self._committed.clear()
                 self._inherited.clear()
                 self._finished_by.clear()
                 self._settled.clear()
                 self._holdings.clear()
 
-    def _start(self, call: RecordCall) -> None:
+    def _forget(self, shard_id: str) -> None:
+        """What was committed counts again from the next commit on."""
+        self._committed.pop(shard_id, None)
+        self._holdings.pop(shard_id, None)
+        self._inherited = {key: known for key, known in self._inherited.items() if key[0] != shard_id}
+        self._settled = {key: process for key, process in self._settled.items() if key[0] != shard_id}
+        for finished in self._finished_by.values():
+            finished.pop(shard_id, None)
+
+    def _start(self, call: facts.RecordCall) -> None:
         holding = (call.shard_id, call.fence_token)
         self._tokens[(call.process, call.shard_id)] = call.fence_token
         if holding not in self._inherited:
@@ -418,14 +452,14 @@ class FewDuplicates(Checker):
         if (mine := self._holding_of(call)) is not None:
             mine.open[call.position] = None
 
-    def _finish(self, call: RecordCall) -> None:
+    def _finish(self, call: facts.RecordCall) -> None:
         self._finished[(call.shard_id, call.position)] = None
         if call.fence_token > self._lost.get((call.process, call.shard_id), -1):
             self._finished_by.setdefault(call.process, {}).setdefault(call.shard_id, {})[call.position] = None
         if (mine := self._holding_of(call)) is not None:
             mine.finish(call.position, call.at_ms)
 
-    def _commit(self, write: LeaseWrite) -> None:
+    def _commit(self, write: facts.LeaseWrite) -> None:
         self._committed[write.shard_id] = write.row.checkpoint
         holding = self._last_holding(write.shard_id)
         if holding is not None and holding.ended_ms is None and write.row.owner != holding.member_id:
@@ -434,7 +468,7 @@ class FewDuplicates(Checker):
         elif holding is not None and write.row.stopped is not None:
             holding.end(write.at_ms)
 
-    def _change_owner(self, write: LeaseWrite, process: str | None) -> None:
+    def _change_owner(self, write: facts.LeaseWrite, process: str | None) -> None:
         if (holding := self._last_holding(write.shard_id)) is not None:
             holding.end(write.at_ms)
         if process is not None:
@@ -449,13 +483,13 @@ class FewDuplicates(Checker):
     def _all_holdings(self) -> Iterator[_ShardHolding]:
         return (holding for holdings in self._holdings.values() for holding in holdings)
 
-    def _holding_of(self, call: RecordCall) -> _ShardHolding | None:
+    def _holding_of(self, call: facts.RecordCall) -> _ShardHolding | None:
         """None if the process does not have the lease any more, by the store's rows."""
         last = self._last_holding(call.shard_id)
         is_its = last is not None and last.process == call.process and last.fence_token == call.fence_token
         return last if is_its else None
 
-    def _check_earlier_holdings(self, call: RecordCall) -> None:
+    def _check_earlier_holdings(self, call: facts.RecordCall) -> None:
         for holding in self._holdings.get(call.shard_id, ()):
             finished_ms = holding.finished_ms.get(call.position)
             if finished_ms is None or holding is self._holding_of(call):
@@ -490,7 +524,7 @@ class FewDuplicates(Checker):
 # P4, one owner
 
 
-class OneOwner(Checker):
+class OneOwner(facts.Checker):
     """P4: a worker whose lease has lapsed starts nothing more. Fence tokens identify owners and only grow.
 
     A holding is one process's work on a shard with one fence token. Once another holding has started a record of the
@@ -504,17 +538,17 @@ class OneOwner(Checker):
         self._holdings: dict[str, list[tuple[str, int]]] = {}
         """Process and fence token, by shard, in the order of their first starts."""
         self._tokens_grow = True
-        self._highest: dict[str, RecordCall] = {}
+        self._highest: dict[str, facts.RecordCall] = {}
         """The call with the highest token of each key, over all shards of its lineage."""
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case CallStarted(call):
+            case facts.CallStarted(call):
                 self._start(call)
-            case StoreWentBack():
+            case facts.StoreWentBack():
                 self._tokens_grow = False  # the store may issue the tokens that it lost again
 
-    def _start(self, call: RecordCall) -> None:
+    def _start(self, call: facts.RecordCall) -> None:
         holding, holdings = (call.process, call.fence_token), self._holdings.setdefault(call.shard_id, [])
         if holding in holdings[:-1]:
             self.complain(call.at_ms, f"stale dispatch: {call} starts after {holdings[-1]} did")
@@ -535,7 +569,7 @@ RECOVERY_MS = 6_000
 """The time that a process gets after a pause: the longest grace of the simulated workers, plus one second."""
 
 
-class _RunningCalls(Checker):
+class _RunningCalls(facts.Checker):
     """Knows which calls are running. Two kinds of calls are excused: those that their process reported as zombies
     (they ignore their cancellation, and have their fence token), and those of a process that is paused or has only
     just resumed (it could neither cancel nor report anything).
@@ -543,36 +577,36 @@ class _RunningCalls(Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running: dict[str, list[RecordCall]] = {}
+        self.running: dict[str, list[facts.RecordCall]] = {}
         """By shard."""
         self._halted_until: dict[str, int] = {}
         self._orphans: dict[str, None] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case CallStarted(call):
+            case facts.CallStarted(call):
                 self.running.setdefault(call.shard_id, []).append(call)
-            case CallFinished(call) | CallAbandoned(call):
+            case facts.CallFinished(call) | facts.CallAbandoned(call):
                 self._remove(call)
-            case ZombieReported(process, shard_id, position):
+            case facts.ZombieReported(process, shard_id, position):
                 calls = self.running.get(shard_id, [])
                 for call in [call for call in calls if (call.process, call.position) == (process, position)]:
                     calls[:] = [other for other in calls if other is not call and not _is_same_batch(other, call)]
-            case ProcessHalted(process, until_ms):
+            case facts.ProcessHalted(process, until_ms):
                 self._halted_until[process] = max(until_ms, self._halted_until.get(process, 0))
-            case ProcessDied(_, process):
+            case facts.ProcessDied(_, process):
                 for calls in self.running.values():
                     calls[:] = [call for call in calls if call.process != process]
-            case StoreEmptied(processes):
+            case facts.StoreEmptied(processes):
                 self._orphans |= dict.fromkeys(processes)
 
-    def complain_unless_excused(self, at_ms: int, running: RecordCall, what: str) -> None:
+    def complain_unless_excused(self, at_ms: int, running: facts.RecordCall, what: str) -> None:
         halted_until_ms = self._halted_until.get(running.process)
         could_act = halted_until_ms is None or at_ms > halted_until_ms + RECOVERY_MS
         if could_act and running.process not in self._orphans:
             self.complain(at_ms, f"{what} while {running} is running since {running.at_ms / 1000:.3f} s")
 
-    def _remove(self, call: RecordCall) -> None:
+    def _remove(self, call: facts.RecordCall) -> None:
         calls = self.running.get(call.shard_id, [])
         for index, running in enumerate(calls):
             if running.position == call.position and _is_held_by(running, call.process, call.fence_token):
@@ -585,8 +619,8 @@ class NoOverlap(_RunningCalls):
 
     promise = "no overlap"
 
-    def tell(self, fact: Fact) -> None:
-        if isinstance(fact, CallStarted):
+    def tell(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.CallStarted):
             call = fact.call
             for other in self.running.get(call.shard_id, ()):
                 if other.position == call.position and not _is_held_by(other, call.process, call.fence_token):
@@ -604,20 +638,20 @@ class QuietTransfers(_RunningCalls):
         self._members: dict[tuple[str, int], str] = {}
         """The owner by shard and fence token."""
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case OwnerChanged(write, process):
+            case facts.OwnerChanged(write, process):
                 self._change_owner(write, process)
-            case MemberLeft(at_ms, member_id):
+            case facts.MemberLeft(at_ms, member_id):
                 for calls in self.running.values():
                     for call in calls:
                         if self._members.get((call.shard_id, call.fence_token)) == member_id:
                             self.complain_unless_excused(at_ms, call, f"{member_id} gives up its leases")
-            case StoreWentBack():
+            case facts.StoreWentBack():
                 self._members.clear()  # the store may issue their tokens again, to others
         super().tell(fact)
 
-    def _change_owner(self, write: LeaseWrite, process: str | None) -> None:
+    def _change_owner(self, write: facts.LeaseWrite, process: str | None) -> None:
         row, shard_id = write.row, write.shard_id
         for call in self.running.get(shard_id, ()):
             if not _is_held_by(call, process, row.fence_token):
@@ -627,15 +661,15 @@ class QuietTransfers(_RunningCalls):
             self._members[(shard_id, row.fence_token)] = row.owner
 
 
-def _is_held_by(call: RecordCall, process: str | None, fence_token: int) -> bool:
+def _is_held_by(call: facts.RecordCall, process: str | None, fence_token: int) -> bool:
     return (call.process, call.fence_token) == (process, fence_token)
 
 
-def _is_same_batch(one: RecordCall, other: RecordCall) -> bool:
+def _is_same_batch(one: facts.RecordCall, other: facts.RecordCall) -> bool:
     return bool(one.batch) and (one.process, one.batch) == (other.process, other.batch)
 
 
-class OneApplication(Checker):
+class OneApplication(facts.Checker):
     """A process that has worked for an application never creates it a second time: after the store was emptied, it
     makes no row there.
     """
@@ -646,141 +680,60 @@ class OneApplication(Checker):
         super().__init__()
         self._orphans: dict[str, None] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case StoreEmptied(processes):
+            case facts.StoreEmptied(processes):
                 self._orphans |= dict.fromkeys(processes)
-            case RowMade(at_ms, process, what) if process in self._orphans:
+            case facts.RowMade(at_ms, process, what) if process in self._orphans:
                 self.complain(at_ms, f"{process} was running before the store was emptied, and makes {what} again")
 
 
 # P5, bounded
 
 
-class WithinBudget(Checker):
+class WithinBudget(facts.Checker):
     """P5: a consumer stays within its byte budget, and holds nothing of it after a clean stop."""
 
     promise = "within budget"
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case BytesMeasured(at_ms, process, used_bytes, limit_bytes) if not 0 <= used_bytes <= limit_bytes:
+            case facts.BytesMeasured(at_ms, process, used_bytes, limit_bytes) if not 0 <= used_bytes <= limit_bytes:
                 self.complain(at_ms, f"{process} holds {used_bytes} of {limit_bytes} bytes")
-            case CleanStop(at_ms, process, used_bytes) if used_bytes:
+            case facts.CleanStop(at_ms, process, used_bytes) if used_bytes:
                 self.complain(at_ms, f"{process} stopped, and {used_bytes} bytes are not given back")
-
-
-# P6, every write has one outcome
-
-
-class WriteOutcomes:
-    """P6: every record that was put has one outcome, and a consumer's view of the stream agrees with it.
-
-    Delivered: the record is at the reported position. Failed or refused: the stream has no copy. Maybe written: the
-    stream may have copies, and the outcome lists the attempts. Where order is kept, the first copies of a key's
-    delivered records are in the order of their puts.
-
-    Call `put` for each put, `told` for each outcome, and finally `read` for each record of the stream in the order in
-    which a consumer gets it. Records are identified by their data, so each put needs unique data.
-    """
-
-    promise = "one outcome"
-
-    def __init__(self, *, keeps_order: bool) -> None:
-        self.violations: list[Violation] = []
-        self._keeps_order = keeps_order
-        self._partition_keys: dict[bytes, str] = {}
-        """By data, in the order of the puts."""
-        self._refused: dict[bytes, str] = {}
-        self._results: dict[bytes, PutResult] = {}
-        self._copies: dict[bytes, list[tuple[str, Position]]] = {}
-        self._first_places: dict[bytes, int] = {}
-
-    def put(self, data: bytes, partition_key: str) -> None:
-        assert data not in self._partition_keys, "two puts have the same data"
-        self._partition_keys[data] = partition_key
-
-    def refused(self, data: bytes) -> None:
-        """The put itself raised: there is no outcome, and the stream has no copy."""
-        self._refused[data] = self._partition_keys.pop(data)
-
-    def told(self, at_ms: int, result: PutResult) -> None:
-        if result.data in self._results:
-            self._complain(at_ms, result.data, "has two outcomes")
-        self._results[result.data] = result
-
-    def read(self, data: bytes, shard_id: str, position: Position) -> None:
-        self._first_places.setdefault(data, len(self._first_places))
-        self._copies.setdefault(data, []).append((shard_id, position))
-
-    def ended(self, at_ms: int) -> None:
-        """All outcomes and all records of the stream are known."""
-        for data in self._partition_keys:
-            if (problem := self._problem(data)) is not None:
-                self._complain(at_ms, data, problem)
-        for data in self._refused:
-            if data in self._copies:
-                self._complain(at_ms, data, f"was refused, but is at {self._copies[data]}")
-        if self._keeps_order:
-            self._check_order(at_ms)
-
-    def _problem(self, data: bytes) -> str | None:
-        result, copies = self._results.get(data), self._copies.get(data, [])
-        if result is None:
-            return "has no outcome"
-        if result.delivered:
-            assert result.shard_id is not None
-            assert result.sequence_number is not None
-            place = (result.shard_id, Position(int(result.sequence_number), result.sub_sequence_number))
-            if place not in copies:
-                return f"was reported at {place}, but is at {copies}"
-            return None if result.attempts[-1].code is None else "is delivered by an attempt that failed"
-        if not result.maybe_written:
-            return f"was reported as failed, but is at {copies}" if copies else None
-        return None if result.attempts else "is maybe written, but was never tried"
-
-    def _check_order(self, at_ms: int) -> None:
-        latest: dict[str, bytes] = {}
-        for data, partition_key in self._partition_keys.items():
-            result = self._results.get(data)
-            if result is None or not result.delivered or data not in self._first_places:
-                continue
-            if result.explicit_hash_key is not None:  # may have gone to another shard than its key's
-                continue
-            before = latest.get(partition_key)
-            if before is not None and self._first_places[data] < self._first_places[before]:
-                self._complain(at_ms, data, f"is in the stream before {before[:20]!r} of its key, which was put first")
-            latest[partition_key] = data
-
-    def _complain(self, at_ms: int, data: bytes, what: str) -> None:
-        self.violations.append(Violation(at_ms, self.promise, f"{data[:20]!r} {what}"))
 
 
 # P7, no silent failures
 
 
-class NoStandstill(Checker):
+class NoStandstill(facts.Checker):
     """P7: once the faults are over, everything that was written is handled within a bounded time."""
 
     promise = "no standstill"
 
     def __init__(self) -> None:
         super().__init__()
-        self._unfinished: dict[tuple[str, Position], StreamRecord] = {}
+        self._unfinished: dict[tuple[str, Position], facts.StreamRecord] = {}
 
     @property
     def unfinished_count(self) -> int:
         return len(self._unfinished)
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case RecordWritten(record):
+            case facts.RecordWritten(record):
                 self._unfinished[(record.shard_id, record.position)] = record
-            case RecordExcused(record) | RecordDeleted(record):
+            case (
+                facts.RecordExcused(record)
+                | facts.RecordDeleted(record)
+                | facts.LetterWritten(record=record)
+                | facts.RecordSkipped(record=record)
+            ):
                 self._unfinished.pop((record.shard_id, record.position), None)
-            case CallFinished(call):
+            case facts.CallFinished(call):
                 self._unfinished.pop((call.shard_id, call.position), None)
-            case RunEnded(at_ms) if self._unfinished:
+            case facts.RunEnded(at_ms) if self._unfinished:
                 first = next(iter(self._unfinished.values()))
                 self.complain(
                     at_ms,
@@ -789,7 +742,7 @@ class NoStandstill(Checker):
                 )
 
 
-class NoFalseSuccess(Checker):
+class NoFalseSuccess(facts.Checker):
     """P7: a run that ends by itself does not report success while a shard that it owns is stopped (rule D12)."""
 
     promise = "no false success"
@@ -799,19 +752,21 @@ class NoFalseSuccess(Checker):
         self._owners: dict[str, str | None] = {}
         self._stopped: dict[str, Stopped] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case OwnerChanged(write, process):
+            case facts.OwnerChanged(write, process):
                 self._owners[write.shard_id] = process
-            case LeaseCommitted(write):
+            case facts.LeaseCommitted(write):
                 if write.row.stopped is None:
                     self._stopped.pop(write.shard_id, None)
                 else:
                     self._stopped[write.shard_id] = write.row.stopped
-            case StoreWentBack():
+            case facts.LeaseRowDeleted(shard_id):
+                self._stopped.pop(shard_id, None)
+            case facts.StoreWentBack():
                 self._owners.clear()
                 self._stopped.clear()
-            case SuccessReported(at_ms, process):
+            case facts.SuccessReported(at_ms, process):
                 self._check_success(at_ms, process)
 
     def _check_success(self, at_ms: int, process: str) -> None:
@@ -819,17 +774,16 @@ class NoFalseSuccess(Checker):
             if self._owners.get(shard_id) == process:
                 self.complain(
                     at_ms,
-                    f"{process} ended by itself and reported success, but {shard_id} is stopped at {stopped.position}: "
-                    f"{stopped.reason}",
+                    f"{process} ended by itself and reported success, but {shard_id} is {stopped.reason}",
                 )
 
 
-class NoSilentFailures(Checker):
+class NoSilentFailures(facts.Checker):
     """P7: no background task ends in an error that nobody sees, and no worker ends in an error without a cause."""
 
     promise = "no silent failures"
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case UnseenError(at_ms, what):
+            case facts.UnseenError(at_ms, what):
                 self.complain(at_ms, what)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anabranch._model.streams import BEFORE_FIRST_SUB
-from anabranch.records import Record
+from anabranch.records import Context, Record
 
 if TYPE_CHECKING:
     from anabranch.local import LocalKinesis
@@ -41,6 +41,19 @@ def make_record(
     )
 
 
+def make_context(
+    *,
+    attempt: int = 1,
+    fence_token: int = 1,
+    millis_behind_latest: int | None = 0,
+    deadline: float | None = None,
+) -> Context:
+    """The second argument of a handler, as in its first call for a record."""
+    return Context(
+        attempt=attempt, fence_token=fence_token, millis_behind_latest=millis_behind_latest, deadline=deadline
+    )
+
+
 class _ManualTimer:
     def __init__(self, callback: Callable[[], None]) -> None:
         self.callback: Callable[[], None] | None = callback
@@ -66,6 +79,10 @@ class ManualClock:
 
     def wall_ms(self) -> int:
         return self._now_ms + self._wall_ahead_ms
+
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        now_ms = self.now_ms()
+        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
 
     async def sleep_until_ms(self, at_ms: int) -> None:
         if at_ms <= self._now_ms:

@@ -1,7 +1,7 @@
 """The facts of a run, and the journal that passes each fact to the checkers.
 
-Whoever runs a consumer tells the journal what was written to the stream, which handler calls started and ended, and
-what the lease store accepted. Read the first violation first: later ones may follow from it.
+The program that runs a consumer tells the journal what was written to the stream, which handler calls started and
+ended, and what the lease store accepted. Read the first violation first: later ones may follow from it.
 """
 
 from abc import ABC, abstractmethod
@@ -11,41 +11,6 @@ import msgspec
 
 from anabranch._model.leases import LeaseRow
 from anabranch._model.streams import Position
-
-__all__ = [
-    "BytesMeasured",
-    "CallAbandoned",
-    "CallFinished",
-    "CallStarted",
-    "Checker",
-    "CleanStop",
-    "CommitsBlocked",
-    "Fact",
-    "Journal",
-    "LeaseCommitted",
-    "LeaseCreated",
-    "LeaseLossReported",
-    "LeaseWrite",
-    "MemberLeft",
-    "OwnerChanged",
-    "ProcessDied",
-    "ProcessHalted",
-    "RecordCall",
-    "RecordDeleted",
-    "RecordExcused",
-    "RecordWritten",
-    "RowMade",
-    "RunEnded",
-    "ShardOpened",
-    "StoreEmptied",
-    "StoreWentBack",
-    "StreamRecord",
-    "SuccessReported",
-    "UnseenError",
-    "Violation",
-    "ZombieReported",
-    "incarnation_name",
-]
 
 
 def incarnation_name(name: str, incarnation: int) -> str:
@@ -89,6 +54,8 @@ class RecordCall(msgspec.Struct, frozen=True):
     """Calls with the same number are one call of a batch handler: its records start, end and fail together. 0: a
     call with a single record.
     """
+    attempt: int = 0
+    """Which attempt at this record it is, as the handler sees it; 0 if unknown."""
 
     def __str__(self) -> str:
         return (
@@ -156,6 +123,23 @@ class CallAbandoned(Fact, frozen=True):
     call: RecordCall
 
 
+class LetterWritten(Fact, frozen=True):
+    """The dead letters have this record, durably. It is finished, and its handler is not called again."""
+
+    at_ms: int
+    process: str
+    record: StreamRecord
+    idempotency_key: str
+
+
+class RecordSkipped(Fact, frozen=True):
+    """The process reported that it goes on without this record."""
+
+    at_ms: int
+    process: str
+    record: StreamRecord
+
+
 class ZombieReported(Fact, frozen=True):
     """The process reported that its call with this record still runs, although another worker may own the lease."""
 
@@ -205,6 +189,13 @@ class RowMade(Fact, frozen=True):
     at_ms: int
     process: str
     what: str
+
+
+class LeaseRowDeleted(Fact, frozen=True):
+    """Somebody deleted a lease row: its shard may be handled again from an earlier position."""
+
+    shard_id: str
+    row: LeaseRow
 
 
 class StoreWentBack(Fact, frozen=True):
@@ -303,6 +294,8 @@ class Journal:
         self.finishes = 0
         self.commits = 0
         self.zombies = 0
+        self.letters: dict[StreamRecord, None] = {}
+        self.skips: dict[StreamRecord, None] = {}
         self.excuses = 0
         """Records that nobody has to handle any more. Some of them were finished."""
         self._orphans: dict[str, None] = {}
@@ -332,6 +325,10 @@ class Journal:
                     return
             case CallFinished():
                 self.finishes += 1
+            case LetterWritten(_, _, record):
+                self.letters[record] = None
+            case RecordSkipped(_, _, record):
+                self.skips[record] = None
             case LeaseCommitted():
                 self.commits += 1
             case StoreEmptied(processes):

@@ -19,8 +19,6 @@ from collections.abc import Callable, Coroutine, Generator
 from random import Random
 from typing import Any, Literal, NoReturn, TypeVar
 
-__all__ = ["Deadlock", "NotInSimulation", "SimulationLoop", "TooManySteps", "run"]
-
 T = TypeVar("T")
 
 _STEPS_MAX = 20_000_000

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from anabranch.local import LocalKinesis
     from anabranch.testing.simulation import SimulationReport
 
-__all__ = ["anabranch_simulation", "local_kinesis"]
-
 
 @pytest.fixture
 def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":

@@ -5,20 +5,19 @@ through `asyncio`. A simulation has no threads, no sockets and no real time; an 
 """
 
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from anabranch._engine.handler_calls import HandlerCall
+from anabranch.consumer import Consumer
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
-from anabranch.testing.world import FleetOptions, run_fleet
-from anabranch.testing.world.options import ScriptAction
+from anabranch.testing.world.fleet import FleetVerdict, Outcome, run_fleet
+from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.worker import UserHandler
 from anabranch.values import Decoder, decode_with
-
-__all__ = ["Fault", "SimulationReport", "simulate"]
 
 Fault = Literal["crash", "cut_off", "lost_messages", "pause", "reshard", "stop", "throttle"]
 
@@ -43,6 +42,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Virtual seconds."""
     violations: tuple[str, ...]
     """Broken promises in the order of their time. A handler that never ends also breaks one."""
+    outcomes: dict[int, Outcome] = {}
+    """By the index of each record that was not handled: "dead-lettered", "skipped", or "stops"."""
     failure: str | None = None
     """What the handler raised first, if it ever did. This alone is no violation: a failed call is retried."""
 
@@ -89,7 +90,7 @@ class _WatchedHandler:
 
 
 def simulate(
-    handler: Callable[[Record[Any]], Awaitable[Any]] | Callable[[Record[Any], Context], Awaitable[Any]],
+    handler: Callable[[Record[Any]], Awaitable[Any]] | Callable[[Record[Any], Context], Awaitable[Any]] | Consumer[Any],
     records: Iterable[tuple[str, bytes]],
     *,
     seed: int = 0,
@@ -102,14 +103,27 @@ def simulate(
     script: Iterable[tuple[float, ScriptAction]] = (),
     seconds: float = 30.0,
     on_failure: Retry | None = None,
+    expect: Mapping[int, Outcome] | None = None,
 ) -> SimulationReport:
     """Writes `records`, each a (partition key, data) pair, over `seconds` of virtual time while the faults strike. Then
     every record must be handled within three virtual minutes.
 
     `faults` strike again and again at times that the seed decides. `script` says what happens at which second, for
     example `[(5.0, "split"), (9.0, "crash")]`.
+
+    Pass a consumer instead of a handler to use its registered handler, of records or of batches, and its order,
+    concurrency, decoder and policy. `expect` says which records are not handled, by their index: `{7: "stops"}`,
+    `{7: "dead-lettered"}` or `{7: "skipped"}`. Any other end of a record is a violation.
     """
     written = list(records)
+    is_batch, decode_value = False, decode_with(decode)
+    called: Callable[..., Awaitable[Any]]
+    if not isinstance(handler, Consumer):
+        called = handler
+    else:
+        registered = handler.registered_handler
+        called, is_batch, given = registered.handler, registered.is_batch_handler, registered.options
+        order, concurrency, decode_value, on_failure = given.order, given.concurrency, given.decode_value, given.policy
     chosen: dict[str, Any] = {}
     for fault in faults:
         if fault not in _FAULTS:
@@ -129,10 +143,11 @@ def simulate(
         concurrency=concurrency,
         faulty_seconds=seconds,
         script=actions,
+        consume_mode="run_batches" if is_batch else "run",
         **chosen,
     )
-    watched = _WatchedHandler(handler)
-    user_handler = UserHandler(watched, on_failure or Retry(), decode_with(decode))
+    watched = _WatchedHandler(called)
+    user_handler = UserHandler(watched, on_failure or Retry(), decode_value)
     verdict = run_fleet(seed, options, user_handler=user_handler, records=written)
     return SimulationReport(
         seed=seed,
@@ -140,6 +155,19 @@ def simulate(
         call_count=verdict.starts,
         finished_count=verdict.finishes,
         seconds=verdict.seconds,
-        violations=tuple(str(violation) for violation in verdict.violations),
+        violations=_violations(verdict, expect),
+        outcomes=verdict.outcomes,
         failure=watched.failure,
     )
+
+
+def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:
+    """Behind a record at which a shard is meant to stop, records stay unfinished."""
+    may_stand = expected is not None and "stops" in expected.values()
+    found = [str(one) for one in verdict.violations if not (may_stand and one.promise == "no standstill")]
+    if expected is not None:
+        for number in sorted({*expected, *verdict.outcomes}):
+            wanted, was = expected.get(number, "handled"), verdict.outcomes.get(number, "handled")
+            if wanted != was:
+                found.append(f"record {number} should have the outcome {wanted!r}, and has {was!r}")
+    return tuple(found)

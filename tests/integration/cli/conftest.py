@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from anabranch._cli import main
+from anabranch._cli.command_line import main
 from anabranch.local import LocalKinesis
 
 PROGRAM = (sys.executable, "-m", "anabranch")

@@ -3,6 +3,7 @@
 import pytest
 
 from anabranch._cli.doctor import _clock
+from anabranch._wire import aggregate
 
 
 def states(ended):
@@ -15,10 +16,12 @@ def test_all_is_well_for_a_stream_and_an_application(server, cli, tmp_path):
     assert states(ended) == dict.fromkeys(
         (
             "versions", "region", "credentials", "endpoint", "clock", "limits", "stream", "reading", "writing",
-            "fan-out", "store",
+            "fan-out", "store", "latency",
         ),
         "ok",
     )  # fmt: skip
+    codecs = "pure Python" if aggregate.__file__.endswith(".py") else "compiled"
+    assert f"aggregate codecs: {codecs}" in ended.out
     assert "access key ...ocal, from env" in ended.out
     assert "application 'billing' has not used it yet" in ended.out
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """`anabranch run`: a consumer of the user's, alone and as a fleet of processes, and every way to name it wrongly."""
 
+import json
 import os
 import re
 import signal
@@ -86,9 +87,22 @@ def test_a_consumer_runs_until_its_end_and_says_what_it_does(server, folder, pro
     ended = program("run", "app:once")
     assert ended.code == 0
     assert [line.split()[1:] for line in ended.out.splitlines()] == [["a", "one"], ["a", "two"]]
-    assert re.search(r"INFO application 'once' started as member \S+, leases in sqlite:///\S+once\.db\n", ended.err)
+    started = r"INFO application 'once' started as member \S+: anabranch \S+ reads orders in \S+, leases in sqlite:///\S+once\.db"
+    assert re.search(started, ended.err)
+    assert "INFO stopped after" in ended.err
+    assert "2 records handled, 2 committed" in ended.err
     quiet = program("run", "app:batches", "--log", "warning")
     assert (quiet.code, quiet.out, quiet.err) == (0, "batch of 2\n", "")
+
+
+def test_the_log_can_be_json(server, folder, program):
+    put(server, "one")
+    ended = program("run", "app:once", "--log-format", "json")
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    by_event = {line.get("event"): line for line in lines}
+    assert by_event["ConsumerStarted"]["streams"] == ["orders"]
+    assert by_event["ConsumerStopped"]["handled_count"] == 1
+    assert {line["process"] for line in lines} == {lines[0]["process"]}
 
 
 def test_a_signal_stops_it_in_order(server, folder):
@@ -106,7 +120,7 @@ def test_a_run_that_ends_with_a_stopped_shard_fails_and_names_its_record(server,
     place = server.call("PutRecord", StreamName="orders", PartitionKey="a", Data=b"one")["SequenceNumber"]
     ended = program("run", "app:stops", "--log", "error")
     assert ended.code == 1
-    assert f" is stopped at record {place} (partition key 'a'): its handler failed 1 times" in ended.err
+    assert f" is stopped at record {place} of key 'a': its handler failed with" in ended.err
     assert ended.err.endswith(
         "nothing from there on was handled; fix the cause and run again: a new worker tries the record once more\n"
     )

@@ -41,6 +41,8 @@ class Dice:
 class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     worker_count: int = 3
     lease_count: int = 1
+    stream_count: int = 1
+    """With two, every third worker reads both, and the others one each, as in the middle of a deploy."""
     faulty_ms: int = 240_000
     """How long faults go on; then the world has to settle."""
     settling_ms: int = 100_000
@@ -86,6 +88,8 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     commit_every_ms: int = 2_000
     overruns: float = 0.0
     """The share of handler calls that take 4 to 20 s."""
+    joins_every_ms: int = 0
+    """Time between the starts of two workers; 0: all start at once."""
     same_worker_id: bool = False
     """All workers are configured with one worker id."""
     forced_hand_offs: bool = False
@@ -145,6 +149,8 @@ def options_for(seed: int) -> WorldOptions:
         overruns=one_of(0.0, 0.0, 0.05),
         same_worker_id=dice.random() < 0.2,
         forced_hand_offs=dice.random() < 0.4,
+        joins_every_ms=sometimes(0.2, 0.1, 1),
+        stream_count=2 if dice.random() < 0.15 else 1,
     )
 
 
@@ -192,7 +198,8 @@ class Faults:
 
     def _strike(self, mean_ms: int, action: Callable[[int], None], index: int) -> None:
         if not self._ended:
-            action(index)
+            if index < len(self._world.workers):
+                action(index)
             self._each(mean_ms, action, index)
 
     def _duration_ms(self) -> int:
@@ -249,5 +256,5 @@ class Faults:
         world = self._world
         world.storage.now_ms = world.agenda.now_ms
         world.storage.reset()
-        for index in range(0, world.options.worker_count, 2):
+        for index in range(0, len(world.workers), 2):
             self._crash(index)

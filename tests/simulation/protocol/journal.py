@@ -6,7 +6,9 @@ A *tenure* is one process's holding of a lease under one member id at one epoch.
 - order: no record is started for the first time before the one before it was finished;
 - no loss: no commit passes a record that was not finished, and none goes back;
 - hand-off: a lease that was given away, or left by a clean stop, has no running call, and nothing of it is repeated;
-- one application: a running process never begins a second one.
+- one application: a running process never begins a second one;
+- bootstrap: a stream is marked as complete only when all its leases are there;
+- streams: a process holds leases of streams that it reads, and of no others.
 
 A call that was paused between the look at the clock and its start may come late: no lease can prevent that, which is
 why it carries a fence token. Those are counted apart, as zombies.
@@ -124,6 +126,13 @@ class Journal:
         """A process has an application; an earlier one of the same process is named, if there was one."""
         if opened_before and opened_before != app_id:
             self._violated(at_ms, f"second application: a running process left {opened_before} for {app_id}")
+
+    def marked(self, at_ms: int, stream_key: str, missing: list[str]) -> None:
+        if missing:
+            self._violated(at_ms, f"bootstrap: {stream_key} is marked as complete without {', '.join(missing)}")
+
+    def held_unread(self, at_ms: int, process: str, key: LeaseKey) -> None:
+        self._violated(at_ms, f"streams: {process} holds {key.shard_id} of {key.stream_key}, which it does not read")
 
     def stood_still(self, at_ms: int, what: str) -> None:
         self._violated(at_ms, f"standstill: {what}")

@@ -11,8 +11,10 @@ from heapq import heappop, heappush
 from typing import Any, Final, Literal
 
 from anabranch._core.leases.store_calls import NoAnswer
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, Conflict, LeaseKey, LeaseRow, MemberRow, StreamRow
-from anabranch._model.streams import TRIM_HORIZON
+from anabranch._model.streams import TRIM_HORIZON, Shard
+from anabranch.limits import HASH_KEY_MAX
 from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
 from protocol.faults import Dice, WorldOptions
 
@@ -128,15 +130,32 @@ class Process:
             action(*arguments)
 
 
-STREAM = StreamRow(
-    stream_key="1:orders:1", name="orders", arn="arn", created_seconds=1.0, origin=TRIM_HORIZON, bootstrapped=True
+STREAMS = tuple(
+    StreamRow(stream_key=f"1:{name}:1", name=name, arn=name, created_seconds=1.0, origin=TRIM_HORIZON)
+    for name in ("orders", "payments")
 )
+
+
+def streams_of(index: int, stream_count: int) -> tuple[str, ...]:
+    """The keys of the streams that worker number `index` reads."""
+    keys = tuple(row.stream_key for row in STREAMS[:stream_count])
+    return keys if index % 3 == 0 or stream_count == 1 else (keys[index % 3 - 1],)
+
+
+def _shards(stream_number: int, lease_count: int, stream_count: int) -> list[Shard]:
+    numbers = range(stream_number, lease_count, stream_count) or [stream_number]
+    ends = [HASH_KEY_MAX * part // len(numbers) for part in range(1, len(numbers) + 1)]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    return [
+        Shard(shard_id=f"shardId-{number:012}", hash_key_range=HashKeyRange(start, end), starting_sequence_number=0)
+        for number, start, end in zip(numbers, starts, ends, strict=True)
+    ]
 
 
 class Storage:
     """The rows behind all handles of the store."""
 
-    def __init__(self, lease_count: int, *, keeps_history: bool = False) -> None:
+    def __init__(self, lease_count: int, stream_count: int = 1, *, keeps_history: bool = False) -> None:
         self.now_ms = 0
         self.lag_ms = 0
         """How old the members and leases are that the present call reads."""
@@ -147,17 +166,26 @@ class Storage:
         self.seals = 0
         self.gifts = 0
         """Leases that their owner gave to another member."""
-        self.lease_count = lease_count
+        self.shards = {
+            stream.stream_key: _shards(number, lease_count, stream_count)
+            for number, stream in enumerate(STREAMS[:stream_count])
+        }
+        """Of each stream, by its key. They never change."""
         self._keeps_history = keeps_history
         self._history: list[dict[RowKey, Row]] = []
         self._ended_ms: list[int] = []
         """Until when each snapshot of the history was the present."""
 
+    def get(self, key: RowKey) -> Row | None:
+        return self._seen(key.kind).get(key)
+
     def read(self, scope: Scope) -> list[Row]:
-        lags = self.lag_ms and scope.kind in {"member", "lease"}
         place = (scope.kind, scope.app, scope.app_id)
-        rows = self._as_of(self.now_ms - self.lag_ms) if lags else self.rows
-        return [row for key, row in rows.items() if key[:3] == place and scope.includes(row)]
+        return [row for key, row in self._seen(scope.kind).items() if key[:3] == place and scope.includes(row)]
+
+    def _seen(self, kind: str) -> dict[RowKey, Row]:
+        lags = self.lag_ms and kind in {"member", "lease"}
+        return self._as_of(self.now_ms - self.lag_ms) if lags else self.rows
 
     def put(self, key: RowKey, row: Row | None) -> None:
         if self._keeps_history:
@@ -172,8 +200,13 @@ class Storage:
     def app(self) -> AppRow | None:
         return next((row for row in self.rows.values() if isinstance(row, AppRow)), None)
 
-    def leases(self, app_id: str) -> list[LeaseRow]:
-        return [row for key, row in self.rows.items() if isinstance(row, LeaseRow) and key.app_id == app_id]
+    def lease(self, app_id: str, key: LeaseKey) -> LeaseRow | None:
+        row = self.rows.get(RowKey("lease", "billing", app_id, (key.stream_key, key.generation, key.shard_id)))
+        return row if isinstance(row, LeaseRow) else None
+
+    def lease_keys(self, stream_key: str) -> list[LeaseKey]:
+        """Of all leases that the stream must have."""
+        return [LeaseKey(stream_key, 0, shard.shard_id) for shard in self.shards[stream_key]]
 
     # bad days
 
@@ -213,7 +246,7 @@ class ProtocolStore(RowLeaseStore):
         return self._storage.name
 
     async def get(self, keys: Sequence[RowKey]) -> Found:
-        return Found([self._storage.rows.get(key) for key in keys], self._storage.name)
+        return Found([self._storage.get(key) for key in keys], self._storage.name)
 
     async def scan(self, scopes: Sequence[Scope]) -> Found:
         return Found([row for scope in scopes for row in self._storage.read(scope)], self._storage.name)
@@ -228,15 +261,6 @@ class ProtocolStore(RowLeaseStore):
 
     async def close(self) -> None:
         """The rows stay."""
-
-    async def open(self, app: AppRow) -> AppRow:
-        """Also makes the leases, in one step: bootstrapping a stream is not part of these worlds."""
-        row = await super().open(app)
-        if row.app_id == app.app_id:
-            await self.put_stream(STREAM)
-            for number in range(self._storage.lease_count):
-                await self.create_lease(LeaseRow(key=LeaseKey(STREAM.stream_key, 0, f"shardId-{number:012}")))
-        return row
 
     # what verdicts count
 

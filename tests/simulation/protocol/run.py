@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from anabranch.testing.sim import Simulation, main
+from seed_search import Simulation, search
+
 from protocol.faults import options_for
 from protocol.world import run_world
 
@@ -24,4 +25,4 @@ PROTOCOL = Simulation(
 )
 
 if __name__ == "__main__":
-    sys.exit(main(simulation=PROTOCOL))
+    sys.exit(search(PROTOCOL))

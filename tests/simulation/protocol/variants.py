@@ -14,6 +14,7 @@ from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.plan import Take
 from anabranch._core.leases.store_calls import (
+    CreateLease,
     NoAnswer,
     OpenApp,
     PollStore,
@@ -21,7 +22,9 @@ from anabranch._core.leases.store_calls import (
     ReadIncarnation,
     SendHeartbeat,
     Wait,
+    WriteStream,
 )
+from anabranch._core.shards.bootstrap import plan_bootstrap
 from protocol.faults import WorldOptions
 from protocol.worker import Reader
 
@@ -61,6 +64,18 @@ RESTLESS = replace(
 
 CALM_HOSTS = replace(ROUGH, pause_every_ms=0, partition_every_ms=0)
 """Only messages go wrong."""
+
+
+GROWING = WorldOptions(
+    worker_count=4,
+    lease_count=60,
+    joins_every_ms=5_000,
+    faulty_ms=30_000,
+    settling_ms=40_000,
+    stall_every_ms=6_000,
+    overruns=0.1,
+)
+"""Many leases, in a fleet that workers join one after another, whose loops stall."""
 
 
 class Variant(NamedTuple):
@@ -200,6 +215,13 @@ class DetectorWithoutGaps(FailureDetector):
         pass
 
 
+class DetectorBlindToStreams(FailureDetector):
+    """Plans as if every member read every stream."""
+
+    def live(self):
+        return [replace(row, streams=()) for row in super().live()]
+
+
 class NoGapRule(with_detector(DetectorWithoutGaps)):
     """Named, so that it can be sent to other processes."""
 
@@ -304,7 +326,13 @@ class TableThatNeverAdopts(LeaseTable):
     """A take whose answer was lost is forgotten."""
 
     def observe_leases(self, rows, now_ms):
-        super().observe_leases([row for row in rows if row.owner != self.member_id or row.key in self.held], now_ms)
+        super().observe_leases([row for row in rows if self._is_known(row)], now_ms)
+
+    def observe_read(self, key, row, now_ms):
+        super().observe_read(key, row if row is not None and self._is_known(row) else None, now_ms)
+
+    def _is_known(self, row):
+        return row.owner != self.member_id or row.key in self.held
 
 
 class TableThatBelievesOldRows(LeaseTable):
@@ -313,6 +341,13 @@ class TableThatBelievesOldRows(LeaseTable):
         if known is not None and row.version < known.version and row.key not in self.held:
             del self.leases[row.key]
         super().observe_lease(row, now_ms)
+
+
+class TableThatTrustsGaps(LeaseTable):
+    """Reads what others name, and never asks how much they changed beyond that."""
+
+    def _is_gap(self, missed_count, row):
+        return False
 
 
 class GiftIsTakenBack(LeaseMachine):
@@ -391,6 +426,17 @@ class RollBackIsNotWaitedOut(LeaseMachine):
         pass
 
 
+class MarkBeforeLeases(LeaseMachine):
+    """Marks a stream as complete, then creates its leases."""
+
+    def _complete(self, row):
+        listing = yield from self._whole_listing(row)
+        marked = yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
+        for lease in plan_bootstrap(row, listing):
+            yield from self._ask(CreateLease(lease))
+        return None if isinstance(marked, NoAnswer) else marked
+
+
 class BootstrapAfterReset(LeaseMachine):
     """A running worker that finds no application makes a new one."""
 
@@ -439,6 +485,14 @@ VARIANTS = {
         with_table(TableThatBelievesOldRows),
         options=replace(ROUGH, lease_count=8, stop_every_ms=20_000, lag_ms_max=16_000, lost=0.01, late=0.0),
     ),
+    "a gap in the named changes is trusted": Variant(
+        with_table(TableThatTrustsGaps), options=GROWING, complaint="standstill"
+    ),
+    "streams are not planned for": Variant(
+        with_detector(DetectorBlindToStreams),
+        options=WorldOptions(worker_count=3, lease_count=6, stream_count=2, faulty_ms=30_000, settling_ms=40_000),
+        complaint="standstill",
+    ),
     "gift is taken back": Variant(
         GiftIsTakenBack,
         ReaderThatGoesOn,
@@ -451,6 +505,7 @@ VARIANTS = {
     "lost commit is believed": Variant(LostCommitIsBelieved, options=RESTLESS, complaint="hand-off"),
     "roll-back is ignored": Variant(RollBackIsIgnored, options=FORGETFUL),
     "roll-back is not waited out": Variant(RollBackIsNotWaitedOut, options=FORGETFUL),
+    "mark before the leases": Variant(MarkBeforeLeases, complaint="bootstrap"),
     "bootstrap after reset": Variant(
         BootstrapAfterReset, options=replace(ROUGH, reset=True), complaint="second application"
     ),

@@ -30,20 +30,22 @@ from anabranch._core.leases.store_calls import (
     Answer,
     Describe,
     Description,
+    ListShards,
     Moment,
     Steps,
     StoreCall,
     Wait,
     WriteLease,
+    WriteStream,
 )
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.leases.drive import send
-from anabranch._model.leases import AppRow, Checkpoint, Conflict, LeaseKey, LeaseRow
+from anabranch._model.leases import AppRow, Checkpoint, Conflict, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Position
 from anabranch.errors import LeaseStoreInvalidError
 from protocol.faults import Dice, WorldOptions
 from protocol.journal import Journal, Tenure
-from protocol.network import STREAM, Lane, Link, Process, ProtocolStore, Storage, at_once
+from protocol.network import STREAMS, Lane, Link, Process, ProtocolStore, Storage, at_once
 
 _HANDLING_MS = (20, 600)
 _OVERRUN_MS = (4_000, 20_000)
@@ -61,6 +63,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of the process; unique in the world, whatever the worker is configured as."""
     worker_id: str
+    streams: tuple[str, ...]
+    """Keys of the streams that it reads."""
     process: Process
     link: Link
     storage: Storage
@@ -94,11 +98,13 @@ class Worker:
         self.dice = host.dice
         self.now_ms = host.process.now_ms
         self.options = host.options
-        self.machine = machine_class(MemberProfile(worker_id=host.worker_id, fingerprint=""), host.timing, host.dice)
+        self.machine = machine_class(MemberProfile(worker_id=host.worker_id), host.timing, host.dice)
         self.app_id = ""
         self._store = ProtocolStore(host.storage)
         self.has_stopped = False
         """Stopped on purpose: a clean stop, or an application that is not its own any more."""
+        self._begun: list[str] = []
+        """Keys of the streams that it has begun; the last one may be under way."""
         self.readers: dict[LeaseKey, Reader] = {}
         self._reader_class = reader_class
         self._rounds: _Task | None = None
@@ -106,10 +112,19 @@ class Worker:
         self._drive("main", self.machine.open(_APP, "simulated", self._moment()), self._look_around)
 
     def _look_around(self, _: AppRow) -> None:
-        self._drive("main", self.machine.look_around(self._moment()), self._join)
+        self._drive("main", self.machine.look_around(self._moment()), self._begin_streams)
 
-    def _join(self, _: None) -> None:
-        self._drive("main", self.machine.join((STREAM.stream_key,), self._moment()), self._run)
+    def _begin_streams(self, _: object) -> None:
+        """One after another; then it joins."""
+        left = [row for row in STREAMS if row.stream_key in self.host.streams and row.stream_key not in self._begun]
+        if left:
+            self._begun.append(left[0].stream_key)
+            self._drive("main", self.machine.begin_stream(left[0], self._moment()), self._begin_streams)
+        else:
+            self._join()
+
+    def _join(self) -> None:
+        self._drive("main", self.machine.join(self.host.streams, self._moment()), self._run)
 
     def _run(self, _: None) -> None:
         self._rounds = self._drive("main", self.machine.run(self._moment()))
@@ -178,6 +193,8 @@ class Worker:
             self._pass_on()
             if isinstance(action, Describe):
                 answer = Answer(Description(), self._moment())
+            elif isinstance(action, ListShards):
+                answer = Answer(self.host.storage.shards[self._begun[-1]], self._moment())
             elif isinstance(action, Wait):
                 task.wait = action if action.wakeable else None
                 self.process.at(action.until_ms, task.lane, self._on_time, task, action)
@@ -202,8 +219,10 @@ class Worker:
             self._on_time(task, task.wait)
 
     def _request(self, call: StoreCall[Any]) -> Callable[[], Any]:
-        """What happens in the store; of a lease's write the journal hears too."""
+        """What happens in the store; of a lease's write and of a stream's mark the journal hears too."""
         store = self._store
+        if isinstance(call, WriteStream):
+            return lambda: self._mark(at_once(send(store, call)))
         if not isinstance(call, WriteLease):
             return lambda: at_once(send(store, call))
         key, tenure = call.row.key, self.readers[call.row.key].tenure
@@ -219,6 +238,14 @@ class Worker:
 
         return write
 
+    def _mark(self, row: StreamRow | None) -> StreamRow | None:
+        storage, app_id = self.host.storage, self.machine.app.app_id
+        if row is not None:
+            keys = storage.lease_keys(row.stream_key)
+            missing = [key.shard_id for key in keys if storage.lease(app_id, key) is None]
+            self.host.journal.marked(storage.now_ms, row.stream_key, missing)
+        return row
+
     def _pass_on(self) -> None:
         if self.app_id != self.machine.app.app_id:
             self.host.journal.opened(self.process.true_ms(), self.app_id, self.machine.app.app_id)
@@ -227,6 +254,8 @@ class Worker:
         for change in self.machine.take_changes():
             match change:
                 case Held():
+                    if change.holding.row.key.stream_key not in self.host.streams:
+                        self.host.journal.held_unread(self.process.true_ms(), self.host.name, change.holding.row.key)
                     self.readers[change.holding.row.key] = self._reader_class(self, change.holding)
                 case Lost():
                     self.readers.pop(change.key, None)

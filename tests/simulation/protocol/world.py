@@ -11,14 +11,19 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.timing import LeaseTiming, lease_timing
+from anabranch._model.leases import AppRow
 from protocol.faults import Dice, Faults, WorldOptions, options_for
 from protocol.journal import Journal, Violation
-from protocol.network import Agenda, Link, Process, Storage
+from protocol.network import Agenda, Link, Process, Storage, streams_of
 from protocol.worker import Host, Reader, Worker
 
 _SILENCE_MS_MAX = 8_000
+_READ_AGAIN_MS = 40_000
+"""How soon after the faults every lease is read again: longer than late messages and an expiry take together, and
+shorter than the interval at which all leases are read.
+"""
 _SETTLED_MS = 100_000
-"""Longer than late messages, an expiry, the interval of lease reads and a cool-down take together."""
+"""How soon the leases are shared fairly: longer than all that, the interval of lease reads and a cool-down together."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +60,23 @@ class World:
         self.agenda = Agenda()
         self.journal = Journal()
         self.storage = Storage(
-            options.lease_count, keeps_history=bool(options.lag_ms_max or options.roll_back_every_ms)
+            options.lease_count,
+            options.stream_count,
+            keeps_history=bool(options.lag_ms_max or options.roll_back_every_ms),
         )
         self.workers: list[Worker] = []
         self.is_calm = False
         self._machine_class, self._reader_class = machine_class, reader_class
         self._process_count = 0
         for index in range(options.worker_count):
-            self.workers.append(self.start_worker(index))
+            if options.joins_every_ms:
+                self.agenda.at(index * options.joins_every_ms, self._add_worker, index)
+            else:
+                self._add_worker(index)
         self._faults = Faults(self)
+
+    def _add_worker(self, index: int) -> None:
+        self.workers.append(self.start_worker(index))
 
     def start_worker(self, index: int) -> Worker:
         """A new process on host number `index`."""
@@ -82,6 +95,7 @@ class World:
         host = Host(
             name=f"process {self._process_count}",
             worker_id="billing" if options.same_worker_id else f"worker-{index}",
+            streams=streams_of(index, options.stream_count),
             process=process,
             link=link,
             storage=self.storage,
@@ -97,8 +111,10 @@ class World:
         self._faults.end()
         self.is_calm = True
         events += self.agenda.run_until(self.options.faulty_ms + self.options.settling_ms)
+        if self.options.settling_ms >= _READ_AGAIN_MS:
+            self._judge_read_again()
         if self.options.settling_ms >= _SETTLED_MS:
-            self._judge_settled()
+            self._judge_shares()
         return Verdict(
             seed=self.seed,
             options=self.options,
@@ -114,20 +130,28 @@ class World:
             longest_gap_ms=self.journal.longest_gap_ms,
         )
 
-    def _judge_settled(self) -> None:
+    def _running(self, app: AppRow) -> list[Worker]:
+        workers = [worker for worker in self.workers if worker.process.alive and not worker.has_stopped]
+        return [worker for worker in workers if worker.app_id == app.app_id]
+
+    def _judge_read_again(self) -> None:
         now_ms, app = self.agenda.now_ms, self.storage.app
-        running = [worker for worker in self.workers if worker.process.alive and not worker.has_stopped]
-        if app is None or not running:
+        if app is None:
             return
-        for row in self.storage.leases(app.app_id):
-            key = row.key
+        read = {stream_key: None for worker in self._running(app) for stream_key in worker.host.streams}
+        for key in (key for stream_key in read for key in self.storage.lease_keys(stream_key)):
             silent_ms = now_ms - self.journal.silent_since(app.app_id, key)
             if silent_ms > _SILENCE_MS_MAX:
-                what = f"nothing of {key.shard_id} was started for {silent_ms} ms; its owner is {row.owner}"
-                self.journal.stood_still(now_ms, what)
-        loads = [len(worker.machine.table.held) for worker in running if worker.app_id == app.app_id]
-        if loads and max(loads) - min(loads) > 1:
-            self.journal.stood_still(now_ms, f"the leases are shared as {loads}")
+                row = self.storage.lease(app.app_id, key)
+                owner = "it has no row" if row is None else f"its owner is {row.owner}"
+                self.journal.stood_still(now_ms, f"nothing of {key.shard_id} was started for {silent_ms} ms; {owner}")
+
+    def _judge_shares(self) -> None:
+        app = self.storage.app
+        loads = [] if app is None else [len(worker.machine.table.held) for worker in self._running(app)]
+        # Workers that read different streams share as far as these allow; the laws of the balance judge that.
+        if loads and self.options.stream_count == 1 and max(loads) - min(loads) > 1:
+            self.journal.stood_still(self.agenda.now_ms, f"the leases are shared as {loads}")
 
 
 @cache

@@ -5,26 +5,31 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from anabranch._core.handling.batches import BatchLane
 from anabranch._core.leases import machine, rows
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.machine import LeaseMachine
 from anabranch._core.leases.plan import Write, plan_round
-from anabranch._core.leases.store_calls import NoAnswer, OpenApp, ReadApp
+from anabranch._core.leases.store_calls import CreateLease, NoAnswer, OpenApp, ReadApp, WriteStream
+from anabranch._core.session import EndOfShard, Session
 from anabranch._core.shards import gate
-from anabranch._core.shards.bootstrap import listing_filter, plan_bootstrap
+from anabranch._core.shards.bootstrap import plan_bootstrap
 from anabranch._core.shards.gate import ShardEnd
 from anabranch._core.tracker import Tracker
 from anabranch._engine.checkpointer import Checkpointer, Drainer
-from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.clock import Alarm
+from anabranch._engine.consumer_run import ConsumerRun, FenceWatch
+from anabranch._engine.dead_lettering import DeadLettering, _OpenLetter
+from anabranch._engine.fanout_reader import FanOutReader
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.session import Session
-from anabranch._engine.shard_discovery import ShardDiscovery, StreamBootstrap, TrimReporter, list_all_shards
-from anabranch._engine.worker import FenceWatch, Worker
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.processor import Processor
+from anabranch._engine.shard_discovery import ShardDiscovery, TrimReporter
 from anabranch._model.leases import Finish
 from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
 from anabranch.stores.row_store import RowLeaseStore
-from anabranch.testing.world import FleetOptions
+from anabranch.testing.world.options import FleetOptions
 
 BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
 ROUGH = replace(BUSY, pause_every_seconds=10.0, crash_every_seconds=30.0)
@@ -36,6 +41,11 @@ ROLLED_BACK = replace(
     cut_off_every_seconds=9.0, stop_every_seconds=6.0, roll_back_seconds=8.0, roll_back_every_seconds=10.0,
 )  # fmt: skip
 JOBS = replace(BUSY, ends_at_tip=True, undecodable=0.02)
+POISONED = replace(BUSY, poison=0.06, then="dead_letter", crash_every_seconds=15.0, letters_down_every_seconds=15.0)
+PUSHED = replace(BUSY, read="fanout", broken_streams=0.1)
+DELETED = replace(
+    MERGING, row_deleted_every_seconds=5.0, crash_every_seconds=30.0, stall_every_seconds=30.0, settling_seconds=400.0,
+)  # fmt: skip
 TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0, handler_seconds_max=1.0)
 
 
@@ -74,25 +84,23 @@ async def _finish_first(self, session, end, checkpointer, planner):
 
 
 async def _gone_is_ended(self, session, error):
-    session.trimmed = True
-    session.move("end")
+    session._end(EndOfShard(trimmed=True))
 
 
 def _end_trimmed_at_once(original):
     async def plan_end(self, session):
-        return ShardEnd((), Finish("trimmed")) if session.trimmed else await original(self, session)
+        return ShardEnd((), Finish("trimmed")) if session.end.trimmed else await original(self, session)
 
     return plan_end
 
 
-async def _mark_and_die(self, stream, row):
+def _mark_and_die(self, row):
     """Marks the bootstrap as complete first, and fails half-way through the leases."""
-    store = self._ports.store
-    listing = await list_all_shards(self._ports, stream, listing_filter(row.origin))
-    await store.write_stream(replace(row, bootstrapped=True), row.version)
+    listing = yield from self._whole_listing(row)
+    yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
     plan = plan_bootstrap(row, listing, [])
     for lease in plan[: len(plan) // 2 + 1]:
-        await store.create_lease(lease)
+        yield from self._ask(CreateLease(lease))
     raise TransportError("half-way")
 
 
@@ -111,13 +119,13 @@ def _commit_whole_pages(original):
     """A loop over records reports what is finished only at the end of a page, and when its worker stops."""
 
     async def commit_all(self):
-        pull = self._before_commit
+        processor = self._processor
         if not self._fleet.is_draining:
-            self._before_commit = lambda: None
+            self._processor = Processor(processor.queue, processor.mode)
         try:
             return await original(self)
         finally:
-            self._before_commit = pull
+            self._processor = processor
 
     return commit_all
 
@@ -131,11 +139,11 @@ def _commit_late(original):
 
 
 def _give_uncommitted(original):
-    def next_row(self, session, **options):
-        row, count = original(self, session, **options)
-        return (session.row if options.get("transferring") else row), count
+    def plan_commit(self, wall_ms, **options):
+        row, count = original(self, wall_ms, **options)
+        return (self.row if options.get("transferring") else row), count
 
-    return next_row
+    return plan_commit
 
 
 def _leave_uncommitted(original):
@@ -154,7 +162,17 @@ def _settle_half(self):
     if freed:
         self._held_bytes -= freed
         self.budget.release(freed // 2)
-        self.on_settled()
+
+
+def _finish_other_half(original):
+    """When the first half of a failed batch is handled, the second one counts as handled, too."""
+
+    def finish_through(self, count):
+        halved = bool(self._halves)
+        self._halves.clear()
+        original(self, len(self._out) - self._start if halved else count)
+
+    return finish_through
 
 
 def _do_not_wait(original):
@@ -205,7 +223,7 @@ def _create_app_again(self):
 
 async def _do_not_drain(self, sessions, deadline_ms):
     for session in sessions:
-        session.is_draining = True
+        session.drain()
     return []
 
 
@@ -257,11 +275,129 @@ def _gate_by_listing():
     ]
 
 
+async def _move_on_before_accepting(self, shard, stream):
+    """An event's continuation is stored when it arrives, its records are accepted when the next one arrives."""
+    session, waiting = shard.session, None
+    while await stream.next_bytes() is not None and self._may_read(shard):
+        event = await stream.receive()
+        if event is None:
+            continue
+        shard.subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
+        if waiting is not None:
+            self._results.accept(session, shard.health, waiting, 0)
+        waiting = self._page(shard, event)
+    if waiting is not None:
+        self._results.accept(session, shard.health, waiting, 0)
+
+
+async def _keep_abandoned_continuation(self, shard, stream):
+    """An event that comes while the shard is being handed over is not accepted, but its continuation is kept."""
+    session, subscription = shard.session, shard.subscription
+    while await stream.next_bytes() is not None:
+        event = await stream.receive()
+        if event is None:
+            continue
+        subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
+        if not self._may_read(shard):
+            return
+        page = self._page(shard, event)
+        self._results.accept(session, shard.health, page, 0)
+        if page.is_end:
+            subscription.finish()
+            return
+
+
+def _all_unheld(self, keys, moment):
+    yield from ()
+    return keys
+
+
+async def _finish_before_letter(self, session, pending):
+    """The record is finished, and committed, before its letter is durable."""
+    session.finish_letter(pending)
+    self._queue.offer(session)
+    await self._checkpointer.write(session)
+    await self._ports.letters.write(self._letter(_OpenLetter(session, pending, Alarm(self._ports.clock))))
+
+
+def _keep_what_followed(original):
+    """After a partial failure, only the failed record is delivered again."""
+
+    def retry_at(self, at_ms, attempts, *, halve=False):
+        original(self, at_ms, attempts, halve=halve)
+        if self._start == self._finished_here and self._start and self._size > 1:
+            self._out, self._size = self._out[: self._start + 1], 1
+
+    return retry_at
+
+
+def _call_again(original):
+    """A new owner does not write the letter, but handles the record."""
+
+    def prior_mark(self, record):
+        mark = original(self, record)
+        return mark and replace(mark, state="open")
+
+    return prior_mark
+
+
 MISTAKES = {
+    "the checkpoint passes a record before its dead letter is durable": Mistake(
+        [(DeadLettering, "write", _finish_before_letter)], "no loss", POISONED
+    ),
+    "a new owner handles a record that is on its way to the dead letters": Mistake(
+        [(Tracker, "prior_mark", _call_again(Tracker.prior_mark))],
+        "one outcome",
+        replace(POISONED, crash_every_seconds=8.0, lost=0.05),
+    ),
+    "attempts start again with each owner": Mistake(
+        [(Tracker, "prior_mark", lambda self, record: None)], "attempts survive", POISONED
+    ),
+    "records after a failed one of their batch stay finished": Mistake(
+        [(BatchLane, "retry_at", _keep_what_followed(BatchLane.retry_at))],
+        "no loss",
+        replace(POISONED, consume_mode="run_batches", backlog=0.5),
+    ),
+    "a child starts although its parent's row was deleted": Mistake(
+        [(gate, "deleted_parents", lambda *_: ())], "parents first", replace(DELETED, handler_seconds_max=2.0)
+    ),
+    "a deleted row is created again although its owner lives": Mistake(
+        [(LeaseMachine, "find_unheld", _all_unheld)],
+        "one owner",
+        replace(DELETED, record_count=150, faulty_seconds=120.0, shard_count=8, row_deleted_every_seconds=3.0),
+    ),
+    "a deleted row is created again with a lower fence token": Mistake(
+        [(ShardDiscovery, "_restored", lambda self, lease: lease)], "one owner", DELETED
+    ),
+    "an event's continuation is stored before its records are accepted": Mistake(
+        [(FanOutReader, "_receive", _move_on_before_accepting)], "no loss", PUSHED
+    ),
+    "the read position moves back where two reads overlap": Mistake(
+        [(Session, "_unread", lambda self, records: records)],
+        "checkpoints advance",
+        replace(PUSHED, backlog=0.5, in_use=0.5, broken_streams=0.3, late=0.1),
+    ),
+    "the continuation of an abandoned subscription is used": Mistake(
+        [(FanOutReader, "_receive", _keep_abandoned_continuation)],
+        "order",
+        replace(
+            PUSHED,
+            broken_streams=0.0,
+            shard_count=6,
+            stop_every_seconds=8.0,
+            drain_seconds=0.1,
+            handler_seconds_max=2.0,
+        ),
+    ),
+    "a silent subscription is not noticed": Mistake(
+        [(FanOutReader, "_watch", lambda self, shard, stream: None)],
+        "no standstill",
+        replace(PUSHED, broken_streams=0.3, settling_seconds=60.0),
+    ),
     "a lease is taken from an owner that was not sealed": Mistake(
         _take_without_seal(), "one owner", replace(BUSY, cut_off_every_seconds=10.0)
     ),
-    "the fence is not checked": Mistake([(LeaseMachine, "may_start", lambda self, *_: True)], "one owner", ROUGH),
+    "the fence is not checked": Mistake([(Fleet, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "child shards do not wait for their parents": Mistake(
         [(gate, "open_parents", lambda *_: ())],
         "parents first",
@@ -283,7 +419,7 @@ MISTAKES = {
         [(Checkpointer, "write", _older_after_newer(Checkpointer.write))], "checkpoints advance", BUSY
     ),
     "a clean stop omits its last commit": Mistake(
-        [(Worker, "_leave", _leave_uncommitted(Worker._leave))],
+        [(ConsumerRun, "_leave", _leave_uncommitted(ConsumerRun._leave))],
         "few duplicates",
         replace(BUSY, stop_every_seconds=15.0),
     ),
@@ -296,12 +432,12 @@ MISTAKES = {
         [(Checkpointer, "commit_all", _commit_late(Checkpointer.commit_all))], "few duplicates", LOADED
     ),
     "a hand-off does not write the last checkpoint": Mistake(
-        [(Checkpointer, "next_row", _give_uncommitted(Checkpointer.next_row))],
+        [(Session, "plan_commit", _give_uncommitted(Session.plan_commit))],
         "few duplicates",
         replace(BUSY, shard_count=6, stop_every_seconds=15.0, handler_seconds_max=0.05),
     ),
     "bytes are not returned to the budget": Mistake(
-        [(Session, "settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
+        [(Session, "_settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
     ),
     "the next attempt starts while the last one runs": Mistake(
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
@@ -312,6 +448,11 @@ MISTAKES = {
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],
         "order",
         replace(BUSY, consume_mode="run_batches", overrunning=0.1, timeout_seconds=1.5),
+    ),
+    "the second half of a failed batch is skipped": Mistake(
+        [(BatchLane, "finish_through", _finish_other_half(BatchLane.finish_through))],
+        "no loss",
+        replace(BUSY, consume_mode="run_batches", failing=0.2),
     ),
     "a running worker creates its application again in an emptied store": Mistake(
         [
@@ -330,7 +471,7 @@ MISTAKES = {
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
     "a half-finished bootstrap is marked as complete": Mistake(
-        [(StreamBootstrap, "_complete", _mark_and_die), (gate, "_unread_ancestors", lambda *_: [])],
+        [(LeaseMachine, "_complete", _mark_and_die), (gate, "_unread_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshard_every_seconds=10.0),
     ),

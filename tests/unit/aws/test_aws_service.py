@@ -25,6 +25,7 @@ from anabranch.errors import (
     UnavailableError,
 )
 from canned_server import answer, canned_server, read_request
+from subscribed import subscribed
 
 ORDERS = parse_stream("orders")
 EMPTY = b'{"Records":[],"NextShardIterator":"next","MillisBehindLatest":0}'
@@ -229,7 +230,7 @@ def test_a_refused_subscription_says_why_and_a_repaired_one_goes_on():
 
         async with client_of(says(seen, expired, refusal("LimitExceededException")), keys=keys) as (_, client):
             with pytest.raises(ThrottledError, match="SubscribeToShard: LimitExceededException"):
-                async with client.subscribe_to_shard("arn", "shardId-0", TRIM_HORIZON):
+                async with subscribed(client, "arn", "shardId-0", TRIM_HORIZON):
                     pytest.fail("accepted")
             assert len(seen) == 2
 

@@ -1,11 +1,20 @@
-"""A fleet as lines: what needs a look first, never more lines than there are."""
+"""A fleet as lines: what needs a look first, and no line that is wider than the terminal."""
+
+import io
 
 import pytest
 from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.console import Console
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch.reasons import UnknownReason
 from anabranch.reports import FleetStatus
 from fleet_samples import MEMBER, SHARD
+
+
+def said(text):
+    return UnknownReason(code="new", text=text)
 
 
 def member(number, **fields):
@@ -21,7 +30,7 @@ def shard(number, state="moving", reason=None, **fields):
         reason=reason,
         owner="worker-0#1",
         worker_id="worker-0",
-        millis_behind_latest=number * 1_000,
+        lag=float(number),
         records_per_second=5.0,
     )
     return replace(made, **fields)
@@ -38,16 +47,17 @@ def fleet(shards, members, streams=("orders",)):
     )
 
 
-def texts(status, **options):
-    return [line.plain for line in fleet_lines(status, **options)]
+def texts(status, width=None):
+    console = Console(force_terminal=width is not None, width=width, file=io.StringIO())
+    return [line.plain for line in fleet_lines(status, console)]
 
 
 def test_what_does_not_move_comes_first_with_its_reason():
     shards = [
         shard(0),
         shard(1, "finished"),
-        shard(2, "waiting", "it waits"),
-        shard(3, "stopped", "bad\nrecord"),
+        shard(2, "waiting", said("it waits")),
+        shard(3, "stopped", said("bad\nrecord")),
         shard(4),
     ]
     lines = texts(fleet(shards, [member(0)]))
@@ -77,24 +87,33 @@ def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
     assert lines[4] == "and 1 worker that stopped gracefully"
 
 
-@pytest.mark.parametrize("height", [10, 12, 21, 40])
-@pytest.mark.parametrize("member_count", [0, 3, 30])
-def test_no_more_lines_than_there_are_and_the_rest_is_counted(height, member_count):
-    shards = [shard(number, "stalled", "slow") if number % 2 else shard(number) for number in range(100)]
-    status = fleet([*shards, shard(200, "finished")], [member(number) for number in range(member_count)])
-    lines = texts(status, height=height)
-    assert len(lines) <= height
-    shown = sum(line.startswith("shardId-") for line in lines)
-    assert shown > 0
-    assert lines[-1] == f"and {100 - shown} shards more, 1 shard read to the end"
-    assert all(len(line) <= 80 for line in lines)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits_the_terminal_and_reasons_are_whole(width):
+    reason = "the handler of record 49590338271490256608559692538361571095921575989136588898 has not been finished"
+    shards = [
+        shard(number, "stalled", said(reason), worker_id="ip-10-0-0-12.eu-west-1.compute.internal:93")
+        for number in (1, 2)
+    ]
+    status = fleet([*shards, shard(3, worker_id="運賃計算係" * 6)], [member(0, worker_id="運賃計算係" * 6)])
+    lines = texts(status, width)
+    assert max(map(cell_len, lines)) <= width
+    assert lines[3].split() == ["SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED"]
+    assert all(line.rstrip().endswith("never") for line in lines if line.startswith("shardId"))
+    assert reason.replace(" ", "") in "".join("".join(lines).split())
 
 
-def test_long_names_are_cut_and_several_streams_are_told_apart():
-    status = fleet([shard(0, worker_id="w" * 50)], [member(0)], streams=("orders", "returns"))
-    line = texts(status)[-1]
-    assert line.startswith("orders shardId-000000000000  moving")
-    assert f"{'w' * 29}…" in line
+def test_columns_of_wide_characters_are_aligned():
+    lines = texts(fleet([], [member(0, worker_id="運賃"), member(1, worker_id="four")]), 80)
+    assert [cell_len(line[: line.index("live")]) for line in lines[1:3]] == [8, 8]
+
+
+def test_a_name_that_is_too_long_loses_its_middle():
+    status = fleet([shard(7)], [member(0)], streams=("orders", "returns"))
+    shard_name = texts(status, 60)[-1].split("  ")[0]
+    assert shard_name.startswith("orders")
+    assert shard_name.endswith("0007")
+    assert "…" in shard_name
+    assert texts(status)[-1].startswith("orders shardId-000000000007  moving")
 
 
 def test_a_checkpoint_is_told_by_its_age():
@@ -102,7 +121,7 @@ def test_a_checkpoint_is_told_by_its_age():
 
 
 def test_the_headline_counts():
-    shards = [shard(0), shard(1), shard(2, "stopped", "bad", millis_behind_latest=None)]
+    shards = [shard(0), shard(1), shard(2, "stopped", "bad", lag=None)]
     members = [member(0), member(1, state="dead", records_per_second=0.0)]
     assert headline(fleet(shards, members)) == (
         "1 worker live, 3 shards: 2 moving, 1 stalled; 1.0 s behind, 12 records/s"

@@ -114,7 +114,7 @@ def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is
     committed = tracker.checkpoint(())
     assert [(entry.first_open, entry.attempts) for entry in committed.open_keys] == [(Position(1), 2)]
     heir = Tracker(committed, "shard")
-    assert heir.prior_attempts(make_record(1)) == 2
+    assert heir.prior_mark(make_record(1)).attempts == 2
     heir.fail_slice(make_record(1), 3)
     heir.finish_through(make_record(1), 1)
     assert heir.checkpoint(()).open_keys == ()
@@ -123,7 +123,7 @@ def test_the_attempts_at_a_stretch_are_named_with_its_first_record_until_that_is
 def test_failures_of_earlier_owners_in_the_midst_of_a_stretch_are_over_when_it_is_finished():
     failed = tuple(OpenKey(digest(key), Position(number), 1) for number, key in ((3, "a"), (5, "b"), (9, "c")))
     heir = Tracker(Checkpoint(watermark=Position(1), open_keys=failed, order="key"), "shard")
-    assert heir.prior_attempts(make_record(2)) == 0
+    assert heir.prior_mark(make_record(2)) is None
     heir.finish_through(make_record(6), 4)
     assert [entry.first_open for entry in heir.checkpoint(()).open_keys] == [Position(9)]
 

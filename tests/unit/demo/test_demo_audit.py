@@ -1,13 +1,25 @@
 """The demo's audit counts what became of records, and knows neither side."""
 
-from anabranch._demo.audit import Handling, judge, recovery_seconds
+import re
+from xml.etree import ElementTree as ET
 
-PUT = {0: "a", 1: "a", 2: "b", 3: "a"}
+from anabranch._demo.audit import Audit, Handling, PutRecord, Recovery, judge, recovery_seconds
+from anabranch._demo.picture import draw
+from anabranch._demo.show import audit_lines
+from anabranch._demo.stage import RiverRow, ShardView
+from anabranch.limits import HASH_KEY_MAX
+
+PUT = {
+    0: PutRecord("a", "one"),
+    1: PutRecord("a", "one"),
+    2: PutRecord("b", "two"),
+    3: PutRecord("a", "one"),
+}
 SECOND_NS = 1_000_000_000
 
 
-def handled(*numbers, shard_id="one", worker="w"):
-    return [Handling(at_ns, number, PUT.get(number, "a"), shard_id, worker) for at_ns, number in enumerate(numbers)]
+def handled(*numbers, worker="w"):
+    return [Handling(at_ns, number, worker) for at_ns, number in enumerate(numbers)]
 
 
 def test_every_record_once_and_in_order_is_clean():
@@ -38,15 +50,29 @@ def test_handlings_are_ordered_by_their_clock_and_those_of_nothing_put_do_not_co
 
 def test_recovery_lasts_until_the_last_shard_is_handled_again():
     handlings = [
-        Handling(1 * SECOND_NS, 0, "a", "one", "w"),
-        Handling(3 * SECOND_NS, 1, "a", "one", "w"),
-        Handling(5 * SECOND_NS, 2, "b", "two", "w"),
-        Handling(9 * SECOND_NS, 3, "a", "one", "w"),
+        Handling(1 * SECOND_NS, 0, "w"),
+        Handling(3 * SECOND_NS, 1, "w"),
+        Handling(5 * SECOND_NS, 2, "w"),
+        Handling(9 * SECOND_NS, 3, "w"),
     ]
-    assert recovery_seconds(2 * SECOND_NS, ["one", "two"], handlings) == 3.0
-    assert recovery_seconds(2 * SECOND_NS, ["one", "three"], handlings) is None
+    assert recovery_seconds(2 * SECOND_NS, ["one", "two"], PUT, handlings) == 3.0
+    assert recovery_seconds(2 * SECOND_NS, ["one", "three"], PUT, handlings) is None
 
 
 def test_what_a_killed_worker_still_wrote_is_no_recovery():
-    handlings = [Handling(3 * SECOND_NS, 0, "a", "one", "killed"), Handling(4 * SECOND_NS, 1, "a", "one", "other")]
-    assert recovery_seconds(2 * SECOND_NS, ["one"], handlings, not_by="killed") == 2.0
+    handlings = [Handling(3 * SECOND_NS, 0, "killed"), Handling(4 * SECOND_NS, 1, "other")]
+    assert recovery_seconds(2 * SECOND_NS, ["one"], PUT, handlings, not_by="killed") == 2.0
+
+
+def test_the_picture_shows_the_audit_and_fits_a_screen():
+    verdict = judge(PUT, handled(0, 1, 2, 3))
+    audit = Audit(7, verdict, {"plain": verdict}, (Recovery("a split", 21.0, {"plain": None, "anabranch": 0.2}),))
+    half = HASH_KEY_MAX // 2
+    shards = (
+        ShardView("one", 0, half, "one", is_open=True),
+        ShardView("two", half + 1, HASH_KEY_MAX, None, is_open=True),
+    )
+    drawn = draw([RiverRow(0.0, shards, ""), RiverRow(5.0, shards, "split 0")], audit, audit_lines(audit))
+    texts = [text.text for text in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"split 0", "plain loop", "not handled", "read after a split", "> 21 s", "0.2 s"} <= set(texts)
+    assert int(re.search(r'viewBox="0 0 1000 (\d+)"', drawn)[1]) <= 720

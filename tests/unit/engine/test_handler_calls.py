@@ -8,12 +8,11 @@ import types
 import pytest
 
 from anabranch import Context
+from anabranch._core.handling.failures import CHARACTERS_MAX, error_text
 from anabranch._engine.handler_calls import (
-    CHARACTERS_MAX,
     HandlerCall,
     HandlerOptions,
     coroutine_stack,
-    error_text,
     place_in,
     task_stack,
     thread_stack,
@@ -97,10 +96,6 @@ async def none():
     raise AssertionError
 
 
-def plain(record, context=None):
-    raise AssertionError(record, context)
-
-
 @pytest.mark.parametrize(
     "handler",
     [with_context, with_default, with_more_defaults, Handlers(), Handlers().method, functools.partial(three, other=1)],
@@ -126,11 +121,6 @@ def test_any_other_handler_gets_the_record_alone(handler):
 def test_a_handler_that_cannot_be_called_is_refused(handler, message):
     with pytest.raises(ConfigurationError, match=message):
         HandlerCall(handler, threads=1)
-
-
-def test_a_handler_with_a_place_for_a_context_is_refused_for_processes():
-    with pytest.raises(ConfigurationError, match="takes only the record"):
-        HandlerCall(plain, threads=1, processes=1)
 
 
 class Mute(Exception):  # noqa: N818 -- as users name theirs
@@ -240,4 +230,4 @@ def test_a_thread_is_shown_without_what_started_it():
 @pytest.mark.parametrize("stack", [thread_stack(None), task_stack(None), coroutine_stack(object())])
 def test_what_cannot_be_found_is_an_empty_stack(stack):
     assert names(stack) == []
-    assert place_in(stack) == "an unknown place"
+    assert place_in(stack) is None

@@ -1,45 +1,67 @@
-"""What a heartbeat reports about a member's shards."""
+"""What a member reports about its shards."""
 
-from anabranch._core.handling.lanes import LaneLimits, RecordLane
-from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import TrimHorizon
-from anabranch._core.reading.pace import Pace, PaceLimits
-from anabranch._core.reading.window import Unpacker
-from anabranch._engine.session import Session
-from anabranch._engine.shard_reports import REASON_CHARACTERS_MAX, ShardReports
-from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow
-from anabranch._model.streams import StreamName
-from anabranch.budget import READ_RESERVE_BYTES, Budget
+from traceback import StackSummary
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.handling.lanes import LaneLimits
+from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._engine.shard_reports import ShardReports
+from anabranch._model.leases import HandOffRequest
+from anabranch.reasons import (
+    BudgetFull,
+    HandedOver,
+    HandledAlone,
+    OpenKeysLimit,
+    PausedByProgram,
+    PausedInStore,
+    ReadsFailing,
+    RecordInHandler,
+    RecordUnfinished,
+    TimeoutIgnored,
+    WaitsForIsolatedShard,
+)
+from held_sessions import make_session, read
 from shard_records import STREAM, plain
 
-
-def make_session(number=0):
-    shard_id = f"shardId-{number:012d}"
-    row = LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id))
-    session = Session(
-        Holding(row),
-        StreamName(STREAM),
-        Unpacker(STREAM, shard_id, None),
-        Pace(PaceLimits(), 0),
-        Budget(),
-        TrimHorizon(24, 0.0),
-    )
-    session.lane = RecordLane(row.checkpoint, "shard", session.window)
-    return session
+FAILING = ReadsFailing(error="no such key", failure_count=1)
+OVERDUE = TimeoutIgnored(position="1", partition_key="k", timeout=3.0)
+PAUSED = PausedByProgram()
 
 
-def read(session, *records):
-    assert session.budget.try_reserve(READ_RESERVE_BYTES)
-    session.accept(list(records), READ_RESERVE_BYTES)
+class Calls:
+    """The handler calls that run, as a processor knows them."""
+
+    def __init__(self, running=(), overdue=None, *, manual_ack=False, held=()):
+        self.manual_ack = manual_ack
+        self.running = lambda: list(running)
+        self.overdue = lambda now_ms: overdue or {}
+        self.queue = SimpleNamespace(is_held=lambda session: session in held)
+
+    def stack_of(self, record):
+        return StackSummary.from_list([("/app/app.py", 12, "handle", f"await query({record.partition_key})")])
+
+
+def make_reports(emit=lambda event: None, calls=None):
+    reader, service_clock = SimpleNamespace(subscription_of=lambda session: None), ServiceClock()
+    service_clock.observe(0.0, 0)
+    return ShardReports(emit, calls or Calls(), reader, service_clock)
+
+
+def report(session, now_ms=0, *, blocked=None, calls=None):
+    """The reason in a first report."""
+    return make_reports(calls=calls).report([session], now_ms, blocked)[0].reason
 
 
 def handle(session, count):
     for _ in range(count):
-        session.lane.finish(session.lane.next(0))
+        session.finish(session.next_work(0))
 
 
 def test_a_rate_is_measured_over_five_seconds_however_often_it_is_asked_for():
-    reports, session = ShardReports(lambda event: None), make_session()
+    reports, session = make_reports(), make_session()
     read(session, *map(plain, range(100)))
     assert reports.report([session], 0)[0].records_per_second == 0
     handle(session, 30)
@@ -50,7 +72,7 @@ def test_a_rate_is_measured_over_five_seconds_however_often_it_is_asked_for():
 
 
 def test_another_holding_of_the_same_shard_is_measured_anew():
-    reports, session = ShardReports(lambda event: None), make_session()
+    reports, session = make_reports(), make_session()
     read(session, *map(plain, range(10)))
     reports.report([session], 0)
     handle(session, 10)
@@ -62,110 +84,153 @@ def test_another_holding_of_the_same_shard_is_measured_anew():
 def test_the_report_begins_with_what_needs_a_look():
     sessions = [make_session(number) for number in range(74)]
     for number, session in enumerate(sessions):
-        session.behind_ms = number
-    sessions[3].reason = "x" * 500
-    found = ShardReports(lambda event: None).report(sessions, 0)
+        read(session, behind_ms=number)
+    sessions[3].report(FAILING)
+    found = make_reports().report(sessions, 0)
     assert len(found) == 74
-    assert found[0].shard_id == sessions[3].shard_id
-    assert found[0].reason == "x" * REASON_CHARACTERS_MAX
+    assert found[0].lease == sessions[3].key.short_name
+    assert found[0].reason == FAILING
     assert [status.millis_behind_latest for status in found[1:4]] == [73, 72, 71]
-    assert found[0].stream_key == "1:orders:1"
 
 
 def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
-    reports, session = ShardReports(lambda event: None), make_session()
+    reports, session = make_reports(), make_session()
     reports.report([session], 0)
     assert reports.report([session], 60_000)[0].reason is None  # idle is not stalled
     read(session, plain(1), plain(2))
-    entry = session.lane.next(60_000)
+    work = session.next_work(60_000)
     assert reports.report([session], 61_000)[0].reason is None
-    position = entry.record.position
-    held_up = f"record {position} of key {entry.record.partition_key!r} has not been finished for 15 s"
-    assert reports.report([session], 75_000)[0].reason == held_up
-    session.lane.finish(entry)
+    record = {"position": "1", "partition_key": work.records[0].partition_key, "seconds": 15}
+    assert reports.report([session], 75_000)[0].reason == RecordUnfinished(**record)
+    session.finish(work)
     assert reports.report([session], 75_500)[0].reason is None
 
 
-def test_a_record_that_holds_up_the_end_of_its_shard_is_named_with_that():
-    reports, session = ShardReports(lambda event: None), make_session()
+@pytest.mark.parametrize("manual_ack", [False, True])
+def test_a_record_in_a_handler_is_named_with_the_place_where_its_call_stands(manual_ack):
+    session = make_session()
     read(session, plain(1))
-    session.move("end")
-    session.lane.next(0)
+    work = session.next_work(0)
+    reports = make_reports(calls=Calls([(session, work.records[0])], manual_ack=manual_ack))
+    reports.report([session], 0)
+    (found,) = reports.report([session], 15_000)
+    record = {"position": "1", "partition_key": work.records[0].partition_key, "seconds": 15}
+    in_handler = RecordInHandler(**record, at="handle (app.py:12)")
+    assert found.reason == (RecordUnfinished(**record) if manual_ack else in_handler)
+    other = make_reports(calls=Calls([(make_session(), work.records[0])]))
+    other.report([session], 0)
+    assert other.report([session], 15_000)[0].reason == RecordUnfinished(**record)
+
+
+def test_a_record_that_holds_up_the_end_of_its_shard_is_named_with_that():
+    reports, session = make_reports(), make_session()
+    read(session, plain(1), is_end=True)
+    session.next_work(0)
     reports.report([session], 0)
     reason = reports.report([session], 10_000)[0].reason
-    assert reason.startswith("the shard has ended and its children wait: record 1")
+    assert (reason.code, reason.position, reason.children_wait) == ("record-unfinished", "1", True)
 
 
 def test_a_call_that_ignores_its_time_out_is_the_first_reason():
     session = make_session()
-    session.reason = "no such key"
-    (found,) = ShardReports(lambda event: None).report([session], 0, overdue={session: "it ignores its time-out"})
-    assert found.reason == "it ignores its time-out"
+    session.report(FAILING)
+    assert report(session, calls=Calls(overdue={session: OVERDUE})) == OVERDUE
 
 
 def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     session = make_session()
-    assert ShardReports(lambda event: None).report([session], 0, blocked_reason="paused")[0].reason == "paused"
-    session.is_draining = True
+    assert report(session, blocked=PAUSED) == PAUSED
+    session.holding.row = replace(session.row, paused=True)
+    assert report(session) == PausedInStore()
+    session.holding.row = replace(session.row, paused=False)
+    session.drain()
     session.holding.request = HandOffRequest(session.key, "other")
-    assert ShardReports(lambda event: None).report([session], 0)[0].reason == "it is being handed over to other"
-    session.reason = "no such key"
-    assert ShardReports(lambda event: None).report([session], 0, blocked_reason="paused")[0].reason == "no such key"
+    assert report(session) == HandedOver(to_member="other")
+    session.report(FAILING)
+    assert report(session, blocked=PAUSED) == FAILING
+
+
+def test_a_hand_over_that_waits_for_a_record_for_long_names_the_record():
+    reports, session = make_reports(), make_session()
+    read(session, plain(1))
+    session.next_work(0)
+    reports.report([session], 0)
+    session.drain()
+    session.holding.request = HandOffRequest(session.key, "other")
+    assert reports.report([session], 9_000)[0].reason == HandedOver(to_member="other")
+    assert reports.report([session], 11_000)[0].reason.code == "record-unfinished"
+
+
+def test_a_quarantined_shard_and_one_that_waits_for_it_are_told_apart():
+    session = make_session()
+    calls = Calls(held=[session])
+    assert report(session, calls=calls) is None
+    read(session, plain(1))
+    assert report(session, calls=calls) == WaitsForIsolatedShard()
+    session.isolate(isolated=True)
+    session.holding.row = replace(session.row, takes_without_progress=4)
+    assert report(session, calls=calls) == HandledAlone(owner_count=3)
 
 
 def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back():
     told, session = [], make_session()
-    reports = ShardReports(told.append)
-    for now_ms, blocked_reason in (
-        (0, None),
-        (1, "told to pause"),
-        (2, "told to pause"),
-        (3, None),
-        (4, "told to pause"),
-    ):
-        reports.report([session], now_ms, blocked_reason=blocked_reason)
-    assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillBegan"]
-    assert "told to pause" in str(told[0])
+    reports = make_reports(told.append)
+    for now_ms, blocked in enumerate((None, PAUSED, PAUSED, None, PAUSED)):
+        reports.report([session], 1_000 * now_ms, blocked)
+    assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillEnded", "StandstillBegan"]
+    assert (told[0].reason, str(told[0])) == (PAUSED, f"{STREAM}/{session.shard_id}: stalled: {PAUSED}")
+    assert (told[1].reason, told[1].seconds) == (PAUSED, 2.0)
+
+
+def test_another_reason_is_told_and_the_standstill_ends_once():
+    told, session = [], make_session()
+    reports = make_reports(told.append)
+    reports.report([session], 0, PAUSED)
+    session.report(FAILING)
+    reports.report([session], 1_000, PAUSED)
+    session.report(None)
+    reports.report([session], 4_000)
+    assert [(type(event).__name__, event.reason) for event in told] == [
+        ("StandstillBegan", PAUSED), ("StandstillBegan", FAILING), ("StandstillEnded", FAILING),
+    ]  # fmt: skip
+    assert told[2].seconds == 4.0
 
 
 def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
-    reports, session = ShardReports(lambda event: None), make_session()
-    session.budget_full_since_ms = 5_000
+    reports, session = make_reports(), make_session()
+    session.wait_for_budget(5_000)
     session.budget.try_reserve(session.budget.limit_bytes)
     assert reports.report([session], 14_999)[0].reason is None
-    assert (
-        "budget has been full for 10 s: unfinished records use 268435456 of"
-        in reports.report([session], 15_000)[0].reason
-    )
-    session.budget_full_since_ms = None
+    full = BudgetFull(seconds=10, used_bytes=268_435_456, limit_bytes=session.budget.limit_bytes)
+    assert reports.report([session], 15_000)[0].reason == full
+    session.begin_read()
     assert reports.report([session], 15_001)[0].reason is None
 
 
 def test_a_full_lane_is_the_reason_only_if_nothing_of_it_is_finished():
-    told, session = [], make_session()
-    reports = ShardReports(told.append)
-    session.lane = RecordLane(session.row.checkpoint, "key", session.window, LaneLimits(open_keys_max=2))
+    told, session = [], make_session(order="key", limits=LaneLimits(open_keys_max=2))
+    reports = make_reports(told.append)
     read(session, *(plain(number, f"key-{number}") for number in range(1, 5)))
     reports.report([session], 0)
-    first, second = session.lane.next(0), session.lane.next(0)
-    assert session.lane.next(0) is None
+    first, second = session.next_work(0), session.next_work(0)
+    assert session.next_work(0) is None
     for second_count in range(1, 10):
         assert reports.report([session], second_count * 1000)[0].reason is None
-    session.lane.finish(first)
-    assert session.lane.next(0) is not None
+    session.finish(first)
+    assert session.next_work(0) is not None
     assert reports.report([session], 10_000)[0].reason is None
-    full = "2 keys have unfinished records, which is the limit"
+    full = OpenKeysLimit(key_count=2)
     assert [reports.report([session], at_ms)[0].reason for at_ms in (19_000, 25_000, 26_000)] == [None, full, full]
     assert [event.reason for event in told] == [full]
-    session.lane.finish(second)
+    session.finish(second)
     assert reports.report([session], 27_000)[0].reason is None
 
 
 def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_after_ten():
     told, sessions = [], [make_session(number) for number in range(50)]
-    reports = ShardReports(told.append)
+    reports = make_reports(told.append)
     for number, session in enumerate(sessions):
-        session.budget_full_since_ms = number
+        session.wait_for_budget(number)
     reports.report(sessions, 0)
     for second in range(60):
         reports.report(sessions, second * 1000)
@@ -174,42 +239,38 @@ def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_aft
         reports.report(sessions, second * 1000)
     (event,) = told
     assert event.shard_id == sessions[0].shard_id
-    assert "the byte budget has been full for 60 s" in event.reason
-    assert event.reason.endswith("1 shard waits")
+    assert (event.reason.code, event.reason.seconds) == ("budget-full", 60)
     reports.report(sessions, 660_000)
-    assert [event.reason.rpartition("; ")[2] for event in told] == ["1 shard waits", "50 shards wait"]
+    assert [event.reason.shard_count for event in told] == [1, 50]
 
 
 def test_turns_of_a_full_budget_are_not_reported():
     told, sessions = [], [make_session(number) for number in range(50)]
-    reports = ShardReports(told.append)
+    reports = make_reports(told.append)
     for second in range(1_000):
-        sessions[second % 50].budget_full_since_ms = second * 1000  # it was read and waits again
+        sessions[second % 50].wait_for_budget(second * 1000)  # it was read and waits again
         reports.report(sessions, second * 1000)
     assert told == []
 
 
 def test_a_shard_that_waits_for_room_tells_what_else_comes():
     told, session = [], make_session()
-    reports = ShardReports(told.append)
-    session.budget_full_since_ms = 0
+    reports = make_reports(told.append)
+    session.wait_for_budget(0)
     reports.report([session], 20_000)
-    reports.report([session], 21_000, blocked_reason="told to pause")
-    assert [event.reason for event in told] == ["told to pause"]
+    reports.report([session], 21_000, PAUSED)
+    assert [event.reason for event in told] == [PAUSED]
 
 
 def test_who_asks_between_two_reports_is_told_the_reason_and_nobody_else_is():
     told = []
-    reports, session, other = ShardReports(told.append), make_session(), make_session(1)
+    reports, session, other = make_reports(told.append), make_session(), make_session(1)
     read(session, *map(plain, range(10)))
-    running = session.lane.next(0)
+    running = session.next_work(0)
     reports.report([session, other], 0)
-    (paused, held_up) = reports.states(
-        [other, session], 1_000, "it is paused", {session: "a call ignores its time-out"}
-    )
-    assert (paused.reason, held_up.reason) == ("it is paused", "a call ignores its time-out")
-    (waiting,) = reports.states([session], 12_000, None, {})
-    assert "has not been finished for 12 s" in waiting.reason
-    session.lane.finish(running)
-    assert reports.states([session, make_session(2)], 12_000, None, {})[0].reason is None
+    assert [state.reason for state in reports.states([other, session], 1_000, PAUSED)] == [PAUSED, PAUSED]
+    (waiting,) = reports.states([session], 12_000)
+    assert (waiting.reason.code, waiting.reason.seconds) == ("record-unfinished", 12)
+    session.finish(running)
+    assert reports.states([session, make_session(2)], 12_000)[0].reason is None
     assert told == []

@@ -7,7 +7,7 @@ import pytest
 from anabranch._engine.tasks import start_in_group
 
 
-def test_nothing_is_begun_in_a_group_that_is_going_down_and_that_is_no_second_error():
+def test_a_task_for_a_group_that_is_shutting_down_is_not_started_and_raises_nothing():
     begun = []
 
     async def late():

@@ -87,26 +87,82 @@ def test_a_request_names_its_authority_and_drops_what_http2_forbids():
     run(main)
 
 
-def test_what_a_reader_has_fetched_is_granted_again_and_only_that():
+WINDOW = 64 << 10
+
+
+def test_a_server_may_send_64_kib_and_no_more_while_nobody_reads():
     async def main():
         peer = Peer()
         stream_id, stream = await peer.accept()
-        window = peer.h2.local_flow_control_window(stream_id)
-        for _ in range(60):
+        assert peer.h2.local_flow_control_window(stream_id) == WINDOW
+        for _ in range(4):
             peer.h2.send_data(stream_id, b"x" * 16_384)
         peer.say()
-        assert peer.h2.local_flow_control_window(stream_id) == window - 60 * 16_384
-        assert sum(map(len, await stream.receive())) == 60 * 16_384
-        assert peer.h2.local_flow_control_window(stream_id) == window - 60 * 16_384
-        peer.h2.send_data(stream_id, b"more")
-        peer.say()
-        await stream.receive()
-        assert peer.h2.local_flow_control_window(stream_id) > window - 60 * 16_384
+        assert peer.h2.local_flow_control_window(stream_id) == 0
+        assert sum(map(len, await stream.receive())) == WINDOW
+        assert peer.h2.local_flow_control_window(stream_id) == 0
+        reading = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        assert peer.h2.local_flow_control_window(stream_id) == WINDOW
+        reading.cancel()
 
     run(main)
 
 
-def test_padding_is_granted_too():
+def updates(peer):
+    return [event for event in peer.events if isinstance(event, h2.events.WindowUpdated) and event.stream_id]
+
+
+def test_the_rest_of_an_expected_message_is_granted_in_one_update():
+    async def main():
+        peer = Peer()
+        stream_id, stream = await peer.accept()
+        for _ in range(4):
+            peer.h2.send_data(stream_id, b"x" * 16_384)
+        peer.say()
+        await stream.receive()
+        stream.expect(1_000_000)
+        assert peer.h2.local_flow_control_window(stream_id) == 1_000_000 + WINDOW
+        for _ in range(61):
+            peer.h2.send_data(stream_id, b"x" * 16_384)
+        peer.say()
+        assert sum(map(len, await stream.receive())) == 61 * 16_384
+        assert len(updates(peer)) == 1
+
+    run(main)
+
+
+def test_every_stream_can_send_its_window_however_many_others_are_not_read():
+    async def main():
+        peer = Peer()
+        opened = [await peer.accept() for _ in range(20)]
+        opened[0][1].expect(300_000)
+        for stream_id, _ in opened:
+            while peer.h2.local_flow_control_window(stream_id):
+                peer.h2.send_data(stream_id, b"x" * min(16_384, peer.h2.local_flow_control_window(stream_id)))
+        peer.say()
+        received = [sum(map(len, await stream.receive())) for _, stream in opened]
+        assert received == [300_000 + WINDOW] + [WINDOW] * 19
+
+    run(main)
+
+
+def test_data_of_closed_streams_does_not_use_up_the_window_of_the_others():
+    async def main():
+        peer = Peer()
+        for _ in range(40):
+            stream_id, stream = await peer.accept()
+            while room := peer.h2.local_flow_control_window(stream_id):
+                peer.h2.send_data(stream_id, b"x" * min(16_384, room))
+            stream.close()  # before the data arrives
+            peer.say()
+        stream_id, _ = await peer.accept()
+        assert peer.h2.local_flow_control_window(stream_id) == WINDOW
+
+    run(main)
+
+
+def test_padding_counts_against_the_window():
     async def main():
         peer = Peer()
         stream_id, stream = await peer.accept()
@@ -114,7 +170,21 @@ def test_padding_is_granted_too():
         peer.h2.send_data(stream_id, b"data", pad_length=200)
         peer.say()
         assert b"".join(await stream.receive()) == b"data"
-        assert stream._owed_bytes == 4 + 2 * 201
+        assert stream.window_bytes == WINDOW - 4 - 2 * 201 == peer.h2.local_flow_control_window(stream_id)
+
+    run(main)
+
+
+def test_no_stream_is_opened_on_a_connection_whose_server_was_silent():
+    async def main():
+        peer = Peer()
+        _, first = await peer.accept()
+        other_id, other = await peer.accept()
+        first.abandon()
+        assert not peer.connection.usable
+        peer.h2.send_data(other_id, b"still here")
+        peer.say()
+        assert b"".join(await other.receive()) == b"still here"
 
     run(main)
 

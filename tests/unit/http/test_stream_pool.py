@@ -14,9 +14,11 @@ from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
 from anabranch._http.server.exchange import StreamingResponse
 from anabranch._http.server.http_server import HttpServer
+from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import TransportError, UsageError
 from anabranch.local.server import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request
+from network_proxy import NetworkProxy
 
 HEADERS = [("host", "here"), ("x-test", "1")]
 
@@ -190,14 +192,33 @@ def test_streams_share_one_http2_connection_up_to_its_limit():
     async def main():
         handler = streaming(b"x", None)
         async with served_client(handler) as (_, client):
-            streams = await asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(20)))
-            assert [connection.stream_count for connection in client._connections] == [16, 4]
+            streams = await asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(110)))
+            assert [connection.stream_count for connection in client._connections] == [100, 10]
             for stream in streams:
                 client.close_stream(stream)
             assert [connection.stream_count for connection in client._connections] == [0, 0]
             again = await client.open(HEADERS, b"body")
             assert len(client._connections) == 2
             client.close_stream(again)
+
+    run(main)
+
+
+def test_streams_that_are_opened_at_once_wait_for_what_the_server_allows():
+    """AWS allows a few per connection, and says so in its first frame, which takes a while to come."""
+
+    async def main():
+        async with HttpServer(streaming(None), limits=ServerLimits(streams_max=16)) as server:
+            proxy = await NetworkProxy(server.port).start()
+            client = StreamPool(Dialer(parse_endpoint(f"http://127.0.0.1:{proxy.port}")), http2="always")
+            proxy.cut()
+            opening = asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(64)))
+            asyncio.get_running_loop().call_later(0.1, lambda: proxy.heal(drop=False))
+            for stream in await opening:
+                client.close_stream(stream)
+            assert len(client._connections) == 4
+            await client.close()
+            await proxy.close()
 
     run(main)
 
@@ -218,12 +239,16 @@ def test_there_are_no_more_streams_than_allowed():
 @pytest.mark.parametrize("http2", ["always", "auto"])
 def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
     async def main():
-        async with served_client(streaming(b"x", None), http2=http2, timeouts=ClientTimeouts(read=0.2)) as (_, client):
+        async with served_client(streaming(b"x", None), http2=http2, timeouts=ClientTimeouts(message=0.2)) as (
+            _,
+            client,
+        ):
             stream = await client.open(HEADERS, b"body")
             await stream.receive()
             with pytest.raises(TransportError, match=r"sent nothing for 0\.2 s inside a stream"):
                 await stream.receive()
             client.close_stream(stream)
+            assert not any(connection.usable for connection in client._connections)  # it may be dead
 
         async def silent(reader, writer):
             await reader.read()

@@ -139,8 +139,8 @@ def test_tags_with_invalid_characters_and_too_many_tags_are_rejected(kinesis):
 def test_policies_of_streams_and_consumers_are_stored(kinesis):
     consumer = register(kinesis)["ConsumerARN"]
     for arn in (ARN, consumer):
-        missing = f"ResourceNotFoundException: No resource policy found for resource ARN {arn}"
-        assert kinesis.fails("GetResourcePolicy", ResourceARN=arn) == missing
+        missing = f"ResourceNotFoundException: No resource policy found for resource ARN {arn}."
+        assert kinesis.GetResourcePolicy(ResourceARN=arn) == {"Policy": "{}"}
         assert kinesis.fails("PutResourcePolicy", ResourceARN=arn, Policy="[").startswith("InvalidArgumentException")
         kinesis.PutResourcePolicy(ResourceARN=arn, Policy='{"Version": "2012-10-17"}')
         assert kinesis.GetResourcePolicy(ResourceARN=arn) == {"Policy": '{"Version": "2012-10-17"}'}
@@ -293,7 +293,9 @@ def test_subscribing_to_something_missing_or_not_active_is_rejected(kinesis, mak
     arn = kinesis.RegisterStreamConsumer(StreamARN=ARN, ConsumerName="reader")["Consumer"]["ConsumerARN"]
     with pytest.raises(LocalError, match="DryRunOperationException"):
         kinesis.subscribe(ConsumerARN=arn, ShardId=LOW, StartingPosition={"Type": "LATEST"}, DryRun=True)
-    assert subscribe_error(kinesis, "LATEST", shard_id="9").startswith("ResourceNotFoundException: Shard 9")
+    assert subscribe_error(kinesis, "LATEST", shard_id="9").startswith(
+        "ResourceNotFoundException: Shard shardId-000000000009 in"
+    )
     assert subscribe_error(kinesis, "AT_SEQUENCE_NUMBER").startswith("InvalidArgumentException: Must either specify")
     with pytest.raises(LocalError, match=r"Value null at 'startingPosition\.type'"):
         kinesis.subscribe(ConsumerARN=arn, ShardId=LOW, StartingPosition={})

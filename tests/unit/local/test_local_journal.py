@@ -9,6 +9,7 @@ from anabranch.errors import CodecError, ConfigurationError
 from anabranch.local.errors import LocalError
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
+from anabranch.local.state import journal_entries
 
 ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
 LOW = "shardId-000000000000"
@@ -38,9 +39,9 @@ def read(folder):
 
 
 def test_entries_are_read_in_the_order_they_were_written(tmp_path):
-    write(tmp_path, b"one", b"", b"three" * 1_000)
+    write(tmp_path, b"one", b"2", b"three" * 1_000)
     write(tmp_path, b"four")
-    assert read(tmp_path) == [b"one", b"", b"three" * 1_000, b"four"]
+    assert read(tmp_path) == [b"one", b"2", b"three" * 1_000, b"four"]
 
 
 def test_an_empty_folder_has_no_entries(tmp_path):
@@ -57,15 +58,63 @@ def test_an_incomplete_entry_at_the_end_is_dropped_and_logged(tmp_path, cut, cap
     assert "never acknowledged" in caplog.text
 
 
-def test_a_last_entry_with_a_wrong_checksum_is_dropped(tmp_path):
+def test_a_last_entry_with_a_wrong_checksum_is_dropped_and_the_file_is_kept(tmp_path, caplog):
     write(tmp_path, b"kept", b"torn!")
     path = tmp_path / "journal"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    assert read(tmp_path) == [b"kept"]
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path) == [b"kept"]
+    assert "the last entry, which is damaged" in caplog.text
+    assert "never acknowledged" not in caplog.text
+    assert (tmp_path / "journal.damaged-1").read_bytes() == raw
     path.write_bytes(raw[:-13] + b"\xff" * 8)
     assert read(tmp_path) == [b"kept"]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 5_000])
+def test_zeros_at_the_end_are_no_entries(tmp_path, count):
+    write(tmp_path, b"kept")
+    with (tmp_path / "journal").open("ab") as file:
+        file.write(bytes(count))
+    assert read(tmp_path) == [b"kept"]
+
+
+def test_every_flipped_byte_before_the_last_entry_is_an_error_that_keeps_the_file(tmp_path):
+    write(tmp_path, b"first", b"\0second\0", b"third")
+    path = tmp_path / "journal"
+    intact = path.read_bytes()
+    begin, last = intact.index(b"first") - 8, intact.index(b"third") - 8
+    for place in range(begin, last):
+        damaged = bytearray(intact)
+        damaged[place] ^= 0x01
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigurationError, match=r"is damaged from byte \d+ to byte \d+.*--salvage"):
+            read(tmp_path)
+        assert path.read_bytes() == damaged
+
+
+def test_what_follows_the_damage_can_be_saved_and_the_file_is_kept(tmp_path, caplog):
+    write(tmp_path, b"first", b"second", b"third", b"fourth")
+    path = tmp_path / "journal"
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"second")] ^= 0x80
+    damaged[damaged.index(b"third") - 5] ^= 0x80  # its length
+    path.write_bytes(damaged)
+    (tmp_path / "journal.damaged-1").write_bytes(b"of an earlier time")
+
+    async def main():
+        journal = Journal(tmp_path, salvage=True)
+        try:
+            return list(journal.entries())
+        finally:
+            await journal.close()
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(main()) == [b"first", b"fourth"]
+    assert (tmp_path / "journal.damaged-2").read_bytes() == damaged
+    assert "journal.damaged-2" in caplog.text
 
 
 def test_a_file_that_is_not_a_journal_is_rejected(tmp_path):
@@ -204,7 +253,7 @@ def test_a_snapshot_is_shorter_than_a_long_journal_and_entries_may_be_repeated(k
     for number in range(600):
         kinesis.put(str(number), hash_key=0)
     snapshot = list(kinesis.state.snapshot())
-    assert len(snapshot) == 4  # the commitment, the stream, and two entries of at most 500 records
+    assert len(snapshot) == 3  # the commitment, the stream, and its records
     doubled = restored(kinesis, [*snapshot, *snapshot])
     assert everything(doubled, kinesis.now_ms) == everything(kinesis.state, kinesis.now_ms)
 
@@ -257,3 +306,19 @@ def test_invalid_journal_entries_are_errors_that_name_the_entry(kinesis):
     fresh.call("CreateStream", {"StreamName": "orders", "ShardCount": 1}, now_ms=kinesis.now_ms)
     with pytest.raises(CodecError, match="an entry is missing"):
         fresh.restore(kinesis.journal)
+
+
+def test_no_entry_of_a_snapshot_is_too_large(kinesis, monkeypatch):
+    monkeypatch.setattr(journal_entries, "_SNAPSHOT_BYTES", 1_000)
+    for number in range(100):
+        kinesis.put(str(number) * 50, hash_key=0)
+    snapshot = list(kinesis.state.snapshot())
+    assert max(map(len, snapshot[2:])) < 4_000
+    assert everything(restored(kinesis, snapshot), kinesis.now_ms) == everything(kinesis.state, kinesis.now_ms)
+
+
+def test_entries_that_need_a_lost_one_are_counted_when_the_rest_is_saved(kinesis):
+    kinesis.put("one", hash_key=0)
+    state = LocalState(kinesis.state.account.settings, entropy=random.Random(2))
+    commitment, _, *records = kinesis.state.snapshot()
+    assert state.restore([commitment, *records, b"garbage"], salvage=True) == len(records) + 1

@@ -99,7 +99,7 @@ def test_invalid_splits_and_merges_are_rejected_with_awss_messages(kinesis):
             f"EndingHashKey {MIDDLE - 1}."
         )
     assert fails("SplitShard", StreamName="orders", ShardToSplit="shardId-5", NewStartingHashKey="9") == (
-        f"ResourceNotFoundException: Could not find shard shardId-5 {place}."
+        f"ResourceNotFoundException: Could not find shard shardId-000000000005 {place}."
     )
     assert fails("MergeShards", StreamName="orders", ShardToMerge=HIGH, AdjacentShardToMerge=LOW) == (
         f"InvalidArgumentException: Shards {HIGH} and {LOW} {place} are not an adjacent pair of shards "

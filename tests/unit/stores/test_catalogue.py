@@ -61,7 +61,7 @@ def test_a_named_file_may_hold_several(tmp_path):
 def test_looking_makes_nothing(tmp_path):
     async def main():
         for leases, said in (
-            (None, "there is no application 'billing' in .*, nor any other"),
+            (None, "there is no application 'billing' in .*; it has none at all"),
             (f"sqlite://{tmp_path}/leases.db", "there is no lease store sqlite://.*: no file .*/leases.db"),
         ):
             with pytest.raises(LeaseStoreInvalidError, match=said):
@@ -80,7 +80,7 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(tmp_pa
         await make(path, *(f"app-{number:02}" for number in range(11)))
         with pytest.raises(LeaseStoreInvalidError, match=r"there are: app-00, .* and 2 more"):
             await find_store("zzz", f"sqlite://{path}", {})
-        with pytest.raises(LeaseStoreInvalidError, match="no application 'billing' in this store, nor any other"):
+        with pytest.raises(LeaseStoreInvalidError, match="no application 'billing' in this store; it has none at all"):
             await find_store("billing", MemoryLeaseStore(), {})
 
     run(main())

@@ -48,7 +48,7 @@ def with_world(tmp_path, check):
         store = SqliteLeaseStore(path, "billing")
         world = World(store, path)
         await store.open(AppRow(app="billing", app_id="1", created_wall_ms=1))
-        await store.register_member(MemberRow(member_id="m#1", worker_id="m", expiry_ms=10_000))
+        await store.register_member(MemberRow(member_id="m#1", expiry_ms=10_000))
         rows = []
         for key in KEYS:
             await store.create_lease(LeaseRow(key=key))

@@ -20,7 +20,7 @@ LEASE = LeaseRow(key=LeaseKey("1:orders:2", 0, "shardId-000000000000"))
 
 
 def member(member_id):
-    return MemberRow(member_id=member_id, worker_id="w", expiry_ms=10_000)
+    return MemberRow(member_id=member_id, expiry_ms=10_000)
 
 
 def with_store(path, check, *, opened=True):
@@ -397,7 +397,7 @@ from anabranch.stores.sqlite import SqliteLeaseStore
 async def main():
     store = SqliteLeaseStore(sys.argv[1], "billing")
     await store.open(AppRow(app="billing", app_id="id", created_wall_ms=1))
-    await store.register_member(MemberRow(member_id="parent", worker_id="w", expiry_ms=10_000))
+    await store.register_member(MemberRow(member_id="parent", expiry_ms=10_000))
 asyncio.run(main())
 ready, tell = os.pipe()
 if os.fork() == 0:

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, OpenKey, Stopped
 from anabranch._model.streams import Position
-from anabranch.records import Attempt, PutResult
+from anabranch.reasons import StoppedByCrashes, StoppedByHandler
 from anabranch.testing.checkers import (
+    AttemptsSurvive,
     CheckpointAdvances,
     ChildrenFirst,
     FewDuplicates,
@@ -17,12 +18,12 @@ from anabranch.testing.checkers import (
     NoOverlap,
     NoStandstill,
     OneApplication,
+    OneOutcome,
     OneOwner,
     OrderPerKey,
     ParentsFirst,
     QuietTransfers,
     WithinBudget,
-    WriteOutcomes,
     all_checkers,
 )
 from anabranch.testing.journal import (
@@ -37,6 +38,7 @@ from anabranch.testing.journal import (
     LeaseCreated,
     LeaseLossReported,
     LeaseWrite,
+    LetterWritten,
     MemberLeft,
     OwnerChanged,
     ProcessDied,
@@ -227,7 +229,9 @@ def test_what_finishes_after_the_lease_was_lost_is_not_to_be_committed():
 
 
 def test_what_finishes_after_its_shard_was_stopped_is_not_to_be_committed():
-    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="a#1", at_wall_ms=0)
+    stopped = Stopped(
+        reason=StoppedByCrashes(owner_count=5), position=None, partition_key=None, member_id="a#1", at_wall_ms=0
+    )
     assert repeated_after_a_crash(LeaseCommitted(owned(2_000, "a", stopped=stopped))) == []
     assert repeated_after_a_crash(LeaseCommitted(owned(2_000, "a"))) != []
 
@@ -374,72 +378,11 @@ def test_a_clean_run_satisfies_every_checker(checker):
     assert complaints(checker, *events) == []
 
 
-def outcomes(*results, reads=(), keeps_order=True):
-    """What is said of puts with these results, and of a stream that then holds these."""
-    checker = WriteOutcomes(keeps_order=keeps_order)
-    for result in results:
-        checker.put(result.data, result.partition_key)
-    for result in results:
-        checker.told(1, result)
-    for number, data in reads:
-        checker.read(data, "P", Position(number))
-    checker.ended(9)
-    return [violation.what for violation in checker.violations]
-
-
-def put_result(data, number=None, *, maybe_written=False, hash_key=None):
-    delivered = number is not None
-    attempt = Attempt(started_seconds=0.0, duration_seconds=0.0, code=None if delivered else "Oops", message=None)
-    return PutResult(
-        stream="orders", partition_key="k", data=data, explicit_hash_key=hash_key, maybe_written=maybe_written,
-        shard_id="P" if delivered else None, sequence_number=str(number) if delivered else None, attempts=(attempt,),
-    )  # fmt: skip
-
-
-def test_true_outcomes_are_believed():
-    open_end = put_result(b"c", maybe_written=True)
-    assert outcomes(put_result(b"a", 1), put_result(b"b"), open_end, reads=[(1, b"a"), (2, b"c"), (3, b"a")]) == []
-
-
-def test_false_outcomes_are_found():
-    assert "was reported at" in outcomes(put_result(b"a", 1), reads=[(2, b"a")])[0]
-    assert "was reported as failed, but is at" in outcomes(put_result(b"a"), reads=[(2, b"a")])[0]
-
-
-def test_a_put_without_an_outcome_or_with_two_is_found():
-    checker = WriteOutcomes(keeps_order=True)
-    checker.put(b"a", "k")
-    checker.put(b"b", "k")
-    checker.told(1, put_result(b"b"))
-    checker.told(2, put_result(b"b"))
-    checker.ended(9)
-    assert [violation.what for violation in checker.violations] == [
-        "b'b' has two outcomes",
-        "b'a' has no outcome",
-    ]
-
-
-def test_a_refused_put_leaves_nothing_in_the_stream():
-    checker = WriteOutcomes(keeps_order=True)
-    checker.put(b"a", "k")
-    checker.refused(b"a")
-    checker.ended(8)
-    assert checker.violations == []
-    checker.read(b"a", "P", Position(1))
-    checker.ended(9)
-    assert "was refused, but is at" in checker.violations[0].what
-
-
-def test_writes_out_of_order_are_found_where_order_is_kept():
-    swapped = {"reads": [(1, b"b"), (2, b"a")]}
-    assert "is in the stream before b'a'" in outcomes(put_result(b"a", 2), put_result(b"b", 1), **swapped)[0]
-    assert outcomes(put_result(b"a", 2), put_result(b"b", 1), keeps_order=False, **swapped) == []
-    assert outcomes(put_result(b"a", 2), put_result(b"b", 1, hash_key="7"), **swapped) == []
-
-
 def test_success_is_false_while_a_shard_that_the_process_holds_is_stopped():
+    reason = StoppedByHandler(position="4", partition_key="k", attempts=1, error="no such customer")
+
     def outcome(*, stopped, owner="a"):
-        stop = Stopped(reason="no such customer", position=Position(4), partition_key="k", member_id="m", at_wall_ms=0)
+        stop = Stopped(reason=reason, position=Position(4), partition_key="k", member_id="m", at_wall_ms=0)
         checker = NoFalseSuccess()
         journal = Journal([checker])
         row = replace(commit(3).write.row, stopped=stop)
@@ -452,4 +395,40 @@ def test_success_is_false_while_a_shard_that_the_process_holds_is_stopped():
 
     assert outcome(stopped=False) == []
     assert outcome(stopped=True, owner="b") == []
-    assert outcome(stopped=True) == ["a ended by itself and reported success, but P is stopped at 4: no such customer"]
+    assert outcome(stopped=True) == [f"a ended by itself and reported success, but P is {reason}"]
+
+
+def letter(position, key, at_ms=5):
+    return LetterWritten(at_ms, "a", StreamRecord("shard", position, "key"), key)
+
+
+def test_a_dead_lettered_record_has_one_letter_and_no_more_calls():
+    checker = OneOutcome()
+    call = RecordCall(9, "b", "shard", Position(1), "key", 1)
+    for fact in (letter(Position(1), "one"), letter(Position(1), "one"), letter(Position(2), "two")):
+        checker.tell(fact)
+    assert checker.violations == []
+    checker.tell(letter(Position(1), "other"))
+    checker.tell(letter(Position(3), "two"))
+    checker.tell(CallStarted(call))
+    assert [violation.what.split(" of ")[0] for violation in checker.violations[:2]] == [
+        "a writes a second letter", "a writes a letter",
+    ]  # fmt: skip
+    assert "starts although its record is in the dead letters" in checker.violations[2].what
+    checker.tell(StoreWentBack())
+    checker.tell(CallStarted(call))
+    assert len(checker.violations) == 3
+
+
+def test_committed_attempts_count_under_every_owner():
+    checker = AttemptsSurvive()
+    opened = OpenKey(b"12345678", Position(1), 2)
+    row = LeaseRow(key=LeaseKey("1:orders:1", 0, "shard"), checkpoint=Checkpoint(open_keys=(opened,)))
+    checker.tell(LeaseCommitted(LeaseWrite(1, row)))
+    call = RecordCall(9, "b", "shard", Position(1), "key", 1, attempt=3)
+    checker.tell(CallStarted(call))
+    assert checker.violations == []
+    checker.tell(CallStarted(replace(call, attempt=1)))
+    assert "is attempt 1, but 2 failed ones were committed" in checker.violations[0].what
+    checker.tell(CallStarted(replace(call, attempt=1, batch=4)))  # of a batch, only single records count
+    assert len(checker.violations) == 1

@@ -1,6 +1,7 @@
 import asyncio
 
-from anabranch.testing import ManualClock
+from anabranch import Context
+from anabranch.testing import ManualClock, make_context
 from anabranch.testing.loop import run
 
 
@@ -57,3 +58,8 @@ def test_sleepers_wake_when_their_time_has_come():
         return woken
 
     assert run(main) == [0, 10, 20]
+
+
+def test_a_context_is_that_of_a_first_call_unless_the_test_says_otherwise():
+    assert make_context() == Context(attempt=1, fence_token=1, millis_behind_latest=0)
+    assert make_context(attempt=3, fence_token=7, deadline=5.0).attempt == 3

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from anabranch import testing
+from anabranch import Consumer, DeadLetter, Retry, Skip, Stop, testing
 from anabranch.testing import ManualClock, make_record, simulate
 
 ORDERS = [(f"user-{number % 7}", str(number).encode()) for number in range(120)]
@@ -133,3 +133,38 @@ def test_a_script_says_what_happens_when():
 def test_an_unknown_action_of_a_script_names_the_known_ones():
     with pytest.raises(ValueError, match="split"):
         simulate(None, [], script=[(1.0, "earthquake")])
+
+
+def poisoned_consumer(then, *, is_batch=False):
+    consumer = Consumer("orders", app="billing", decode=int, on_failure=Retry(attempts=2, backoff=0.01, then=then))
+
+    async def handle(item):
+        for record in getattr(item, "records", [item]):
+            if record.value == 7:
+                raise LookupError("no such customer")
+
+    if is_batch:
+        consumer.batch_handler(max_wait=0.1)(handle)
+    else:
+        consumer.handler(handle)
+    return consumer
+
+
+NUMBERS = [(f"user-{n % 3}", str(n).encode()) for n in range(20)]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("then, outcome", [(Stop(), "stops"), (Skip(), "skipped"), (DeadLetter(), "dead-lettered")])
+def test_a_consumer_is_simulated_with_its_own_handler_and_policy(then, outcome, is_batch):
+    consumer = poisoned_consumer(then, is_batch=is_batch)
+    report = simulate(consumer, NUMBERS, seed=1, seconds=5, faults=["crash"], expect={7: outcome})
+    report.check()
+    assert report.outcomes == {7: outcome}
+
+
+def test_another_outcome_than_the_expected_one_is_a_violation():
+    report = simulate(poisoned_consumer(Skip()), NUMBERS, seconds=5, expect={3: "dead-lettered"})
+    assert report.violations == (
+        "record 3 should have the outcome 'dead-lettered', and has 'handled'",
+        "record 7 should have the outcome 'handled', and has 'skipped'",
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, AggregateBuilder, Tag, open_aggregate
+from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, TRACE_TAG, AggregateBuilder, Tag, open_aggregate
 
 
 def test_an_empty_builder_has_the_size_of_its_frame():
@@ -17,7 +17,10 @@ def test_a_record_is_added_if_it_fits_to_the_byte_and_changes_nothing_if_it_does
     builder.add("known", b"first", "1", size_max=1000)
     before = builder.finish()
     partition_key = "known" if known else "new"
-    size = builder.size_with(partition_key, b"data", **extras)
+    twin = AggregateBuilder()
+    twin.add("known", b"first", "1", size_max=1000)
+    twin.add(partition_key, b"data", **extras, size_max=1000)
+    size = twin.size
 
     assert not builder.add(partition_key, b"data", **extras, size_max=size - 1)
     assert (builder.count, builder.size, builder.finish()) == (1, len(before), before)
@@ -76,3 +79,17 @@ def test_finishing_changes_nothing():
 def test_an_aggregate_without_records_is_not_written():
     with pytest.raises(AssertionError, match="at least one record"):
         AggregateBuilder().finish()
+
+
+PARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+
+
+@pytest.mark.parametrize("value", [None, "", PARENT.upper(), PARENT + "0", "ff" + PARENT[2:], "x" * 55])
+def test_a_trace_parent_of_another_form_is_no_trace_parent_and_changes_nothing_else(value):
+    builder = AggregateBuilder()
+    builder.add("k", b"1", size_max=1 << 20)
+    builder.add("k", b"2", tags=[Tag(TRACE_TAG, value), Tag("other", PARENT)], size_max=1 << 20)
+    builder.add("k", b"3", tags=[Tag("other"), Tag(TRACE_TAG, PARENT)], size_max=1 << 20)
+    aggregate = open_aggregate(builder.finish())
+    assert aggregate.trace_parents == {2: PARENT}
+    assert [data for _, _, data in aggregate.sub_records()] == [b"1", b"2", b"3"]

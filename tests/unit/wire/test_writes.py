@@ -5,25 +5,19 @@ import pybase64
 import pytest
 
 from anabranch._model.streams import StreamName
-from anabranch._wire.bodies import (
-    PIECE_BYTES_MAX,
-    decode_put_record,
-    decode_put_records,
-    encode_put_record,
-    encode_put_records,
-)
-from anabranch._wire.messages import PutRecordResponse, PutRecordsEntry, PutRecordsResponse, PutRecordsResultEntry
+from anabranch._wire.bodies import PIECE_BYTES_MAX, decode_put_records, encode_put_records
+from anabranch._wire.messages import PutRecordsEntry, PutRecordsResponse, PutRecordsResultEntry
 from anabranch.errors import CodecError
 
 ORDERS = StreamName("orders")
 
 
-def test_one_record_is_written_with_the_members_that_it_has() -> None:
-    assert encode_put_record(ORDERS, PutRecordsEntry(b"A", "k")) == [
-        b'{"StreamName":"orders","Data":"QQ==","PartitionKey":"k"}'
+def test_a_record_is_written_with_the_members_that_it_has() -> None:
+    assert encode_put_records(ORDERS, [PutRecordsEntry(b"A", "k")]) == [
+        b'{"StreamName":"orders","Records":[{"Data":"QQ==","PartitionKey":"k"}]}'
     ]
-    assert encode_put_record(StreamName("orders", "arn:x"), PutRecordsEntry(b"", 'k"\n', "7")) == [
-        b'{"StreamARN":"arn:x","Data":"","PartitionKey":"k\\"\\n","ExplicitHashKey":"7"}'
+    assert encode_put_records(StreamName("orders", "arn:x"), [PutRecordsEntry(b"", 'k"\n', "7")]) == [
+        b'{"StreamARN":"arn:x","Records":[{"Data":"","PartitionKey":"k\\"\\n","ExplicitHashKey":"7"}]}'
     ]
 
 
@@ -49,22 +43,17 @@ def test_large_requests_are_cut_into_bounded_pieces(sizes: list[int]) -> None:
 
 def test_a_single_large_record_is_cut_too() -> None:
     entry = PutRecordsEntry(os.urandom(10 << 20), "k", "7")
-    pieces = encode_put_record(ORDERS, entry)
+    pieces = encode_put_records(ORDERS, [entry])
     assert max(map(len, pieces)) <= PIECE_BYTES_MAX
-    body = json.loads(b"".join(pieces))
-    assert pybase64.b64decode(body.pop("Data")) == entry.data
-    assert body == {"StreamName": "orders", "PartitionKey": "k", "ExplicitHashKey": "7"}
+    (record,) = json.loads(b"".join(pieces))["Records"]
+    assert pybase64.b64decode(record.pop("Data")) == entry.data
+    assert record == {"PartitionKey": "k", "ExplicitHashKey": "7"}
 
 
 @pytest.mark.parametrize("entry", [PutRecordsEntry(b"", "\ud800"), PutRecordsEntry(b"", "k", "\ud800")])
 def test_a_key_that_is_not_unicode_is_refused(entry: PutRecordsEntry) -> None:
     with pytest.raises(CodecError, match="not valid Unicode"):
         encode_put_records(ORDERS, [entry])
-
-
-def test_the_answer_to_one_record_is_its_place() -> None:
-    body = b'{"ShardId":"shardId-0","SequenceNumber":"5","EncryptionType":"KMS"}'
-    assert decode_put_record(body, request_id="r") == PutRecordResponse("shardId-0", "5", "r")
 
 
 def test_the_answer_to_many_has_a_slot_for_each() -> None:
@@ -77,12 +66,6 @@ def test_the_answer_to_many_has_a_slot_for_each() -> None:
             PutRecordsResultEntry("5", "shardId-0"),
             PutRecordsResultEntry(None, None, "InternalFailure", "Internal Service Failure."),
         ],
-        1,
         "r",
     )
     assert decode_put_records(body, request_id="r") == expected
-
-
-def test_failures_are_counted_where_the_count_is_absent() -> None:
-    body = b'{"Records":[{"ErrorCode":"InternalFailure"},{"SequenceNumber":"5","ShardId":"shardId-0"}]}'
-    assert decode_put_records(body).failed_record_count == 1

@@ -3,6 +3,9 @@
 A batch is handed out when it is full (by count or bytes), when its first record has waited long enough, when the shard
 has no more records, or when the budget has no room to read more. The next batch follows after this one is finished.
 `async for` uses batches too, and finishes them record by record.
+
+A batch that failed is handed out whole once more, and then in halves, until the record that fails is alone (rule D11).
+Only a record that is alone uses up its attempts. What was handed out is one *piece* of the batch; the others wait.
 """
 
 from collections import deque
@@ -10,9 +13,11 @@ from typing import Final
 
 import msgspec
 
-from anabranch._core.reading.window import RecordSlice, Window
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, RecordSlice, Window
 from anabranch._core.tracker import Tracker
-from anabranch._model.leases import Checkpoint, OrderMode
+from anabranch._model.leases import Checkpoint, OpenKey, OrderMode
+from anabranch._model.streams import Position
+from anabranch.letters import Failure
 from anabranch.records import Record
 
 
@@ -43,28 +48,75 @@ class BatchLane:
         self._out: list[Record[bytes]] | None = None
         self._finished_here = 0
         """How many records of the current batch are finished."""
+        self._start = 0
+        """Where the current piece begins in the batch."""
+        self._size = 0
+        """How many records the current piece has; 0 if the next one is not handed out yet."""
+        self._halves: list[int] = []
+        """The sizes of the pieces that follow the current one, the next one last. What they do not cover is one more
+        piece.
+        """
+        self._was_retried = False
+        """Whether the batch was already handed out whole a second time, since a record of it was last finished."""
+        self._retry_at_ms: int | None = None
+        """When the current piece is due again; None while it runs."""
         self._stopped = False
         self.one_at_a_time = False
         """Every batch has one record, whatever the limits."""
         self.attempts = 0
-        """Failed attempts at the current batch, including those of earlier owners."""
+        """Failed attempts at the current piece. Those of earlier owners count if it is a single record."""
+        self.finished_bytes = 0
+        """Payloads and partition keys, counted when all records of a slice are finished."""
+        self.prior: OpenKey | None = None
+        """What an earlier owner, or an operator, has decided about the current piece: it is not handled."""
 
     def next(self, now_ms: int, *, ended: bool, no_room: bool = False) -> list[Record[bytes]] | None:
-        """The next batch, if one is due. `ended`: the shard was read to its end. `no_room`: no more reads until records
-        finish, so deliver partial batches now.
+        """The next batch or piece of one, if one is due. `ended`: the shard was read to its end. `no_room`: no more
+        reads until records finish, so deliver partial batches now.
         """
-        if self._stopped or self._out is not None:
+        if self._stopped:
             return None
+        if self._out is None and not self._begin_batch(now_ms, flush=ended or no_room):
+            return None
+        assert self._out is not None
+        if self._size:
+            if self._retry_at_ms is None or now_ms < self._retry_at_ms:
+                return None
+            self._retry_at_ms = None
+        else:
+            self._begin_piece(self._out)
+        return self._out[self._start : self._start + self._size]
+
+    def _begin_batch(self, now_ms: int, *, flush: bool) -> bool:
         full = self._fill(now_ms)
         waited = self._filling and now_ms - self._filling_since_ms >= self._limits.max_wait_ms
-        if not (full or waited or ((ended or no_room) and self._filling)):
-            return None
+        if not (full or waited or (flush and self._filling)):
+            return False
         self._out, self._filling = self._filling, []
-        self._filling_bytes = self._finished_here = 0
-        self.attempts = self._tracker.prior_attempts(self._out[0])
-        if self.attempts:
-            self._tracker.fail_slice(self._out[0], self.attempts)  # keeps the count until the batch is finished
-        return self._out
+        self._filling_bytes = self._finished_here = self._start = 0
+        self._was_retried = False
+        return True
+
+    def _begin_piece(self, out: list[Record[bytes]]) -> None:
+        """The next half, or all that is left. A record that failed under an earlier owner is a piece of its own."""
+        start = self._start = self._finished_here
+        size = self._halves.pop() if self._halves else len(out) - start
+        failed = self._tracker.next_failed
+        if failed is not None and size > 1 and failed <= out[start + size - 1].position:
+            before = sum(record.position < failed for record in out[start : start + size])
+            first = before or 1
+            self._halves.append(size - first)
+            size = first
+        self._size = size
+        self._count_attempts(out)
+
+    def _count_attempts(self, out: list[Record[bytes]]) -> None:
+        record = out[self._start]
+        mark = self._tracker.prior_mark(record) if self._size == 1 else None
+        self.attempts, self.prior = 0, None
+        if mark is not None:
+            self.attempts, self.prior = mark.attempts, None if mark.state == "open" else mark
+            self._tracker.fail_slice(record, mark.attempts)  # keeps the count until the record is finished
 
     def _fill(self, now_ms: int) -> bool:
         """Adds records; True if the batch is full."""
@@ -95,25 +147,75 @@ class BatchLane:
         return True
 
     def finish_through(self, count: int) -> None:
-        """The first `count` records of the current batch are finished."""
+        """The first `count` records of the current piece are finished."""
         out, slices = self._out, self._slices
         assert out is not None
-        if count > self._finished_here:
-            self._tracker.finish_through(out[count - 1], count - self._finished_here)
-            self._finished_here = count
-        while slices and slices[0][0] <= count:
-            self._window.finish_some(slices.popleft()[1])
-        if count == len(out):
+        through = self._start + count
+        if through > self._finished_here:
+            self._tracker.finish_through(out[through - 1], through - self._finished_here)
+            self._finished_here = through
+        while slices and slices[0][0] <= through:
+            finished = slices.popleft()[1]
+            self._window.finish_some(finished)
+            self.finished_bytes += finished.cost - RECORD_OVERHEAD_BYTES * len(finished.records)
+        if count == self._size:
+            self._size = 0
+        if through == len(out):
             if self._done_after_batch is not None:
                 self._tracker.finish_through(self._done_after_batch, 0)
             self._out, self._done_after_batch = None, None
 
-    def fail(self) -> None:
-        """An attempt at the current batch failed, with all its records."""
+    def retry_at(self, at_ms: int, attempts: int, *, halve: bool = False) -> None:
+        """The current piece failed so often and is due again at that time. A batch is tried whole once more; after
+        that, or with `halve`, a piece that failed is halved. Records that are already finished are not handed out
+        again.
+        """
+        out, left = self._out, self._start + self._size - self._finished_here
+        assert out is not None
+        self._retry_at_ms = at_ms
+        if self._finished_here > self._start:
+            self._start, self._size, self._was_retried = self._finished_here, left, False
+            self._count_attempts(out)
+        elif left == 1:
+            self.attempts = attempts
+            self._tracker.fail_slice(out[self._start], attempts)
+        elif not (self._was_retried or halve):
+            self._was_retried, self.attempts = True, attempts
+        else:
+            self._size = (left + 1) // 2
+            self._halves.append(left - self._size)
+            self._count_attempts(out)
+
+    def single_out(self, index: int) -> None:
+        """Finishes the records of the current piece before this one, and makes it a piece of its own. It counts as
+        running until it is finished.
+        """
+        if index:
+            self.finish_through(index)
+        left = self._start + self._size - self._finished_here
+        if left > 1:
+            self._halves.append(left - 1)
+        self._start, self._size, self._retry_at_ms, self.prior = self._finished_here, 1, None, None
+
+    def dead_letter(self, attempts: int, failure: Failure) -> None:
+        """The current piece, a single record, is on its way to the dead letters (rule D1)."""
         assert self._out is not None
-        assert not self._finished_here, "a batch that is finished record by record has no attempts"
-        self.attempts += 1
-        self._tracker.fail_slice(self._out[0], self.attempts)
+        assert self._size == 1, "only single records go to the dead letters"
+        self._tracker.fail_slice(self._out[self._start], attempts, failure)
+
+    def take_waiting(self, position: Position) -> bool:
+        """Whether this record waits for a retry, alone. It counts as running from now on."""
+        if self._out is None or self._size != 1 or self._retry_at_ms is None:
+            return False
+        if self._out[self._start].position != position:
+            return False
+        self._retry_at_ms = None
+        return True
+
+    def give_back(self) -> None:
+        """The current piece was not started: it is due again, as it is."""
+        assert self._out is not None
+        self._retry_at_ms = 0
 
     def stop(self) -> None:
         """Hand out no more batches; the current one may still finish."""
@@ -122,23 +224,40 @@ class BatchLane:
     def forget(self) -> None:
         """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
         self._filling, self._out, self._done_after_batch = [], None, None
+        self._size, self._retry_at_ms = 0, None
+        self._halves.clear()
         self._slices.clear()
         self._stopped = True
 
     @property
     def next_deadline_ms(self) -> int | None:
-        if self._stopped or self._out is not None or not self._filling:
+        if self._stopped:
             return None
-        return self._filling_since_ms + self._limits.max_wait_ms
+        if self._out is not None:
+            return self._retry_at_ms
+        return self._filling_since_ms + self._limits.max_wait_ms if self._filling else None
 
     @property
     def running_count(self) -> int:
-        return 0 if self._out is None else 1
+        return 1 if self._size and self._retry_at_ms is None else 0
 
     @property
-    def is_last(self) -> bool:
-        """Whether no record that was read follows the current batch."""
-        return self._out is not None and not self._filling and self._window.is_empty
+    def only_failing(self) -> tuple[Record[bytes], int] | None:
+        """The record that waits for a retry and its failed attempts, if it is alone and nothing follows it."""
+        if self._out is None or self._retry_at_ms is None or not self.attempts:
+            return None
+        if self._finished_here + 1 < len(self._out) or self._filling or not self._window.is_empty:
+            return None
+        return self._out[self._start], self.attempts
+
+    def holds(self, position: Position) -> bool:
+        """Whether this record was taken out of the window and is not finished."""
+        out = [] if self._out is None else self._out[self._finished_here :]
+        return any(record.position == position for record in (*out, *self._filling))
+
+    @property
+    def tracker(self) -> Tracker:
+        return self._tracker
 
     @property
     def unfinished_count(self) -> int:

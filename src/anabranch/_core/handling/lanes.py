@@ -23,8 +23,9 @@ import msgspec
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Window
 from anabranch._core.tracker import Entry, Tracker
 from anabranch._model.leases import Checkpoint, OrderMode
-from anabranch._model.streams import BEFORE_FIRST_SUB
+from anabranch._model.streams import BEFORE_FIRST_SUB, Position
 from anabranch.budget import Budget
+from anabranch.reasons import HeldBackBytesLimit, NoRoomForHeldBack, OpenKeysLimit, Reason, ReplayBytesLimit
 from anabranch.records import Record
 
 ENTRY_BYTES = 256
@@ -200,27 +201,28 @@ class RecordLane:
             self._budget.release(freed_bytes)
 
     @property
-    def stall_reason(self) -> str | None:
-        """Why no new record may start, in words for the operator; None if it may."""
+    def stall_reason(self) -> Reason | None:
+        """Why no new record may start; None if it may."""
         limits, budget = self._limits, self._budget
         if self.order == "shard":
             return None
         waiting = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
         if waiting >= limits.open_keys_max:
-            return f"{waiting} keys have unfinished records, which is the limit"
+            return OpenKeysLimit(key_count=waiting)
         if self._has_no_room:
-            return "the byte budget has no room to read past records that wait for their keys"
+            return NoRoomForHeldBack()
         if self._held_back_bytes >= limits.held_back_bytes_max:
-            return f"{self._held_back_bytes} bytes of records wait for unfinished records of their keys"
+            return HeldBackBytesLimit(held_back_bytes=self._held_back_bytes)
         if self._held_back_bytes and budget is not None and budget.held_back_bytes >= budget.held_back_bytes_max:
             # Only lanes that hold records back wait; others have nothing to wait for.
-            return f"{budget.held_back_bytes} bytes of records of all shards wait for unfinished records of their keys"
+            return HeldBackBytesLimit(held_back_bytes=budget.held_back_bytes, all_shards=True)
         if self._tracker.replay_bytes >= limits.replay_bytes_max:
             first = self._tracker.first_unfinished
             assert first is not None
-            return (
-                f"record {first.position} of key {first.partition_key!r} is unfinished and "
-                f"{self._tracker.replay_bytes} bytes of later records are finished"
+            return ReplayBytesLimit(
+                position=str(first.position),
+                partition_key=first.partition_key,
+                replay_bytes=self._tracker.replay_bytes,
             )
         return None
 
@@ -245,6 +247,17 @@ class RecordLane:
         del self._running[entry.ordinal]
         heapq.heappush(self._later, (at_ms, entry.ordinal, entry))
 
+    def take_waiting(self, position: Position) -> Entry | None:
+        """The record with this position, if it waits for a retry. It counts as running from now on."""
+        for item in self._later:
+            entry = item[2]
+            if entry.record.position == position:
+                self._later.remove(item)
+                heapq.heapify(self._later)
+                self._running[entry.ordinal] = entry
+                return entry
+        return None
+
     def give_back(self, entry: Entry) -> None:
         """The record was taken but not started: it is the next one again."""
         del self._running[entry.ordinal]
@@ -256,9 +269,9 @@ class RecordLane:
 
     def forget(self) -> None:
         """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
-        finished_count = self._tracker.finished_count
+        finished_count, finished_bytes = self._tracker.finished_count, self._tracker.finished_bytes
         self._tracker = Tracker(self.checkpoint(), self.order)
-        self._tracker.finished_count = finished_count
+        self._tracker.finished_count, self._tracker.finished_bytes = finished_count, finished_bytes
         self._ready.clear()
         self._later.clear()
         self._queues.clear()
@@ -287,11 +300,22 @@ class RecordLane:
         return self._held_back_bytes
 
     @property
-    def only_failing(self) -> Entry | None:
-        """The first record that waits for a retry, if only such records, and those behind them, are unfinished."""
+    def only_failing(self) -> tuple[Record[bytes], int] | None:
+        """The first record that waits for a retry and its failed attempts, if only such records, and those behind them,
+        are unfinished.
+        """
         if self._running or self._ready or not self._later or not self._window.is_empty:
             return None
-        return min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
+        first = min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
+        return first.record, first.attempts
+
+    def holds(self, position: Position) -> bool:
+        """Whether this record was taken out of the window and is not finished."""
+        return self._tracker.is_unfinished(position)
+
+    @property
+    def tracker(self) -> Tracker:
+        return self._tracker
 
     @property
     def unfinished_count(self) -> int:
@@ -300,6 +324,11 @@ class RecordLane:
     @property
     def finished_count(self) -> int:
         return self._tracker.finished_count
+
+    @property
+    def finished_bytes(self) -> int:
+        """Payloads and partition keys of the finished records."""
+        return self._tracker.finished_bytes
 
     @property
     def first_unfinished(self) -> Record[bytes] | None:

@@ -1,8 +1,9 @@
-"""Whether this worker may join the fleet. All workers of an application must share the same settings (rule U2).
+"""Whether this worker may join the fleet. All workers of an application must share order and protocol (rule U2).
 
-A worker that reads other streams, or in another order, would make leases that the others do not expect. A newer
-protocol may write rows that an older one does not understand. A check before joining is not enough, because two workers
-that start at the same moment do not see each other. So each checks again after its row is written:
+Workers with different orders would break the order of keys when a shard moves between them. A newer protocol may write
+rows that an older one does not understand. Streams may differ: members take only shards of streams that they read. A
+check before joining is not enough, because two workers that start at the same moment do not see each other. So each
+checks again after its row is written:
 
 - Of two workers, the one whose row was written later sees the other's row. It is admitted only if it sees no
   incompatible member, so two incompatible members are never both admitted.
@@ -14,12 +15,10 @@ that start at the same moment do not see each other. So each checks again after 
   cannot return. Only a member whose counter moves counts.
 
 `any_order` allows a rolling change of `order=`: it admits members with any order. Lease rows say in which order they
-were written, so each owner knows what it can rely on (rule M5). Different streams are never admitted: the balance
-assumes that every worker reads all of them.
+were written, so each owner knows what it can rely on (rule M5).
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
 
 import msgspec
 
@@ -28,9 +27,6 @@ from anabranch._core.leases.store_calls import Seal
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._model.leases import MemberRow
 from anabranch.errors import FleetMismatchError
-
-_STREAMS: Final = "streams "
-_ORDER: Final = "; order "
 
 
 class Review(msgspec.Struct, frozen=True):
@@ -81,18 +77,15 @@ class Admission:
         return is_incompatible(self._me, row, any_order=self._any_order)
 
 
-def fingerprint(streams: Iterable[str], order: str) -> str:
-    """The settings that a fleet must share, as readable text."""
-    return f"{_STREAMS}{','.join(sorted(streams))}{_ORDER}{order}"
-
-
 def is_incompatible(me: MemberRow, row: MemberRow, *, any_order: bool = False) -> bool:
     """A newer protocol works with an older one, not the other way round."""
     if _major(row.protocol) > _major(me.protocol):
         return True
-    streams, _, order = me.fingerprint.partition(_ORDER)
-    others, _, other_order = row.fingerprint.partition(_ORDER)
-    return not _are_same(streams, others) or (order != other_order and not any_order)
+    return row.order != me.order and not any_order
+
+
+def settings_of(row: MemberRow) -> str:
+    return f"order {row.order}; protocol {row.protocol}"
 
 
 def members_with_worker_id(worker_id: str, rows: Iterable[MemberRow]) -> list[MemberRow]:
@@ -120,28 +113,11 @@ def incompatible_members(
 
 def mismatch(me: MemberRow, other: MemberRow) -> FleetMismatchError:
     return FleetMismatchError(
-        f"this worker ({me.fingerprint}; protocol {me.protocol}) differs from worker {other.worker_id!r} of the same "
-        f"application, which came first ({other.fingerprint}; protocol {other.protocol}): stop that one, or use "
-        "another app=; to roll out another order=, start the new workers with LeaseSettings(any_order=True)"
+        f"this worker ({settings_of(me)}) differs from worker {other.worker_id!r} of the same application, which came "
+        f"first ({settings_of(other)}): stop that one, or use another app=; to roll out another order=, start the new "
+        "workers with LeaseSettings(any_order=True)"
     )
 
 
 def _major(protocol: str) -> int:
     return int(protocol.partition(".")[0])
-
-
-def _are_same(streams: str, others: str) -> bool:
-    """A name matches an ARN of that name. Only two ARNs can tell streams of the same name apart."""
-    mine, theirs = (sorted(each.removeprefix(_STREAMS).split(","), key=_name) for each in (streams, others))
-    return len(mine) == len(theirs) and all(
-        one == other or (_name(one) == _name(other) and not (_is_arn(one) and _is_arn(other)))
-        for one, other in zip(mine, theirs, strict=True)
-    )
-
-
-def _name(stream: str) -> str:
-    return stream.rpartition("/")[2]
-
-
-def _is_arn(stream: str) -> bool:
-    return stream.startswith("arn:")

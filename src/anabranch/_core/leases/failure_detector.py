@@ -34,6 +34,8 @@ class FailureDetector:
         """The longest expiry seen so far: how long to wait when nothing is known (rule L13)."""
         self.membership_changed_ms = 0
         """When a member last joined, left or started draining."""
+        self.ended_count = 0
+        """How many members were seen to end, or went missing."""
 
     def observe(self, rows: Sequence[MemberRow], now_ms: int) -> bool:
         """All member rows, received now. True if plans could change: a member joined, left or reported news."""
@@ -59,6 +61,7 @@ class FailureDetector:
             self._watches[row.member_id] = _Watch(row, now_ms, row.expiry_ms)
             self.expiry_ms_max = max(self.expiry_ms_max, row.expiry_ms)
             self.membership_changed_ms = now_ms
+            self.ended_count += row.state != "live"
             return True
         seen = watch.row
         if seen is None:
@@ -73,18 +76,23 @@ class FailureDetector:
         watch.row = row
         if row.state != seen.state or row.draining != seen.draining:
             self.membership_changed_ms = now_ms
+            self.ended_count += row.state != seen.state
             return True
-        return row.lease_version != seen.lease_version or row.reads_healthy != seen.reads_healthy
+        return row.change_count != seen.change_count or row.reads_healthy != seen.reads_healthy
 
     def observe_owners(self, owners: Collection[str], now_ms: int) -> None:
         """The members that leases name, in an answer received now. One without a row is watched from now on; a missing
         one that no lease names is forgotten.
         """
         for member_id in owners:
-            if member_id not in self._watches:
-                self._watches[member_id] = _Watch(None, now_ms, self.expiry_ms_max)
+            self.watch(member_id, now_ms)
         for member_id in [name for name, watch in self._watches.items() if watch.row is None and name not in owners]:
             del self._watches[member_id]
+
+    def watch(self, member_id: str, now_ms: int) -> None:
+        """A lease names this member."""
+        if member_id not in self._watches:
+            self._watches[member_id] = _Watch(None, now_ms, self.expiry_ms_max)
 
     def forget(self) -> None:
         """The storage was replaced (rule L13): counters seen before mean nothing."""
@@ -156,5 +164,6 @@ class FailureDetector:
             if watch.row is not None and member_id not in present:
                 watch.row, watch.since_ms = None, now_ms
                 self.membership_changed_ms = now_ms
+                self.ended_count += 1
                 missed = True
         return missed

@@ -5,18 +5,40 @@ is used (rule L5). On the first look a live row counts as alive, unless its proc
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
 
 from anabranch._core.shards import gate
-from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, ShardStatus, StatusRow, StreamRow
+from anabranch._model.leases import (
+    AppRow,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    ShardStatus,
+    StatusRow,
+    StreamRow,
+    SubscriptionStatus,
+)
 from anabranch._model.streams import StartingPosition
-from anabranch.reports import FleetMember, FleetShard, FleetStatus, StoppedRecord
+from anabranch.reasons import (
+    ApplicationMoved,
+    NoLiveWorker,
+    NotTakenYet,
+    PausedInStore,
+    Reason,
+    StoppedAtRecord,
+    StreamNotRead,
+    WaitsForParents,
+    WorkersFull,
+    WorkersStopping,
+)
+from anabranch.reports import FleetMember, FleetShard, FleetStatus, FleetSubscription, StoppedRecord
 
 State = Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
 FRESH_MS: Final = 15_000
-"""A status counts as new for this long. While somebody looks, it is written every 5 s."""
+"""A status counts as new for this long. While a viewer runs, it is written every 5 s."""
 
 MemberState = Literal["live", "silent", "dead", "sealed", "left"]
 
@@ -60,33 +82,42 @@ class HeartbeatObserver:
 
 
 class StatusObserver:
-    """Tells which statuses are new. Nobody writes one while nobody watches, so a stored one may be old."""
+    """Tracks the age of statuses. While no viewer runs, workers rarely write one, so it may be old."""
 
     def __init__(self) -> None:
         self._revisions: dict[str, int] = {}
         self._moved_ms: dict[str, int] = {}
         self._looked_ms: int | None = None
 
-    def observe(self, statuses: Sequence[StatusRow], now_ms: int) -> Collection[str]:
-        """The members whose status was written shortly before this look: after one that is not long ago."""
+    def observe(self, statuses: Sequence[StatusRow], now_ms: int) -> Mapping[str, int]:
+        """When each member was seen to write a status: between two looks that are not far apart. A member that was not
+        seen to is missing.
+        """
         if self._looked_ms is not None and now_ms - self._looked_ms < FRESH_MS:
             for row in statuses:
                 if self._revisions.get(row.member_id) != row.revision:
                     self._moved_ms[row.member_id] = now_ms
         self._revisions = {row.member_id: row.revision for row in statuses}
         self._looked_ms = now_ms
-        return {name for name, moved_ms in self._moved_ms.items() if now_ms - moved_ms < FRESH_MS}
+        self._moved_ms = {name: moved_ms for name, moved_ms in self._moved_ms.items() if name in self._revisions}
+        return self._moved_ms.copy()
 
 
 def view_fleet(
-    rows: FleetRows, counters: Mapping[str, ObservedCounter], now_ms: int, fresh: Collection[str] = ()
+    rows: FleetRows,
+    counters: Mapping[str, ObservedCounter],
+    now_ms: int,
+    written_ms: Mapping[str, int] = MappingProxyType({}),
+    *,
+    wall_seconds: float = 0.0,
 ) -> FleetStatus:
-    """`counters` must cover all members in `rows`. `fresh` are the members whose status is new: of the others, lag and
-    rate are unknown, and reasons may be a minute old.
+    """`counters` must cover all members in `rows`. `written_ms` has when members were seen to write their status: of
+    the others, lag and rate are unknown, and reasons may be a minute old.
     """
+    fresh = {member_id for member_id, at_ms in written_ms.items() if now_ms - at_ms < FRESH_MS}
     streams = _current_streams(rows.streams)
     leases = [row for row in rows.leases if _is_current(row, streams)]
-    said = {(row.member_id, shard.stream_key, shard.shard_id): shard for row in rows.statuses for shard in row.shards}
+    said = {(row.member_id, shard.lease): shard for row in rows.statuses for shard in row.shards}
     totals = {row.member_id: row for row in rows.statuses if row.member_id in fresh}
     held: dict[str, int] = {}
     for row in leases:
@@ -103,7 +134,16 @@ def view_fleet(
         )
         for row in rows.members
     }
-    view = _View({row.key: row for row in leases}, {row.member_id: row for row in rows.members}, members, said, streams)
+    view = _View(
+        {row.key: row for row in leases},
+        {row.member_id: row for row in rows.members},
+        members,
+        said,
+        streams,
+        rows.app.other_store if rows.app.place == "moved" else None,
+        {member_id: (now_ms - at_ms) / 1000 for member_id, at_ms in written_ms.items()},
+        wall_seconds,
+    )
     live = {member_id for member_id, member in members.items() if member.is_live}
     return FleetStatus(
         app=rows.app.app,
@@ -111,9 +151,7 @@ def view_fleet(
         streams=tuple(sorted(row.name for row in streams.values())),
         members=tuple(members.values()),
         shards=tuple(view.shard(row) for row in leases),
-        unreported_count=sum(
-            row.owner in live and (row.owner, row.key.stream_key, row.key.shard_id) not in said for row in leases
-        ),
+        unreported_count=sum(row.owner in live and (row.owner, row.key.short_name) not in said for row in leases),
     )
 
 
@@ -161,7 +199,24 @@ def _member(
         reads_healthy=row.reads_healthy,
         draining=row.draining,
         status_seen=totals is not None,
+        lag=None if totals is None else _largest_lag(totals),
         millis_behind_latest=None if totals is None else totals.millis_behind_latest,
+    )
+
+
+def _largest_lag(row: StatusRow) -> float | None:
+    return max((shard.lag_ms / 1000 for shard in row.shards if shard.lag_ms is not None), default=None)
+
+
+def _subscription(said: SubscriptionStatus | None) -> FleetSubscription | None:
+    if said is None:
+        return None
+    return FleetSubscription(
+        state=said.state,
+        seconds=said.seconds,
+        renewal_count=said.renewal_count,
+        event_seconds_ago=said.event_seconds_ago,
+        reason_code=said.reason_code,
     )
 
 
@@ -171,15 +226,20 @@ class _View(msgspec.Struct, frozen=True):
     leases: Mapping[LeaseKey, LeaseRow]
     rows: Mapping[str, MemberRow]
     members: Mapping[str, FleetMember]
-    said: Mapping[tuple[str, str, str], ShardStatus]
+    said: Mapping[tuple[str, str], ShardStatus]
     streams: Mapping[str, StreamRow]
+    moved_to: str | None
+    status_ages: Mapping[str, float]
+    """How long ago each member was seen to write its status, in seconds."""
+    wall_seconds: float
 
     def shard(self, row: LeaseRow) -> FleetShard:
         owner = self.members.get(row.owner or "")
-        status = self.said.get((row.owner or "", row.key.stream_key, row.key.shard_id))
+        status = self.said.get((row.owner or "", row.key.short_name))
         heard = status if owner is not None and owner.is_live else None
         state, reason = self._state(row, owner, heard)
         measured = heard if owner is not None and owner.status_seen else None
+        lag, left = self._lag(row, owner, status, measured)
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
         return FleetShard(
@@ -192,6 +252,8 @@ class _View(msgspec.Struct, frozen=True):
             checkpoint=None if watermark is None else str(watermark),
             starts_at=_start(row.start),
             checkpointed_seconds=None if written_ms is None else written_ms / 1000,
+            lag=lag,
+            retention_left=left,
             millis_behind_latest=None if measured is None else measured.millis_behind_latest,
             records_per_second=None if measured is None else measured.records_per_second,
             records_handled=row.records_handled,
@@ -208,21 +270,42 @@ class _View(msgspec.Struct, frozen=True):
             ),
             takes_without_progress=row.takes_without_progress,
             fence_token=row.fence_token,
+            subscription=None if measured is None else _subscription(measured.subscription),
         )
 
-    def _state(self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None) -> tuple[State, str | None]:
+    def _lag(
+        self, row: LeaseRow, owner: FleetMember | None, status: ShardStatus | None, measured: ShardStatus | None
+    ) -> tuple[float | None, float | None]:
+        """The lag, and the time until its oldest unfinished record is trimmed (rule O4)."""
+        if row.is_finished:
+            return None, None
+        if measured is not None and measured.lag_ms is not None:
+            return measured.lag_ms / 1000, measured.retention_left_seconds
+        if row.stopped is not None:
+            reason = row.stopped.reason
+            arrived_seconds = reason.arrival_seconds if isinstance(reason, StoppedAtRecord) else None
+            return None if arrived_seconds is None else max(0.0, self.wall_seconds - arrived_seconds), None
+        age = self.status_ages.get(row.owner or "")
+        if owner is None or owner.is_live or status is None or status.lag_ms is None or age is None:
+            return None, None
+        left = status.retention_left_seconds
+        return status.lag_ms / 1000 + age, None if left is None else max(0.0, left - age)
+
+    def _state(
+        self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None
+    ) -> tuple[State, Reason | None]:
         if row.is_finished:
             return "finished", None
+        if self.moved_to is not None:
+            return "unowned", ApplicationMoved(store=self.moved_to)
         if row.stopped is not None and not self._is_tried_again(row, row.stopped.at_wall_ms):
             return "stopped", row.stopped.reason
         if row.paused:
-            return "paused", "it is paused"
+            return "paused", PausedInStore()
         if owner is None or owner.state in {"sealed", "left"}:
             return self._unowned_state(row)
-        if owner.state == "dead":
-            return "orphaned", f"the process of its worker {owner.worker_id} is dead"
-        if owner.state == "silent":
-            return "orphaned", f"its worker {owner.worker_id} has not sent a heartbeat for {owner.heartbeat_age:.0f} s"
+        if (silence := owner.silence) is not None:
+            return "orphaned", silence
         if heard is not None and heard.reason is not None:
             return "stalled", heard.reason
         return "moving", None
@@ -234,18 +317,21 @@ class _View(msgspec.Struct, frozen=True):
             return False
         return owner.joined_wall_ms > stopped_wall_ms
 
-    def _unowned_state(self, row: LeaseRow) -> tuple[State, str]:
+    def _unowned_state(self, row: LeaseRow) -> tuple[State, Reason]:
         if parents := gate.open_parents(row, self.leases):
-            return "waiting", f"it waits for {' and '.join(parents)} to finish"
+            return "waiting", WaitsForParents(parents=parents)
         live = [member for member in self.members.values() if member.is_live]
         if not live:
-            return "unowned", "no worker of the application is alive"
-        takers = [member for member in live if not member.draining]
+            return "unowned", NoLiveWorker()
+        readers = [member for member in live if self.rows[member.member_id].reads(row.key.stream_key)]
+        if not readers:
+            return "unowned", StreamNotRead(stream=self.streams[row.key.stream_key].name)
+        takers = [member for member in readers if not member.draining]
         if not takers:
-            return "unowned", "every worker of the application is stopping"
+            return "unowned", WorkersStopping()
         if all(member.shards_max is not None and member.shard_count >= member.shards_max for member in takers):
-            return "unowned", "every worker holds as many shards as it may (max_shards)"
-        return "unowned", "it is free and will be taken soon"
+            return "unowned", WorkersFull()
+        return "unowned", NotTakenYet()
 
 
 def _start(start: StartingPosition) -> str:

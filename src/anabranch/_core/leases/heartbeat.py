@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadIncarnation, SendHeartbeat, Steps, Wait
-from anabranch._core.leases.timing import Ending, Fence, LeaseTiming
+from anabranch._core.leases.timing import Ending, Fence, LeaseTiming, StartGate
 from anabranch._model.leases import HeartbeatAnswer, HeartbeatWrite, MemberRow
 
 
@@ -22,7 +22,7 @@ class HeartbeatStatus(msgspec.Struct, frozen=True):
 
     fence: Fence
     row: MemberRow | None = None
-    trouble: str | None = None
+    trouble: NoAnswer | None = None
     """Why the last heartbeat had no answer; None if it had one."""
 
 
@@ -31,6 +31,8 @@ class HeartbeatState:
         self.timing = timing
         self.status = HeartbeatStatus(Fence(member_id))
         """Published for the lease machine."""
+        self.gate = StartGate()
+        """Read by all that start handler calls."""
         self.report = HeartbeatWrite(member_id=member_id, attempt=0)
         """Written by the lease machine: what the next heartbeat reports."""
         self.next_heartbeat_ms: int | None = None
@@ -66,7 +68,7 @@ class HeartbeatState:
                 # it may have forgotten that this member was sealed (rule L13).
                 storage, moment = yield ReadIncarnation()
                 if isinstance(storage, NoAnswer):
-                    self.failed(moment.now_ms, storage.error)
+                    self.failed(moment.now_ms, storage)
                     continue
                 if storage != self._storage:
                     self.end("rolled_back")
@@ -75,7 +77,7 @@ class HeartbeatState:
             answer, moment = yield SendHeartbeat(write)
             if isinstance(answer, NoAnswer):
                 self._is_sure = False
-                self.failed(moment.now_ms, answer.error)
+                self.failed(moment.now_ms, answer)
             elif self._shows_roll_back(answer):
                 self.end("rolled_back")
             else:
@@ -114,17 +116,17 @@ class HeartbeatState:
             self.end(row.state, row)
             return
         fence = self.status.fence.acknowledged(began_now_ms, began_wall_ms, self.timing.fence_ms)
-        self.status = HeartbeatStatus(fence, row)
+        self._publish(HeartbeatStatus(fence, row))
         if fence.ending is None:
             self.next_heartbeat_ms = began_now_ms + self.timing.heartbeat_interval_ms
 
-    def failed(self, now_ms: int, error: str) -> None:
+    def failed(self, now_ms: int, trouble: NoAnswer) -> None:
         """Timeout or error: the outcome is unknown, so only the time of the next attempt changes."""
         if self._began is None:
             return
         self._began = None
         if self.status.fence.ending is None:
-            self.status = replace(self.status, trouble=error)
+            self.status = replace(self.status, trouble=trouble)
             self.next_heartbeat_ms = max(now_ms, self._tried_at_ms + self.timing.call_deadline_ms)
 
     def wake(self, now_ms: int) -> None:
@@ -134,5 +136,9 @@ class HeartbeatState:
 
     def end(self, ending: Ending, row: MemberRow | None = None) -> None:
         """This member has ended: the store says so, or the storage was replaced (rule L13)."""
-        self.status = HeartbeatStatus(self.status.fence.ended(ending), row)
+        self._publish(HeartbeatStatus(self.status.fence.ended(ending), row))
         self.next_heartbeat_ms = None
+
+    def _publish(self, status: HeartbeatStatus) -> None:
+        self.gate.limit = status.fence.limit
+        self.status = status

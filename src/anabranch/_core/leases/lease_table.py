@@ -8,19 +8,35 @@
   started again, and the same write is repeated until the store answers.
 - An answer older than what the store acknowledged before proves that the store was rolled back (rule L13).
 
+- Members name the leases that they change, and number these changes. Each member reads the named ones. It reads all if
+  it missed a number, if a member ended, which may not have named its last changes, and once a minute (rule R0).
+
 It knows nothing of heartbeats: the fence decides whether held leases may be worked on.
 """
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, Stopped
+from anabranch._model.leases import (
+    CHANGED_MAX,
+    LOOK_PREFIX,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    LookRequest,
+    MemberRow,
+    Stopped,
+    parse_short_name,
+)
 
 LEASES_READ_INTERVAL_MS: Final = 60_000
 MOVE_COOL_DOWN_MS: Final = 60_000
+FINISHED_KEPT_MS: Final = 600_000
+"""How long a finished lease is remembered: a late answer from before its end must not revive it."""
 
 
 class Holding(msgspec.Struct):
@@ -32,16 +48,35 @@ class Holding(msgspec.Struct):
     """Which member it is drained for; None for a release."""
     pending_transfer: LeaseRow | None = None
     """The row that releases it or gives it away, sent but not answered yet."""
+    is_transfer_unknown: bool = False
+    """That write was sent and got no answer: it may have taken effect."""
     kept_until_ms: int = 0
     """No hand-off before this time. Set when a drain timed out, because each attempt stalls the shard for that long."""
+
+
+class Inquiry(msgspec.Struct):
+    """Asks all live members to look at their own leases, because some leases have no row (rule L18)."""
+
+    request: LookRequest
+    keys: dict[LeaseKey, None]
+    """The leases that had no row when it began. One that was seen or named by a member since then is no longer in it.
+    """
+    members: frozenset[str]
+    """The members that were live when it began. One that joins later finds no row, so it cannot hold such a lease
+    unless the row is created again; then it names the lease.
+    """
+    asked: dict[str, None] = {}
+    """The members whose rows have had the request."""
+    answered_ms: int | None = None
+    """Since when all of them that are still live have answered."""
 
 
 class LeaseTable:
     def __init__(self, member_id: str, expiry_ms: int) -> None:
         self.member_id = member_id
         self.streams: Collection[str] | None = None
-        """Keys of the streams that this member reads; None: all. An application keeps the leases of streams that it no
-        longer reads, and of those that were deleted: they are none of its members' business.
+        """Keys of the streams that this member reads; None: all. It knows the leases of the others too, because all
+        members must make the same plan.
         """
         self.leases: dict[LeaseKey, LeaseRow] = {}
         self.held: dict[LeaseKey, Holding] = {}
@@ -50,12 +85,15 @@ class LeaseTable:
         """Whether a new plan could differ from the last one."""
         self.plan_again_ms: int | None = None
         """When to plan again even if nothing changed: cool-downs end, unanswered requests are repeated."""
-        self.lease_version = 0
-        """Grows when the set of held leases changes; heartbeats publish it."""
+        self.change_count = 0
+        """How many leases this member has created or changed; heartbeats report it."""
+        self.changed_last: deque[str] = deque(maxlen=CHANGED_MAX)
+        """The short names of the last ones. Others read those, instead of all leases."""
         self.rolled_back = False
         """The store lost acknowledged writes (rule L13): drop everything and join as a new member."""
-        self.answered: dict[HandOffRequest, None] = {}
-        """Answered hand-off requests. Heartbeats report them until the member's row no longer has them."""
+        self.answered: dict[str, None] = {}
+        """Short names of answered hand-off requests. Heartbeats report them until the member's row no longer has them.
+        """
         self.asked: dict[LeaseKey, int] = {}
         """Leases that this member requested, and when."""
         self.not_wanted_until: dict[LeaseKey, int] = {}
@@ -70,7 +108,19 @@ class LeaseTable:
         self._expiry_ms = expiry_ms
         self._read_at_ms: int | None = None
         self._read_again = True
-        self._in_doubt_until_ms: int | None = None
+        self.vanished: dict[LeaseKey, LeaseRow | None] = {}
+        """Unfinished leases that a look at all leases did not show any more: finished meanwhile, or deleted. A look at
+        the shards and all rows tells which. None: never seen, but a child that has not started waits for it.
+        """
+        self.inquiry: Inquiry | None = None
+        self._finished_ms: dict[LeaseKey, int] = {}
+        """Finished leases, and when a look at all leases first found them so."""
+        self._heard: dict[str, int] = {}
+        """How many changes of each other member are known."""
+        self._named: dict[LeaseKey, None] = {}
+        """Leases that others have changed and that were not read since."""
+        self._in_doubt: dict[LeaseKey, int] = {}
+        """Leases that may be this member's although the answer to its take is missing, and until when."""
 
     def become(self, member_id: str) -> None:
         """Continue as a new member after the old one ended. It holds nothing, and its rows may be outdated."""
@@ -78,7 +128,9 @@ class LeaseTable:
         self.held.clear()
         self.answered.clear()
         self.asked.clear()
-        self.lease_version += 1
+        self.inquiry = None
+        self.change_count = 0
+        self.changed_last.clear()
         self.rolled_back = False
         self.changed = self._read_again = True
 
@@ -89,25 +141,68 @@ class LeaseTable:
         for key, row in self.leases.items():
             self.epoch_floors[key] = max(row.epoch, self.epoch_floors.get(key, 0))
         self.leases.clear()
+        self.vanished.clear()
         self.moved.clear()
+        self._heard.clear()
+        self._named.clear()
+        self._in_doubt.clear()
+
+    def reads(self, key: LeaseKey) -> bool:
+        """Whether this member reads the lease's stream."""
+        return self.streams is None or key.stream_key in self.streams
 
     # reading
 
-    def wants_leases(self, now_ms: int) -> bool:
-        """Whether to read the lease rows. The cost grows with the shards, so not in every round."""
-        if self._read_again or self.asked or self._read_at_ms is None:
-            return True
-        if self._in_doubt_until_ms is not None and now_ms < self._in_doubt_until_ms:
+    def hear_changes(self, row: MemberRow) -> None:
+        """The row of a member. What it has changed since it was last heard is read next."""
+        missed_count = row.change_count - self._heard.get(row.member_id, 0)
+        if missed_count <= 0 or row.member_id == self.member_id:
+            return
+        self._heard[row.member_id] = row.change_count
+        known = dict.fromkeys([*(self.streams or ()), *(key.stream_key for key in self.leases)])
+        keys = [parse_short_name(name, known) for name in row.changed[-missed_count:]]
+        if self._is_gap(missed_count, row) or None in keys:
+            self.read_again()
+            self.inquiry = None
+        else:
+            self._named.update(dict.fromkeys(key for key in keys if key is not None))
+            self._void_inquiry(self._named)
+
+    def _void_inquiry(self, keys: Iterable[LeaseKey]) -> None:
+        """These leases have, or had, a row again. If it is missing once more, somebody may hold them since then."""
+        if self.inquiry is not None:
+            for key in keys:
+                self.inquiry.keys.pop(key, None)
+
+    def _is_gap(self, missed_count: int, row: MemberRow) -> bool:
+        """Whether the member has changed more than it names."""
+        return missed_count > len(row.changed)
+
+    def wants_all_leases(self, now_ms: int) -> bool:
+        """Whether to read all leases. The cost grows with the shards, so not in every round."""
+        if self._read_again or self._read_at_ms is None or len(self.leases_to_read(now_ms)) > CHANGED_MAX:
             return True
         return now_ms - self._read_at_ms >= LEASES_READ_INTERVAL_MS
+
+    def leases_to_read(self, now_ms: int) -> list[LeaseKey]:
+        """The leases to read by key, if not all are read."""
+        self._in_doubt = {key: until_ms for key, until_ms in self._in_doubt.items() if now_ms < until_ms}
+        return [*self._named, *(key for key in self._in_doubt if key not in self._named)]
 
     def read_again(self) -> None:
         self._read_again = True
 
-    def doubt(self, now_ms: int) -> None:
-        """A take got no answer and may still take effect: keep reading until it cannot any more."""
-        self._in_doubt_until_ms = now_ms + 2 * self._expiry_ms
-        self._read_again = True
+    def doubt(self, key: LeaseKey, now_ms: int) -> None:
+        """A take got no answer and may still take effect: keep reading the lease until it cannot any more."""
+        self._in_doubt[key] = now_ms + 2 * self._expiry_ms
+
+    def observe_read(self, key: LeaseKey, row: LeaseRow | None, now_ms: int) -> None:
+        """A lease that was read by its key."""
+        self._named.pop(key, None)
+        if row is not None:
+            self.observe_lease(row, now_ms)
+        elif key in self.leases and not self.leases[key].is_finished:
+            self.read_again()
 
     def observe_leases(self, rows: Sequence[LeaseRow], now_ms: int) -> None:
         """All unfinished leases, received now."""
@@ -115,24 +210,34 @@ class LeaseTable:
             self._stopped_before = {row.key: row.stopped for row in rows if row.stopped is not None}
         self._read_again = False
         self._read_at_ms = now_ms
+        self._named.clear()
         for row in rows:
             self.observe_lease(row, now_ms)
         present = {row.key for row in rows}
         gone = [key for key, row in self.leases.items() if key not in present and not row.is_finished]
         for key in gone:
-            # Finished by another member, or deleted. Known finished rows stay: a late answer must not revive them.
-            if key not in self.held:
-                for known in (self.leases, self.moved, self.asked, self.not_wanted_until):
-                    known.pop(key, None)
-                self.changed = True
+            if key not in self.held:  # finished by another member, or deleted
+                self.vanished[key] = self.leases[key]
+                self._forget_lease(key)
+        self._finished_ms = {
+            key: self._finished_ms.get(key, now_ms) for key, row in self.leases.items() if row.is_finished
+        }
+        for key, since_ms in self._finished_ms.items():
+            if now_ms - since_ms > FINISHED_KEPT_MS:
+                self._forget_lease(key)
+
+    def _forget_lease(self, key: LeaseKey) -> None:
+        for known in (self.leases, self.moved, self.asked, self.not_wanted_until):
+            known.pop(key, None)
+        self.changed = True
 
     def observe_lease(self, row: LeaseRow, now_ms: int) -> None:
-        if self.streams is not None and row.key.stream_key not in self.streams:
-            return
         known = self.leases.get(row.key)
         if known is not None and row.version <= known.version:
             return
         self.leases[row.key] = row
+        self.vanished.pop(row.key, None)
+        self._void_inquiry([row.key])
         if known is None or known.owner != row.owner or _plans_differ(known, row):
             self.changed = True
         if known is not None and known.owner != row.owner:
@@ -140,7 +245,7 @@ class LeaseTable:
             if known.owner is not None:
                 self.moved[row.key] = (now_ms, known.owner)
         holding = self.held.get(row.key)
-        if row.owner != self.member_id or row.is_finished:
+        if row.owner != self.member_id or row.is_finished or not self.reads(row.key):
             if holding is not None:
                 self.drop(row.key)
         elif holding is None or holding.row.epoch != row.epoch:
@@ -158,15 +263,27 @@ class LeaseTable:
         self.leases[row.key] = row
         self.held[row.key] = Holding(row)
         self.asked.pop(row.key, None)
-        self.lease_version += 1
-        self.changed = True
+        self.report_change(row.key)
 
     def drop(self, key: LeaseKey) -> None:
         """The lease is no longer this member's: nothing may be started or committed."""
         holding = self.held.pop(key)
         if holding.request is not None:
-            self.answered[holding.request] = None
-        self.lease_version += 1
+            self.answered[holding.request.short_name] = None
+        self.report_change(key)
+
+    def drop_transferred(self, key: LeaseKey) -> None:
+        """A transfer without an answer, and then no row: another member may hold the lease, and restores its row."""
+        holding = self.held[key]
+        if holding.pending_transfer is not None:
+            self.leases[key] = holding.pending_transfer
+        self.drop(key)
+        self.read_again()
+
+    def report_change(self, key: LeaseKey) -> None:
+        """This member has created a lease, or changed one in a way that concerns the plans of others."""
+        self.change_count += 1
+        self.changed_last.append(key.short_name)
         self.changed = True
 
     def lose_all(self) -> None:
@@ -177,9 +294,12 @@ class LeaseTable:
 
     def acknowledge(self, row: LeaseRow) -> None:
         """The store accepted this member's write of a held lease."""
+        known = self.leases[row.key]
         self.leases[row.key] = row
         if row.owner == self.member_id and not row.is_finished:
             self.held[row.key].row = row
+            if weight(known) != weight(row):
+                self.report_change(row.key)
         else:
             self.drop(row.key)
 
@@ -189,9 +309,16 @@ class LeaseTable:
         holding = self.held[request.key]
         holding.state, holding.request = "draining", request
 
-    def is_unanswered(self, request: HandOffRequest) -> bool:
-        holding = self.held.get(request.key)
-        return request not in self.answered and (holding is None or holding.request != request)
+    def unanswered(self, wanted: Collection[str]) -> list[str]:
+        """Those hand-off requests that are neither answered nor being drained for."""
+        if not wanted:
+            return []
+        draining = [holding.request.short_name for holding in self.held.values() if holding.request is not None]
+        return [
+            name
+            for name in wanted
+            if name not in self.answered and name not in draining and not name.startswith(LOOK_PREFIX)
+        ]
 
     def keep(self, key: LeaseKey, now_ms: int) -> None:
         """The drain timed out: the lease stays here for a while, and that answers the request (rule L12)."""
@@ -199,7 +326,7 @@ class LeaseTable:
         if holding.state != "draining":
             return
         if holding.request is not None:
-            self.answered[holding.request] = None
+            self.answered[holding.request.short_name] = None
         holding.state, holding.request = "held", None
         holding.kept_until_ms = now_ms + MOVE_COOL_DOWN_MS
 

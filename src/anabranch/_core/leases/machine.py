@@ -1,9 +1,9 @@
 """The lease protocol of one worker: joins the fleet, watches the others, takes, keeps and gives leases, and leaves.
 
 Each operation is a generator. It yields the next store call as a value and is resumed with the answer and the time.
-After each answer it looks again at its own life and its leases before it goes on: meanwhile the fence may have passed,
-the member may have been sealed, the storage may have been replaced, and another operation may have changed the table.
-The engine (`Fleet`) and the protocol simulator drive this class. Neither decides anything about leases.
+After each answer it checks its own membership and its leases again before it continues: meanwhile the fence may have
+passed, the member may have been sealed, the storage may have been replaced, and another operation may have changed the
+table. The engine (`Fleet`) and the protocol simulator drive this class. Neither decides anything about leases.
 
 What changed for the worker is collected and handed out by `take_changes()`, after each step.
 
@@ -11,7 +11,7 @@ It does not send heartbeats. It reads the status that `HeartbeatState` publishes
 sender runs.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
@@ -24,10 +24,11 @@ from anabranch._core.leases.admission import (
     joined_before,
     members_with_worker_id,
     mismatch,
+    settings_of,
 )
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.heartbeat import HeartbeatState
-from anabranch._core.leases.lease_table import Holding, LeaseTable
+from anabranch._core.leases.lease_table import Holding, Inquiry, LeaseTable
 from anabranch._core.leases.plan import (
     NOT_WANTED_MS,
     Drain,
@@ -35,6 +36,7 @@ from anabranch._core.leases.plan import (
     Take,
     Write,
     Written,
+    apply_lease,
     apply_leases,
     apply_members,
     apply_seal,
@@ -64,27 +66,41 @@ from anabranch._core.leases.store_calls import (
     RequestHandOff,
     Seal,
     Steps,
-    StoreCall,
     TakeLease,
-    Wait,
     WriteLease,
     WriteStatus,
 )
-from anabranch._core.leases.timing import CLOCK_JUMP_MS_MAX, Ending, LeaseTiming
+from anabranch._core.leases.stream_start import StreamStart
+from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._model.entropy import Entropy
-from anabranch._model.leases import AppRow, HandOffRequest, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow, ShardStatus
-from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
+from anabranch._model.leases import (
+    LOOK_PREFIX,
+    AppRow,
+    Conflict,
+    ControlRow,
+    HandOffRequest,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    LookRequest,
+    MemberRow,
+    OrderMode,
+    ShardStatus,
+    short_id,
+)
+from anabranch.errors import FleetMismatchError, LeaseStoreInvalidError
 from anabranch.events import (
     Event,
+    LeaseRowDeleted,
     MemberDiffers,
     MemberEnded,
+    MemberJoined,
     MemberSealed,
     StandstillBegan,
-    StoreReset,
     StoreRolledBack,
-    StoreUnanswered,
 )
+from anabranch.reasons import WorkersFull
 
 T = TypeVar("T")
 
@@ -94,26 +110,18 @@ UNPLACED_TOLD_AFTER_MS: Final = 30_000
 """The workers of a fleet do not all start at the same moment."""
 SEAL_ROUNDS: Final = 3
 """A heartbeat that is still on its way can prevent a seal once."""
-RETRY_MS: Final = 500
-TRIES_MAX: Final = 60
 
 
 class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What every member of this process reports about itself."""
 
     worker_id: str
-    fingerprint: str
+    order: OrderMode = "shard"
     shards_max: int | None = None
     any_order: bool = False
     """Joins workers with another order, too (rule U2)."""
     is_exclusive: bool = False
     """No other process has this worker id, so an earlier member with it is over (rule L17)."""
-
-
-class StoreFailures(msgspec.Struct):
-    """How many lease store calls had no answer. After one, the next call may reach another storage (rule L13)."""
-
-    count: int = 0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -149,42 +157,43 @@ class ReportChanged(msgspec.Struct, frozen=True):
     """Others wait for what the next heartbeat reports: send it now."""
 
 
-Change = Held | Lost | HandOffRequested | Joined | Ended | ReportChanged | Event
+class CommandsSeen(msgspec.Struct, frozen=True):
+    """Commands of operators are pending. The owner of each lease applies its own (rule C3)."""
+
+    commands: tuple[ControlRow, ...]
 
 
-def store_reset(app: AppRow) -> LeaseStoreInvalidError:
-    """The application is gone from the store, or is another one. Nothing is created in its place (rule L14)."""
-    return LeaseStoreInvalidError(
-        f"the lease store no longer holds application {app.app!r} as this worker knows it: it was "
-        "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+Change = Held | Lost | HandOffRequested | Joined | Ended | ReportChanged | CommandsSeen | Event
+
+
+def lease_row_deleted(row: LeaseRow, *, repeats: bool) -> LeaseRowDeleted:
+    """`row` was created in place of a deleted one."""
+    watermark = row.checkpoint.watermark
+    return LeaseRowDeleted(
+        stream=row.key.stream_key.split(":")[1],
+        shard_id=row.key.shard_id,
+        position=None if watermark is None else str(watermark),
+        repeats=repeats,
     )
 
 
-class LeaseMachine:
-    def __init__(
-        self, profile: MemberProfile, timing: LeaseTiming, entropy: Entropy, failures: StoreFailures | None = None
-    ) -> None:
+class LeaseMachine(StreamStart):
+    def __init__(self, profile: MemberProfile, timing: LeaseTiming, entropy: Entropy) -> None:
+        super().__init__(entropy)
         self.profile = profile
         self.timing = timing
         self.table = LeaseTable("", timing.expiry_ms)
         self.detector = FailureDetector(timing)
         self.heartbeat = HeartbeatState("", timing)
-        self.app = AppRow(app="", app_id="", created_wall_ms=0)
-        """As it was opened."""
-        self.trouble: str | None = None
-        """Why the last store call had no answer; None if it had one."""
         self.is_performing = False
         """A round's steps are under way: leases may be this member's without its knowledge."""
         self.draining = False
         """This worker stops: it takes nothing more and requests nothing. Set by its driver."""
-        self._entropy = entropy
-        self._failures = failures or StoreFailures()
-        self._moment = Moment(0, 0)
         self._me = self._new_row("")
         self._status = StatusReporter("")
+        self._reads_healthy = True
         self._ending: Ending | None = None
         """How this side ended its member. The heartbeats' side publishes its own."""
-        self._changes: list[Change] = []
         self._followed: dict[LeaseKey, Holding] = {}
         """The holdings that were handed out as `Held`."""
         self._writing: dict[LeaseKey, None] = {}
@@ -212,22 +221,15 @@ class LeaseMachine:
 
     def may_start(self, now_ms: int, wall_ms: int) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
-        fence = self.heartbeat.status.fence
-        until_ms = fence.valid_until_ms
-        # `fence.may_start`, without the call: this is asked for each record.
-        return (
-            until_ms is not None
-            and now_ms < until_ms
-            and wall_ms - now_ms - fence.wall_ahead_ms <= CLOCK_JUMP_MS_MAX
-            and self._ending is None
-            and not self.table.rolled_back
-        )
+        return self.heartbeat.gate.allows(now_ms, wall_ms) and not self.table.rolled_back
 
     def may_start_on(self, key: LeaseKey, now_ms: int, wall_ms: int) -> bool:
         return not self.draining and self.table.is_startable(key) and self.may_start(now_ms, wall_ms)
 
     def take_changes(self) -> list[Change]:
         """What has changed since the last call, in order. Call it after each step."""
+        if self.table.rolled_back:
+            self.heartbeat.gate.is_closed = True
         changes, self._changes = self._changes, []
         return changes
 
@@ -247,7 +249,7 @@ class LeaseMachine:
             # Each try proposes another identity: an application with the one before may have been deleted since.
             return OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
 
-        self.app = yield from self._insist(propose)
+        self.app = self._at_home((yield from self._insist(propose)))
         return self.app
 
     def look_around(self, moment: Moment) -> Steps[None]:
@@ -313,7 +315,7 @@ class LeaseMachine:
         self._changes.append(Joined(heartbeat))
 
     def _become_new_member(self) -> None:
-        """A member that ended never returns. The process goes on as a new one (rule L1)."""
+        """A member that ended never returns. The process continues as a new member (rule L1)."""
         self._me = self._new_row(self._new_member_id())
         self.heartbeat = self._new_heartbeat(self._me.member_id)
         self.table.become(self._me.member_id)
@@ -330,11 +332,10 @@ class LeaseMachine:
         profile = self.profile
         return MemberRow(
             member_id=member_id,
-            worker_id=profile.worker_id,
             expiry_ms=self.timing.expiry_ms,
-            fingerprint=profile.fingerprint,
+            order=profile.order,
             shards_max=profile.shards_max,
-            streams=tuple(sorted(self.table.streams or ())),
+            streams=tuple(sorted(short_id(key) for key in self.table.streams or ())),
             joined_wall_ms=self._moment.wall_ms,
         )
 
@@ -376,15 +377,17 @@ class LeaseMachine:
         self.table.lose_all()
         self._follow()
         yield from self._join()
+        self._changes.append(MemberJoined(member_id=self.member_id))
 
     def end(self, ending: Ending) -> None:
         """From now on this member starts, takes and writes nothing."""
         self._ending = self._ending or ending
+        self.heartbeat.gate.is_closed = True
         self._changes.append(Ended())
 
     def _observe(self) -> Steps[bool]:
         table = self.table
-        failures, acknowledged = self._failures.count, self.heartbeat.status.row
+        failures, acknowledged = self._failure_count, self.heartbeat.status.row
         poll = yield from self._ask(PollStore())
         if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
@@ -393,8 +396,14 @@ class LeaseMachine:
             self._compare_counter(poll.members, acknowledged)
         apply_members(table, self.detector, poll.members, self._moment.now_ms)
         self._known_dead = poll.known_dead
-        if table.wants_leases(self._moment.now_ms):
-            failures, held = self._failures.count, {key: holding.row.version for key, holding in table.held.items()}
+        if poll.commands:
+            self._changes.append(CommandsSeen(poll.commands))
+        looks = self._looks_wanted(poll.members)
+        if not looks and not table.wants_all_leases(self._moment.now_ms):
+            if not (yield from self._read_changed()):
+                return False
+        else:
+            failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
             leases = yield from self._ask(ReadLeases())
             # The application comes last: while it is deleted, its other rows vanish one by one.
             if isinstance(leases, NoAnswer) or not (yield from self.check_birth()):
@@ -406,8 +415,46 @@ class LeaseMachine:
             if not (yield from self._is_same_storage()):
                 return False
             apply_leases(table, self.detector, leases, self._moment.now_ms)
+            if (yield from self._write_missing(held, leases)):
+                table.answered |= dict.fromkeys(looks)
         self._follow()
         return self.ending is None
+
+    def _looks_wanted(self, members: Sequence[MemberRow]) -> list[str]:
+        """Requests to look at all leases that this member holds (rule L18)."""
+        mine = next((row for row in members if row.member_id == self.member_id), None)
+        wanted = () if mine is None else mine.wanted
+        return [name for name in wanted if name.startswith(LOOK_PREFIX) and name not in self.table.answered]
+
+    def _write_missing(self, held: Mapping[LeaseKey, int], rows: Sequence[LeaseRow]) -> Steps[bool]:
+        """Held leases without a row: a write restores the row, or shows that it is there. False: it is not clear yet
+        whether each of them has a row.
+        """
+        present, is_clear = {row.key for row in rows}, True
+        for key, version in held.items():
+            holding = self.table.held.get(key)
+            if key in present or holding is None or holding.row.version != version:
+                continue
+            if holding.state == "transferring" or key in self._writing:
+                is_clear = False  # that write restores the row
+            else:
+                outcome = yield from self.write(Write(holding.row, version), self._moment)
+                is_clear = is_clear and outcome in {"written", "lost"}
+        return is_clear
+
+    def _read_changed(self) -> Steps[bool]:
+        """Reads the leases that others have named. False if an answer is missing, or another storage gave it."""
+        rows: dict[LeaseKey, LeaseRow | None] = {}
+        for key in self.table.leases_to_read(self._moment.now_ms):
+            row = yield from self._ask(ReadLease(key))
+            if isinstance(row, NoAnswer):
+                return False
+            rows[key] = row
+        if rows and not (yield from self._is_same_storage()):
+            return False
+        for key, row in rows.items():
+            apply_lease(self.table, self.detector, key, row, self._moment.now_ms)
+        return True
 
     def _compare_counter(self, members: Collection[MemberRow], acknowledged: MemberRow) -> None:
         """Without an identity in each answer, a row older than an acknowledged write shows a roll-back (rule L13)."""
@@ -463,23 +510,28 @@ class LeaseMachine:
         answer = yield Describe()
         self._moment = answer.moment
         described: Description = answer.value
-        before = self.heartbeat.report
+        self._reads_healthy = described.reads_healthy
+        self._publish()
+        return described.shards
+
+    def _publish(self) -> None:
+        before, table = self.heartbeat.report, self.table
         self.heartbeat.report = report = HeartbeatWrite(
             member_id=self.member_id,
             attempt=0,
-            load=self.table.load,
-            lease_version=self.table.lease_version,
-            answered=tuple(self.table.answered),
-            reads_healthy=described.reads_healthy,
+            load=table.load,
+            change_count=table.change_count,
+            changed=tuple(table.changed_last),
+            answered=tuple(table.answered),
+            reads_healthy=self._reads_healthy,
             draining=self.draining,
         )
-        if (before.lease_version, before.answered, before.draining) != (
-            report.lease_version,
+        if (before.change_count, before.answered, before.draining) != (
+            report.change_count,
             report.answered,
             report.draining,
         ):
             self._changes.append(ReportChanged())
-        return described.shards
 
     def _write_status(self, shards: Sequence[ShardStatus]) -> Steps[None]:
         row = self._status.next_row(shards, self._moment.now_ms)
@@ -496,18 +548,18 @@ class LeaseMachine:
                     StandstillBegan(
                         stream=key.stream_key.split(":")[1],
                         shard_id=key.shard_id,
-                        reason="nobody may own it: every worker holds as many shards as it may (max_shards)",
+                        reason=WorkersFull(),
                     )
                 )
 
     def _check_compatibility(self) -> None:
-        """Incompatible workers do not join (rule U2). If one is there all the same, the later one of the two ends."""
+        """Incompatible workers do not join (rule U2). If one joined anyway, the later one of the two ends."""
         differing = incompatible_members(self._me, self.detector, self._moment.now_ms, any_order=self.profile.any_order)
         for row in differing:
             if joined_before(row, self._me):
                 raise mismatch(self._me, row)
             if row.member_id not in self._told_incompatible:
-                self._changes.append(MemberDiffers(member_id=row.member_id, fingerprint=row.fingerprint))
+                self._changes.append(MemberDiffers(member_id=row.member_id, settings=settings_of(row)))
         self._told_incompatible = {row.member_id: None for row in differing}
 
     # the storage and the application in it
@@ -537,7 +589,7 @@ class LeaseMachine:
 
     def _confirm_storage(self) -> Steps[bool]:
         """Asks the store which storage it is. False: another one than before, or no answer."""
-        failures = self._failures.count  # a call that fails during this one may hide a fail-over
+        failures = self._failure_count  # a call that fails during this one may hide a failover
         incarnation = yield from self._ask(ReadIncarnation())
         return not isinstance(incarnation, NoAnswer) and self._believe(incarnation, failures)
 
@@ -552,7 +604,7 @@ class LeaseMachine:
     @property
     def _is_sure_of_storage(self) -> bool:
         """No store call has failed since the storage was confirmed, so all answers since then came from it."""
-        return self._confirmed_at == self._failures.count
+        return self._confirmed_at == self._failure_count
 
     def _is_same_storage(self) -> Steps[bool]:
         """Asks again if a call has failed. A store never returns to an earlier storage: if it is still the same one,
@@ -573,19 +625,8 @@ class LeaseMachine:
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.table.streams or ()):
                 self.raise_store_reset()
-        app = yield from self._ask(ReadApp())
-        if not isinstance(app, NoAnswer):
-            self._recognise(app)
+        app = yield from self._find_app()
         return not isinstance(streams, NoAnswer) and not isinstance(app, NoAnswer)
-
-    def _recognise(self, app: AppRow | None) -> AppRow:
-        if app is None or app.app_id != self.app.app_id:
-            self.raise_store_reset()
-        return app
-
-    def raise_store_reset(self) -> NoReturn:
-        self._changes.append(StoreReset())
-        raise store_reset(self.app)
 
     # leases
 
@@ -622,7 +663,7 @@ class LeaseMachine:
 
     def _epoch_floor(self, step: Take) -> Steps[int | None]:
         """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
-        finished or gone (rule S1). None: one is open, or something is unknown, which must not count as gone.
+        finished (rule S1). None: one is open, somebody has deleted its row (rule L18), or something is unknown.
         """
         row = self.table.leases.get(step.key)
         if row is None:
@@ -636,18 +677,21 @@ class LeaseMachine:
                 return None
             if parent is not None:
                 parents[parent.key] = parent
+        if deleted := gate.deleted_parents(row, parents):
+            self.table.vanished = {**dict.fromkeys(deleted), **self.table.vanished}
+            return None
         if gate.open_parents(row, parents):
             return None
-        return max([step.epoch_floor, *(parent.epoch for parent in parents.values())])
+        # A row that was restored without knowing its fence token has a version above it (rule L18).
+        return max([step.epoch_floor, row.version, *(parent.epoch for parent in parents.values())])
 
     def adopt(self, parent: LeaseKey, children: Collection[str], moment: Moment) -> Steps[None]:
         """The member that finishes a child's last parent takes the child at once (rule S4)."""
         self._moment = moment
-        rows = yield from self._ask(ReadLeases())
-        if isinstance(rows, NoAnswer):
-            return
-        found = [row for row in rows if row.key.shard_id in children and row.key.stream_key == parent.stream_key]
-        for row in gate.adoptable(found, {row.key: row for row in rows}):
+        for shard_id in children:
+            row = yield from self._ask(ReadLease(replace(parent, shard_id=shard_id)))
+            if isinstance(row, NoAnswer) or row is None or row.owner is not None or row.is_finished:
+                continue
             if self.may_take() and self.has_room():
                 self.observe_lease(row, self._moment)
                 yield from self._take(Take(row.key, row.owner, row.version))
@@ -661,20 +705,102 @@ class LeaseMachine:
         self._writing[step.row.key] = None
         try:
             answer = yield from self._ask(WriteLease(step.row, self.member_id, step.expected_version))
+            if isinstance(answer, Conflict) and answer.row is None:
+                answer = yield from self._restore(step, holding)
         finally:
             self._writing.pop(step.row.key, None)
         if self.table.held.get(step.row.key) is not holding:
             return "lost"  # an answer to an earlier holding says nothing about the one that there is now
+        if isinstance(answer, NoAnswer) and holding.state == "transferring":
+            holding.is_transfer_unknown = True
         outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
-        self._follow()
+        self._follow_one(step.row.key)  # a look at all leases after each commit would be quadratic
         return outcome
+
+    def _restore(self, step: Write, holding: Holding) -> Steps[LeaseRow | Conflict | NoAnswer]:
+        """A held lease has no row. If the store has forgotten nothing else, somebody has deleted it: this member
+        creates it again, as its write would have left it (rule L18). Returns what the write would have returned.
+        """
+        is_remembered = yield from self._remembers_this_member()
+        if self.table.held.get(step.row.key) is not holding:
+            return Conflict(None)  # it was sealed meanwhile, and has perhaps joined again: the row was another's
+        if not is_remembered:
+            return Conflict(None) if self.ending is not None else NoAnswer("it is not clear what became of the row")
+        if holding.is_transfer_unknown:
+            self.table.drop_transferred(step.row.key)
+            self._follow_one(step.row.key)
+            return Conflict(None)
+        row = replace(step.row, version=step.expected_version + 1)
+        answer = yield from self._ask(CreateLease(row))
+        if isinstance(answer, NoAnswer):
+            return answer
+        if answer != row:
+            return Conflict(answer)
+        self._changes.append(lease_row_deleted(row, repeats=False))
+        self.table.report_change(row.key)
+        return row
+
+    def find_unheld(self, keys: Collection[LeaseKey], moment: Moment) -> Steps[Collection[LeaseKey]]:
+        """Those of some leases without a row that no live member holds. Asks each member to look at its own leases:
+        call it again until all have answered. Then answers to takes are waited out that may still be under way.
+        """
+        self._moment = moment
+        poll = yield from self._ask(PollStore())
+        if isinstance(poll, NoAnswer):
+            return ()
+        for row in poll.members:
+            self.table.hear_changes(row)
+        inquiry = self.table.inquiry
+        if inquiry is None or not any(key in inquiry.keys for key in keys):
+            request = LookRequest(f"{self.member_id} {self._entropy.getrandbits(64)}")
+            live = frozenset(row.member_id for row in poll.members if row.state == "live")
+            inquiry = self.table.inquiry = Inquiry(request, dict.fromkeys(keys), live - {self.member_id})
+        if not (yield from self._is_answered(inquiry, poll.members)):
+            inquiry.answered_ms = None
+        elif inquiry.answered_ms is None:
+            inquiry.answered_ms = self._moment.now_ms
+        expiry_ms = max(self.timing.expiry_ms, self.detector.expiry_ms_max)
+        if inquiry.answered_ms is None or self._moment.now_ms - inquiry.answered_ms < expiry_ms:
+            return ()
+        return [key for key in keys if key in inquiry.keys and key not in self.table.held]
+
+    def _is_answered(self, inquiry: Inquiry, members: Sequence[MemberRow]) -> Steps[bool]:
+        name, is_answered = inquiry.request.short_name, True
+        for row in members:
+            if row.member_id not in inquiry.members or row.state != "live":
+                continue
+            if row.member_id not in inquiry.asked:
+                is_answered = False
+                answer = yield from self._ask(RequestHandOff(row.member_id, inquiry.request))
+                if isinstance(answer, MemberRow) and name in answer.wanted:
+                    inquiry.asked[row.member_id] = None
+            elif name in row.wanted:
+                is_answered = False
+        return is_answered
+
+    def _remembers_this_member(self) -> Steps[bool]:
+        """Whether the store has the application, its streams, and the last heartbeat that it has acknowledged to this
+        member: then it was neither reset nor rolled back.
+        """
+        acknowledged = self.heartbeat.status.row
+        if acknowledged is None or not (yield from self.check_birth()) or not (yield from self._confirm_storage()):
+            return False
+        poll = yield from self._ask(PollStore())
+        if isinstance(poll, NoAnswer) or not self._is_sure_of_storage:
+            return False
+        self._compare_counter(poll.members, acknowledged)
+        is_there = any(row.member_id == self.member_id and row.state == "live" for row in poll.members)
+        return is_there and self.ending is None and self.may_start(*self._moment)
 
     def transfer(self, key: LeaseKey, final: LeaseRow | None, moment: Moment) -> Steps[Written]:
         """Gives a drained lease to the member that requested it, or releases it. `final` has the last checkpoint. Each
         round repeats the write until the store answers.
         """
         version = self.table.held[key].row.version
-        return (yield from self.write(Write(self.table.transfer(key, final), version), moment))
+        outcome = yield from self.write(Write(self.table.transfer(key, final), version), moment)
+        if outcome == "written":
+            self._publish()  # the new owner waits for it
+        return outcome
 
     def create_lease(self, row: LeaseRow, member_id: str, moment: Moment) -> Steps[LeaseRow | None]:
         """Creates a lease that was planned by `member_id`. None: it was not created, or there was no answer.
@@ -690,6 +816,7 @@ class LeaseMachine:
         if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
             return None
         answer = yield from self._ask(CreateLease(row))
+        self.table.report_change(row.key)  # also without an answer: it may have been created
         return None if isinstance(answer, NoAnswer) else answer
 
     def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:
@@ -715,60 +842,25 @@ class LeaseMachine:
 
     def _follow(self) -> None:
         """Hands out which holdings came and went."""
-        held = self.table.held
-        for key in [key for key, holding in self._followed.items() if held.get(key) is not holding]:
-            holding = self._followed.pop(key)
-            known = self.table.leases.get(key)
-            owner = None if known is None else known.owner
-            if known is not None and known.is_finished:
-                reason = "finished"
-            elif holding.pending_transfer is not None:
-                reason = "given" if holding.request is not None else "released"
-            else:
-                reason = f"now held by {owner}" if owner not in {None, self.member_id} else "no longer ours"
-            self._changes.append(Lost(key, reason))
-        for key, holding in held.items():
-            if key not in self._followed:
-                self._followed[key] = holding
-                self._changes.append(Held(holding))
+        for key in tuple({**self._followed, **self.table.held}):
+            self._follow_one(key)
 
-    # calls
+    def _follow_one(self, key: LeaseKey) -> None:
+        followed, held = self._followed.get(key), self.table.held.get(key)
+        if followed is held:
+            return
+        if followed is not None:
+            del self._followed[key]
+            self._changes.append(Lost(key, self._loss_reason(key, followed)))
+        if held is not None:
+            self._followed[key] = held
+            self._changes.append(Held(held))
 
-    def call(self, call: StoreCall[T], moment: Moment) -> Steps[T | None]:
-        """A read, or a write whose outcome no lease depends on; None if there was no answer."""
-        self._moment = moment
-        answer = yield from self._ask(call)
-        return None if isinstance(answer, NoAnswer) else answer
-
-    def _ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
-        try:
-            answer = yield call
-        except BaseException:
-            self._failures.count += 1  # cancelled, or refused for good: it may have taken effect
-            raise
-        self._moment = answer.moment
-        value: T | NoAnswer = answer.value
-        if isinstance(value, NoAnswer):
-            self._failures.count += 1
-            self.trouble = value.error
-        else:
-            self.trouble = None
-        return value
-
-    def _insist(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
-        """The answer of the first try that has one. A store that is away delays a start; it does not end it."""
-        for tries in range(1, TRIES_MAX + 1):
-            answer = yield from self._ask(make())
-            if not isinstance(answer, NoAnswer):
-                return answer
-            self._tell_unanswered(tries)
-            yield from self._wait(RETRY_MS)
-        raise LeaseStoreError(f"{self.trouble}, {TRIES_MAX} times in a row")
-
-    def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
-        self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
-
-    def _tell_unanswered(self, failures: int) -> None:
-        """From the second failure on, then less and less often: one may be chance."""
-        if failures > 1 and failures & (failures - 1) == 0:
-            self._changes.append(StoreUnanswered(error=self.trouble or "", failure_count=failures))
+    def _loss_reason(self, key: LeaseKey, holding: Holding) -> str:
+        known = self.table.leases.get(key)
+        if known is not None and known.is_finished:
+            return "finished"
+        if holding.pending_transfer is not None:
+            return "given" if holding.request is not None else "released"
+        owner = None if known is None else known.owner
+        return f"now held by {owner}" if owner not in {None, self.member_id} else "no longer ours"

@@ -73,13 +73,13 @@ def plan_round(
     wanted = () if mine is None else mine.wanted
     _forget_answers(table, wanted)
     is_due = table.plan_again_ms is None or now_ms >= table.plan_again_ms
-    if not (table.changed or is_due or any(table.is_unanswered(request) for request in wanted)):
+    if not (table.changed or is_due or table.unanswered(wanted)):
         return steps
     table.changed = False
     table.plan_again_ms = now_ms + ASK_AGAIN_MS
     desired = _desired(table, detector, now_ms)
     table.unplaced = {key: table.unplaced.get(key, now_ms) for key in _unplaced(table, detector, desired)}
-    steps.extend(_answer_requests(table, detector, wanted, desired))
+    steps.extend(_answer_requests(table, wanted, desired))
     if may_take:
         steps.extend(_take_and_ask(table, detector, desired, now_ms))
     steps.extend(_clean_up(table, detector, now_ms))
@@ -98,35 +98,49 @@ def _repeat_transfers(table: LeaseTable) -> list[Step]:
 def _desired(table: LeaseTable, detector: FailureDetector, now_ms: int) -> dict[LeaseKey, str]:
     live = detector.live()
     alive = {row.member_id: row for row in live}
-    claims = [
-        _claim(table, row, alive, detector.membership_changed_ms, now_ms)
-        for row in table.leases.values()
-        if not row.is_finished and (row.owner in alive or not gate.open_parents(row, table.leases))
-    ]
-    return balance(_seats(live), claims)
+    seats = [MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining]
+    takers: dict[str, tuple[str, ...]] = {}
+    claims: list[LeaseDemand] = []
+    for row in table.leases.values():
+        stream_key = row.key.stream_key
+        if stream_key not in takers:
+            takers[stream_key] = _takers(live, stream_key)
+        if not row.is_finished and (row.owner in alive or not gate.open_parents(row, table.leases)):
+            claims.append(_claim(table, row, alive, takers[stream_key], detector.membership_changed_ms, now_ms))
+    return balance(seats, claims)
+
+
+def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
+    """The members that may get leases of a stream: those that read it. Draining members get nothing. Nor do members
+    that cannot read, while others can.
+    """
+    staying = [row for row in live if not row.draining and row.reads(stream_key)]
+    healthy = [row for row in staying if row.reads_healthy]
+    return tuple(row.member_id for row in healthy or staying)
 
 
 def _unplaced(table: LeaseTable, detector: FailureDetector, desired: dict[LeaseKey, str]) -> list[LeaseKey]:
-    """Leases that could run but that no member has room for (rule S7)."""
+    """Leases that could run but that no member has room for (rule S7), of the streams that this member reads."""
     alive = {row.member_id: None for row in detector.live()}
     return [
         key
         for key, row in table.leases.items()
-        if not row.is_finished
+        if table.reads(key)
+        and not row.is_finished
         and row.owner not in alive
         and key not in desired
         and not gate.open_parents(row, table.leases)
     ]
 
 
-def _seats(live: list[MemberRow]) -> list[MemberCapacity]:
-    """Draining members get nothing. Nor do members that cannot read, while others can."""
-    staying = [row for row in live if not row.draining]
-    healthy = [row for row in staying if row.reads_healthy]
-    return [MemberCapacity(row.member_id, row.shards_max) for row in (healthy or staying)]
-
-
-def _claim(table: LeaseTable, row: LeaseRow, alive: dict[str, MemberRow], changed_ms: int, now_ms: int) -> LeaseDemand:
+def _claim(
+    table: LeaseTable,
+    row: LeaseRow,
+    alive: dict[str, MemberRow],
+    takers: tuple[str, ...],
+    changed_ms: int,
+    now_ms: int,
+) -> LeaseDemand:
     owner = row.owner if row.owner in alive else None
     moved_ms, previous = table.moved.get(row.key, (None, None))
     # Only moves between live members cool down, so that a fleet rebalances quickly after a crash. Moves shortly after a
@@ -139,36 +153,31 @@ def _claim(table: LeaseTable, row: LeaseRow, alive: dict[str, MemberRow], change
     )
     holding = table.held.get(row.key)
     kept = holding is not None and now_ms < holding.kept_until_ms
-    return LeaseDemand(
-        row.key, owner, 0 if gate.open_parents(row, table.leases) else weight(row), not (cooling or kept)
-    )
+    active = 0 if gate.open_parents(row, table.leases) else weight(row)
+    return LeaseDemand(row.key, owner, active, not (cooling or kept), takers)
 
 
-def _forget_answers(table: LeaseTable, wanted: tuple[HandOffRequest, ...]) -> None:
+def _forget_answers(table: LeaseTable, wanted: tuple[str, ...]) -> None:
     """The requester saw an answer once the request is gone from the row. After that, the same request is a new one."""
-    for request in [request for request in table.answered if request not in wanted]:
-        del table.answered[request]
+    for name in [name for name in table.answered if name not in wanted]:
+        del table.answered[name]
 
 
-def _answer_requests(
-    table: LeaseTable, detector: FailureDetector, wanted: tuple[HandOffRequest, ...], desired: dict[LeaseKey, str]
-) -> list[Step]:
+def _answer_requests(table: LeaseTable, wanted: tuple[str, ...], desired: dict[LeaseKey, str]) -> list[Step]:
+    """Drains what this member's plan gives to the requester, too. Other requests are void."""
     steps: list[Step] = []
-    for request in wanted:
-        if not table.is_unanswered(request):
-            continue
-        holding = table.held.get(request.key)
-        requester = detector.row(request.requester)
-        is_void = (
-            holding is None
-            or holding.state != "held"
-            or weight(holding.row) == 0
-            or requester is None
-            or requester.state != "live"
-            or desired.get(request.key) != request.requester
-        )
-        if is_void:
-            table.answered[request] = None
+    if not (unanswered := table.unanswered(wanted)):
+        return steps
+    agreed = {
+        request.short_name: request
+        for key, holding in table.held.items()
+        if holding.state == "held" and weight(holding.row) and desired.get(key, table.member_id) != table.member_id
+        for request in [HandOffRequest(key, desired[key])]
+    }
+    for name in unanswered:
+        request = agreed.get(name)
+        if request is None:
+            table.answered[name] = None
         else:
             table.drain(request)
             steps.append(Drain(request))
@@ -208,7 +217,7 @@ def _may_ask(table: LeaseTable, key: LeaseKey, donor: MemberRow, now_ms: int) ->
     asked_ms = table.asked.get(key)
     if asked_ms is None:
         return True
-    return now_ms - asked_ms >= ASK_AGAIN_MS and HandOffRequest(key, table.member_id) not in donor.wanted
+    return now_ms - asked_ms >= ASK_AGAIN_MS and HandOffRequest(key, table.member_id).short_name not in donor.wanted
 
 
 def _clean_up(table: LeaseTable, detector: FailureDetector, now_ms: int) -> list[Step]:
@@ -224,15 +233,27 @@ Written = Literal["written", "again", "lost", "unknown"]
 
 
 def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[MemberRow], now_ms: int) -> None:
+    ended_count = detector.ended_count
     if detector.observe(rows, now_ms):
         table.changed = True
-        table.read_again()
+    for row in rows:
+        if detector.row(row.member_id) is row:  # not an older one than was seen before
+            table.hear_changes(row)
+    if detector.ended_count != ended_count:
+        table.read_again()  # its last changes may not be named
 
 
 def apply_leases(table: LeaseTable, detector: FailureDetector, rows: Sequence[LeaseRow], now_ms: int) -> None:
     """`rows` are all unfinished leases."""
     table.observe_leases(rows, now_ms)
     detector.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
+
+
+def apply_lease(table: LeaseTable, detector: FailureDetector, key: LeaseKey, row: LeaseRow | None, now_ms: int) -> None:
+    """`row` was read by its key; None if there is none."""
+    table.observe_read(key, row, now_ms)
+    if row is not None and row.owner is not None:
+        detector.watch(row.owner, now_ms)
 
 
 def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | None, now_ms: int) -> None:
@@ -244,7 +265,7 @@ def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | No
 
 def apply_take(table: LeaseTable, step: Take, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
     if answer is None:
-        table.doubt(now_ms)
+        table.doubt(step.key, now_ms)
         return
     row = answer.row if isinstance(answer, Conflict) else answer
     if row is None:
@@ -267,7 +288,7 @@ def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | No
         return "written"
     row = answer.row
     if row is None or row.version < step.expected_version:
-        # A held lease cannot vanish or go back in version: the store lost acknowledged writes.
+        # A held lease cannot go back in version, nor vanish with this member's heartbeat: the store lost both.
         table.rolled_back = True
         table.held[key].pending_transfer = None  # the store refused the gift
         table.drop(key)
@@ -290,7 +311,11 @@ def give_unreadable(table: LeaseTable, detector: FailureDetector, key: LeaseKey,
     holding = table.held.get(key)
     if holding is None or holding.state != "held" or now_ms < holding.kept_until_ms:
         return None
-    able = [row for row in detector.live() if row.member_id != table.member_id and _has_room(row)]
+    able = [
+        row
+        for row in detector.live()
+        if row.member_id != table.member_id and row.reads(key.stream_key) and _has_room(row)
+    ]
     if not able:
         return None
     return HandOffRequest(key, min(able, key=lambda row: (row.load, row.member_id)).member_id)

@@ -16,10 +16,10 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     ControlRow,
-    HandOffRequest,
     HeartbeatWrite,
     LeaseRow,
     MemberRow,
+    Place,
     StatusRow,
     StreamRow,
 )
@@ -34,7 +34,8 @@ def heartbeat(row: MemberRow | None, write: HeartbeatWrite) -> MemberRow | None:
         row,
         counter=write.attempt,
         load=write.load,
-        lease_version=write.lease_version,
+        change_count=write.change_count,
+        changed=write.changed,
         reads_healthy=write.reads_healthy,
         draining=write.draining,
         wanted=tuple(request for request in row.wanted if request not in answered) if answered else row.wanted,
@@ -54,8 +55,8 @@ def leave(row: MemberRow | None) -> MemberRow | None:
     return replace(row, state="left")
 
 
-def request_hand_off(row: MemberRow | None, request: HandOffRequest) -> MemberRow | None:
-    """Adds a request to a live donor's row, once and if there is room (rule L12)."""
+def request_hand_off(row: MemberRow | None, request: str) -> MemberRow | None:
+    """Adds the short name of a request to a live donor's row, once and if there is room (rule L12)."""
     if row is None or row.state != "live" or request in row.wanted or len(row.wanted) >= REQUESTS_MAX:
         return row
     return replace(row, wanted=(*row.wanted, request))
@@ -131,8 +132,15 @@ def record_incarnation(row: AppRow | None, app_id: str, expected: str, incarnati
     return replace(row, incarnation=incarnation)
 
 
+def move_app(row: AppRow | None, app_id: str, expected: Place, place: Place, other_store: str) -> AppRow | None:
+    """Sets where the application lives, if its place is still the expected one."""
+    if row is None or row.app_id != app_id or row.place != expected:
+        return row
+    return replace(row, place=place, other_store=other_store)
+
+
 def renew_watch(row: AppRow | None, app_id: str) -> AppRow | None:
-    """Tells the members that somebody looks at the fleet."""
+    """Tells the members that a viewer is watching the fleet."""
     if row is None or row.app_id != app_id:
         return row
     return replace(row, watch=row.watch + 1)

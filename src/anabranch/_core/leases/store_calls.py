@@ -14,18 +14,22 @@ import msgspec
 from anabranch._model.leases import (
     AppRow,
     Conflict,
+    ControlRow,
     HandOffRequest,
     HeartbeatAnswer,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
     LeaseRows,
+    LookRequest,
     MemberRow,
     Poll,
     ShardStatus,
     StatusRow,
     StreamRow,
 )
+from anabranch._model.streams import ShardFilter
+from anabranch.errors import LeaseStoreCode
 
 T = TypeVar("T")
 
@@ -41,6 +45,7 @@ class NoAnswer(msgspec.Struct, frozen=True):
     """A call failed or reached its deadline. It may have taken effect."""
 
     error: str
+    code: LeaseStoreCode = "no_answer"
 
 
 class Answer(NamedTuple):
@@ -97,10 +102,10 @@ class Leave(StoreCall[MemberRow | None], frozen=True):
 
 
 class RequestHandOff(StoreCall[MemberRow | None], frozen=True):
-    """Ask a live member for a lease (rule L12)."""
+    """Ask a live member for a lease (rule L12), or for a look at its own leases (rule L18)."""
 
     donor: str
-    request: HandOffRequest
+    request: HandOffRequest | LookRequest
 
 
 class DeleteMember(StoreCall[bool], frozen=True):
@@ -114,6 +119,15 @@ class WriteStatus(StoreCall[None], frozen=True):
 
 
 class ReadStreams(StoreCall[Sequence[StreamRow]], frozen=True): ...
+
+
+class PutStream(StoreCall[StreamRow], frozen=True):
+    row: StreamRow
+
+
+class WriteStream(StoreCall[StreamRow | None], frozen=True):
+    row: StreamRow
+    expected_version: int
 
 
 class CreateLease(StoreCall[LeaseRow], frozen=True):
@@ -147,6 +161,12 @@ class DeleteLease(StoreCall[bool], frozen=True):
     expected_version: int
 
 
+class WriteControl(StoreCall[bool], frozen=True):
+    """Answer a command (rule C3)."""
+
+    row: ControlRow
+
+
 class Wait(msgspec.Struct, frozen=True):
     until_ms: int
     wakeable: bool = False
@@ -165,5 +185,11 @@ class Describe(msgspec.Struct, frozen=True):
     """Answered with a `Description`."""
 
 
-Action: TypeAlias = StoreCall[Any] | Wait | Describe
+class ListShards(msgspec.Struct, frozen=True):
+    """List the shards of the stream that is being started. The answer is the list of all shards."""
+
+    shard_filter: ShardFilter | None
+
+
+Action: TypeAlias = StoreCall[Any] | Wait | Describe | ListShards
 Steps: TypeAlias = Generator[Action, Answer, T]

@@ -107,7 +107,8 @@ class Fence(msgspec.Struct, frozen=True):
     """Until when this member may start handler calls (rules L4, L8, L9).
 
     The heartbeat thread publishes it as one reference; every start reads it without a lock and compares it with the
-    clock. Nothing is signalled: a process that was paused for a minute notices by itself, before anyone could tell it.
+    clock. Nothing is signalled: a process that was paused for a minute notices by itself, before a signal could reach
+    it.
 
     It counts from *before* the heartbeat was sent, so a slow answer only shortens it. A monotonic clock may stop while
     the machine sleeps. So if the wall clock has run ahead by more than a second since then, the fence has passed.
@@ -121,12 +122,14 @@ class Fence(msgspec.Struct, frozen=True):
     ending: Ending | None = None
     """How this member ended. Final: it holds nothing any more."""
 
+    @property
+    def limit(self) -> tuple[int, int]:
+        """Before which time calls may start, and how far the wall clock may be ahead of the monotonic clock then."""
+        return (0, 0) if self.valid_until_ms is None else (self.valid_until_ms, self.wall_ahead_ms + CLOCK_JUMP_MS_MAX)
+
     def may_start(self, now_ms: int, wall_ms: int) -> bool:
-        return (
-            self.valid_until_ms is not None
-            and now_ms < self.valid_until_ms
-            and wall_ms - now_ms - self.wall_ahead_ms <= CLOCK_JUMP_MS_MAX
-        )
+        until_ms, ahead_ms_max = self.limit
+        return now_ms < until_ms and wall_ms - now_ms <= ahead_ms_max
 
     def acknowledged(self, began_now_ms: int, began_wall_ms: int, fence_ms: int) -> "Fence":
         """The store answered `live` to a heartbeat that began at these times. This also renews a fence that has passed:
@@ -141,3 +144,21 @@ class Fence(msgspec.Struct, frozen=True):
 
     def ended(self, ending: Ending) -> "Fence":
         return self if self.ending is not None else Fence(self.member_id, None, 0, ending)
+
+
+class StartGate:
+    """The fence in the form that is compared before each record. The heartbeat thread writes `limit`, and the lease
+    machine closes the gate. A closed gate never opens again.
+    """
+
+    __slots__ = ("is_closed", "limit")
+
+    def __init__(self) -> None:
+        self.limit = (0, 0)
+        """See `Fence.limit`. One reference, so that a reader never sees half of it."""
+        self.is_closed = False
+        """This member has ended."""
+
+    def allows(self, now_ms: int, wall_ms: int) -> bool:
+        until_ms, ahead_ms_max = self.limit
+        return not self.is_closed and now_ms < until_ms and wall_ms - now_ms <= ahead_ms_max

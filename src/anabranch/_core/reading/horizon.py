@@ -22,6 +22,10 @@ class TrimHorizon:
         """The horizon when the retention was last read."""
         self._observed_at_seconds = server_seconds
 
+    @property
+    def retention_hours(self) -> int:
+        return self._retention_seconds // 3600
+
     def observe(self, retention_hours: int, server_seconds: float) -> None:
         """Takes a newly read retention. The horizon never moves back: a longer retention restores nothing."""
         self._retention_seconds = retention_hours * 3600

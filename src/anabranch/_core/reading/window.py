@@ -134,19 +134,23 @@ class Unpacker:
                 return
             strays = frozenset(index for index in ports if index >= first)
             self._misrouted_count += len(strays)
+        traced = aggregate.trace_parents
+        stream, shard_id = self._stream, self._shard_id
+        sequence_number, arrival_seconds = record.sequence_number, record.arrival_seconds
         for start in range(first, len(aggregate), SLICE_RECORDS):
             yield [
                 Record(
-                    stream=self._stream,
-                    shard_id=self._shard_id,
-                    sequence_number=record.sequence_number,
+                    stream=stream,
+                    shard_id=shard_id,
+                    sequence_number=sequence_number,
                     sub_sequence_number=index,
                     partition_key=partition_key,
                     explicit_hash_key=explicit_hash_key,
-                    arrival_seconds=record.arrival_seconds,
+                    arrival_seconds=arrival_seconds,
                     data=data,
                     value=data,
                     misrouted=index in strays,
+                    trace_parent=traced[index] if index in traced else None,  # noqa: SIM401 -- a look-up is no call
                 )
                 for index, (partition_key, explicit_hash_key, data) in enumerate(
                     aggregate.sub_records(start, start + SLICE_RECORDS), start
@@ -177,11 +181,11 @@ class Page:
 
     __slots__ = ("_drained", "_unfinished_bytes", "after", "charged_bytes", "records")
 
-    def __init__(self, records: Sequence[KinesisRecord], after: Position | None) -> None:
+    def __init__(self, records: Sequence[KinesisRecord], after: Position | None, cost: int | None = None) -> None:
         self.after = after
         """The position that the read resumed from. The page may begin with records up to it."""
         self.records: Sequence[KinesisRecord] = records
-        self.charged_bytes = cost_of(records)
+        self.charged_bytes = cost_of(records) if cost is None else cost
         self._unfinished_bytes = 0
         self._drained = False
 
@@ -231,11 +235,13 @@ class Window:
         self._freed_bytes = 0
         self._cleared = False
 
-    def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
-        """Adds the records of one read that resumed after the given position; returns the charged bytes."""
+    def accept(self, records: Sequence[KinesisRecord], after: Position | None, cost: int | None = None) -> int:
+        """Adds the records of one read that resumed after the given position; returns the charged bytes: their cost,
+        counted here if it is not known.
+        """
         if self._cleared:
             return 0
-        page = Page(records, after)
+        page = Page(records, after, cost)
         self._pages.append(page)
         self._held_bytes += page.charged_bytes
         return page.charged_bytes

@@ -10,26 +10,43 @@
   the origin (rule S6).
 - Of the shards without a lease that accounts for them, the oldest generation gets leases. The rest follows from their
   ends.
+- A deleted row accounts for nothing. Its shard is read again, unless the lease of a shard that came after it was taken:
+  then it was finished (rule L18).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from anabranch._core.shards.graph import (
+    Ids,
+    RowsByKeys,
     ShardGraph,
     ancestors_by_keys,
     creation_order,
+    deleted_shards,
     gaps,
     has_overlap,
     still_to_come,
     unread_since,
+    was_taken,
 )
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.leases import Checkpoint, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.streams import TRIM_HORIZON, Shard, ShardFilter, StartingPosition, at_timestamp
+from anabranch._model.leases import RESTORED_VERSION_MIN, Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.streams import (
+    TRIM_HORIZON,
+    Shard,
+    ShardFilter,
+    StartingPosition,
+    at_timestamp,
+    parse_stream,
+)
+from anabranch._wire.messages import StreamSummary
 from anabranch.errors import ConfigurationError
+
+Start = Literal["latest", "trim_horizon"] | float
+"""`latest`, `trim_horizon`, or a Unix time in seconds."""
 
 PIN_MARGIN_SECONDS: Final = 5
 
@@ -46,9 +63,23 @@ class IncompleteListing(msgspec.Struct, frozen=True):
         return f"{len(self.uncovered)} hash key ranges have no shard in the listing"
 
 
-def pin(
-    start: Literal["latest", "trim_horizon"] | float, *, server_seconds: float, created_seconds: float
-) -> StartingPosition:
+def propose_stream(summary: StreamSummary, start: Start, wall_seconds: float) -> StreamRow:
+    """The row of a stream that an application begins to read now."""
+    account_id = parse_stream(summary.arn).account_id
+    return StreamRow(
+        stream_key=f"{account_id}:{summary.name}:{int(summary.created_seconds)}",
+        name=summary.name,
+        arn=summary.arn,
+        created_seconds=summary.created_seconds,
+        origin=pin(
+            start,
+            server_seconds=summary.server_seconds or wall_seconds,
+            created_seconds=summary.created_seconds,
+        ),
+    )
+
+
+def pin(start: Start, *, server_seconds: float, created_seconds: float) -> StartingPosition:
     """The origin of a stream at its first start. A number is a Unix time in seconds."""
     if start == "trim_horizon":
         return TRIM_HORIZON
@@ -96,36 +127,93 @@ def missing_leases(
 
     `rows` are all rows of this stream and generation, including finished ones, read after the listing.
     """
-    named = {row.key.shard_id: None for row in rows}
-    behind = named | graph.ancestors(named)
-    ahead = still_to_come(graph, (shard_id for shard_id in scope if shard_id not in behind), rows)
-    candidates = {
-        shard_id: shard for shard_id, shard in scope.items() if shard_id not in behind and shard_id not in ahead
-    }
+    behind = accounted_for(graph, rows)
+    unread = [shard_id for shard_id in dict.fromkeys([*scope, *deleted_shards(rows)]) if shard_id not in behind]
+    ahead = still_to_come(graph, unread, rows)
+    candidates = {shard_id: None for shard_id in unread if shard_id not in ahead}
     oldest = [
-        shard
-        for shard in candidates.values()
-        if not any(parent in candidates for parent in graph.parents(shard.shard_id))
+        shard_id for shard_id in candidates if not any(parent in candidates for parent in graph.parents(shard_id))
     ]
-    return tuple(_lease(stream, graph, shard, scope, rows) for shard in sorted(oldest, key=creation_order))
+
+    def order(shard_id: str) -> tuple[int, str]:
+        return creation_order(scope[shard_id]) if shard_id in scope else (0, shard_id)
+
+    known = _Known(rows, RowsByKeys(rows), {row.key.shard_id: number for number, row in enumerate(rows)})
+    return tuple(_lease(stream, graph, shard_id, scope, known) for shard_id in sorted(oldest, key=order))
 
 
-def _lease(
-    stream: StreamRow, graph: ShardGraph, shard: Shard, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
-) -> LeaseRow:
-    parents = graph.parents(shard.shard_id)
+def accounted_for(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
+    """Shards that have a row, or that need none: those before them, but not those whose rows somebody has deleted
+    before they were finished, nor what lies before these.
+    """
+    named = {row.key.shard_id: None for row in rows}
+    finished = _surely_finished(graph, rows)
+    deleted = {shard_id: None for shard_id in deleted_shards(rows) if shard_id not in finished}
+    in_doubt = deleted | graph.ancestors(deleted)
+    before = graph.ancestors(named)
+    return named | {shard_id: None for shard_id in before if shard_id in finished or shard_id not in in_doubt}
+
+
+def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
+    """Shards that were finished, even if their rows are gone: a shard that descends from them was owned."""
+    return graph.ancestors(row.key.shard_id for row in rows if was_taken(row))
+
+
+def first_version(waits_for: Collection[str], rows: Iterable[LeaseRow]) -> int:
+    """Where the version of a new row starts: at 0, but above all versions that a deleted row may have had, if a row
+    that it waits for was restored (rule L18).
+    """
+    versions = [row.version for row in rows if row.key.shard_id in waits_for]
+    return max((version for version in versions if version >= RESTORED_VERSION_MIN), default=0)
+
+
+def ends_to_restore(stream: StreamRow, graph: ShardGraph, rows: Sequence[LeaseRow]) -> tuple[LeaseRow, ...]:
+    """Finished rows to replace deleted rows of finished shards (rule L18)."""
+    finished = _surely_finished(graph, rows)
+    named = {row.key.shard_id: None for row in rows}
+    return tuple(
+        LeaseRow(
+            key=LeaseKey(stream.stream_key, stream.generation, shard_id),
+            hash_key_range=graph.hash_key_range(shard_id),
+            finish=Finish("end", tuple(sorted(child for child in graph.children(shard_id) if child in named))),
+        )
+        for shard_id in deleted_shards(rows)
+        if shard_id in finished
+    )
+
+
+def had_row(lease: LeaseRow, rows: Sequence[LeaseRow]) -> bool:
+    """Whether a lease that has no row must have had one before: roots get theirs at the first start, and the children
+    of a finished shard before its end. Only what follows a trimmed shard may have been overlooked.
+    """
+    before = [row for row in rows if row.key.shard_id in lease.waits_for]
+    may_be_new = any(row.finish is None or row.finish.reason == "trimmed" for row in before)
+    return not may_be_new or lease.key.shard_id in deleted_shards(rows)
+
+
+class _Known(NamedTuple):
+    rows: Sequence[LeaseRow]
+    by_keys: RowsByKeys
+    numbers: Mapping[str, int]
+    """Where the row of each shard is in `rows`."""
+
+
+def _lease(stream: StreamRow, graph: ShardGraph, shard_id: str, scope: Mapping[str, Shard], known: _Known) -> LeaseRow:
+    parents = graph.parents(shard_id)
+    near = known.by_keys.near(graph.hash_key_range(shard_id))
     # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished, or
     # their ends would create this lease; but its fence tokens must go above theirs (rule U3).
-    before = {row.key for row in ancestors_by_keys(graph, shard.shard_id, rows)}
-    waits_for = tuple(row.key.shard_id for row in rows if row.key.shard_id in parents or row.key in before)
+    before = [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, near)]
+    found = sorted(known.numbers[name] for name in dict.fromkeys([*parents, *before]) if name in known.numbers)
+    rows = [known.rows[number] for number in found]
+    waits_for = tuple(row.key.shard_id for row in rows)
     # A shard with a parent in scope was created after the origin: read all of it.
     is_root = not waits_for and not any(parent in scope for parent in parents)
     return LeaseRow(
-        key=LeaseKey(stream.stream_key, stream.generation, shard.shard_id),
+        key=LeaseKey(stream.stream_key, stream.generation, shard_id),
         start=stream.origin if is_root else TRIM_HORIZON,
         waits_for=waits_for,
-        hash_key_range=shard.hash_key_range,
-        checkpoint=Checkpoint(
-            seen_through_seconds=unread_since(graph, shard.shard_id, rows, [row.key.shard_id for row in rows])
-        ),
+        version=first_version(waits_for, rows),
+        hash_key_range=graph.hash_key_range(shard_id),
+        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, near, known.numbers)),
     )

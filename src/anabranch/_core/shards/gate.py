@@ -1,7 +1,8 @@
 """When a shard may start, which rows its end creates, and when finished rows can be deleted.
 
 - When a lease is created, it names the parents that have a row (rule S1). Its shard may start when each of them is
-  finished or its row is deleted. Neither a shard listing nor `max_shards` lets it start earlier (rule S7).
+  finished. A parent's row stays until the shard was taken: if it is missing before, somebody has deleted it, and the
+  shard waits (rule L18). Neither a shard listing nor `max_shards` lets it start earlier (rule S7).
 - A parent of a merged shard may have no row *yet*, because its own parent is still being read. That parent's row is
   created first. Otherwise the child would start before it.
 - A shard is marked as finished only after the rows of its children exist (rule S4). If the known children do not cover
@@ -18,13 +19,12 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._core.shards.bootstrap import missing_leases
-from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys, gaps, unread_since
+from anabranch._core.shards.bootstrap import accounted_for, first_version, had_row, missing_leases
+from anabranch._core.shards.graph import Ids, ShardGraph, ancestors_by_keys, gaps, unread_since, was_taken
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard
 from anabranch._wire.messages import StreamSummary
 
-CHILDREN_UNKNOWN: Final = "children unknown"
 """Why a shard that was read to its end is stalled: some of its children are still unknown."""
 
 _SAME_CREATION_SECONDS: Final = 1.0
@@ -36,6 +36,8 @@ class ShardEnd(msgspec.Struct, frozen=True):
 
     rows: tuple[LeaseRow, ...]
     finish: Finish
+    restored: tuple[LeaseKey, ...] = ()
+    """Those of `rows` that had a row before: it was deleted, and a member may still hold the lease (rule L18)."""
 
 
 def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:
@@ -47,9 +49,12 @@ def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[st
     return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
-def adoptable(children: Iterable[LeaseRow], leases: Mapping[LeaseKey, LeaseRow]) -> tuple[LeaseRow, ...]:
-    """The children of a finished shard that its last owner takes at once."""
-    return tuple(row for row in children if row.owner is None and not row.is_finished and not open_parents(row, leases))
+def deleted_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[LeaseKey, ...]:
+    """Parents whose rows somebody has deleted: a lease is first taken after they are restored (rule L18). `leases`
+    must have the rows of all parents, also of finished ones.
+    """
+    keys = [replace(row.key, shard_id=shard_id) for shard_id in row.waits_for]
+    return () if was_taken(row) else tuple(key for key in keys if key not in leases)
 
 
 def plan_end(
@@ -72,13 +77,16 @@ def plan_end(
     parents_have_rows = all(parent in with_rows for child in children for parent in graph.parents(child))
     if scope is None and not parents_have_rows:
         return None
-    ancestors = () if scope is None or parents_have_rows else _unread_ancestors(graph, scope, children, with_rows)
+    ancestors = () if scope is None or parents_have_rows else _unread_ancestors(graph, scope, children, [*rows, row])
     new = [shard_id for shard_id in (*ancestors, *children) if shard_id not in with_rows]
     known = with_rows | dict.fromkeys(new)
     rows_at_end = [*rows, replace(row, checkpoint=Checkpoint(seen_through_seconds=read_through_seconds))]
-    return ShardEnd(
-        tuple(_new_row(row, shard_id, graph, rows_at_end, known) for shard_id in new), Finish("end", tuple(children))
-    )
+    new_rows = tuple(_new_row(row, shard_id, graph, rows_at_end, known) for shard_id in new)
+    restored: dict[str, LeaseKey] = {}
+    for new_row in new_rows:
+        if had_row(new_row, rows) or any(parent in restored for parent in new_row.waits_for):
+            restored[new_row.key.shard_id] = new_row.key
+    return ShardEnd(new_rows, Finish("end", tuple(children)), tuple(restored.values()))
 
 
 def _cover_hash_keys(graph: ShardGraph, shard_id: str, children: Sequence[str]) -> bool:
@@ -88,10 +96,10 @@ def _cover_hash_keys(graph: ShardGraph, shard_id: str, children: Sequence[str]) 
 
 
 def _unread_ancestors(
-    graph: ShardGraph, scope: Mapping[str, Shard], children: Sequence[str], with_rows: Ids
+    graph: ShardGraph, scope: Mapping[str, Shard], children: Sequence[str], rows: Sequence[LeaseRow]
 ) -> list[str]:
     """Ancestors of the children that still have to be read: in scope, without a row, and with no row below them."""
-    done = with_rows | graph.ancestors(with_rows)
+    done = accounted_for(graph, rows)
     found = [shard_id for shard_id in graph.ancestors(children) if shard_id in scope and shard_id not in done]
     # Parents first: an ancestor has fewer ancestors than its descendants.
     return sorted(found, key=lambda shard_id: (len(graph.ancestors([shard_id])), shard_id))
@@ -106,9 +114,11 @@ def _new_row(ended: LeaseRow, shard_id: str, graph: ShardGraph, rows: Sequence[L
         if other.finish is None or other.finish.reason == "trimmed"
     )
     parents = (parent for parent in graph.parents(shard_id) if parent in known)
+    waits_for = tuple(sorted({*parents, *older}))
     return LeaseRow(
         key=LeaseKey(ended.key.stream_key, ended.key.generation, shard_id),
-        waits_for=tuple(sorted({*parents, *older})),
+        waits_for=waits_for,
+        version=first_version(waits_for, rows),
         hash_key_range=graph.hash_key_range(shard_id),
         checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, rows, known)),
     )
@@ -131,7 +141,11 @@ def plan_trimmed(
     since_seconds = stream.created_seconds if read_through_seconds is None else read_through_seconds
     trimmed = replace(row, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=since_seconds))
     others = [other for other in rows if other.key != row.key]
-    uncovered = missing_leases(stream, graph, scope, [*others, trimmed])
+    uncovered = [
+        heir
+        for heir in missing_leases(stream, graph, scope, [*others, trimmed])
+        if not had_row(heir, [*others, trimmed])  # else its row was deleted, and somebody may hold it (rule L18)
+    ]
     heirs = tuple(
         replace(
             heir,
@@ -189,7 +203,7 @@ def _followers_have_started(
     row: LeaseRow, finish: Finish, waiting: Iterable[str], by_id: Mapping[str, LeaseRow]
 ) -> bool:
     followers = [by_id.get(shard_id) for shard_id in (*finish.children, *waiting)]
-    if not all(_has_started(follower) for follower in followers):
+    if not all(_has_progress(follower) for follower in followers):
         return False
     if finish.reason == "end" or row.hash_key_range is None:
         return True
@@ -197,6 +211,6 @@ def _followers_have_started(
     return not gaps(ranges, row.hash_key_range)
 
 
-def _has_started(follower: LeaseRow | None) -> bool:
+def _has_progress(follower: LeaseRow | None) -> bool:
     """False for a lost row: it is created again from its parent's row."""
     return follower is not None and (follower.is_finished or follower.checkpoint.watermark is not None)

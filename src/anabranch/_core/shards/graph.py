@@ -9,7 +9,7 @@ A shard's hash key range never changes. Contradicting ranges prove that the stre
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from anabranch._model.hash_keys import HashKeyRange
@@ -136,6 +136,27 @@ def _closure(shard_ids: Iterable[str], neighbours: Callable[[str], tuple[str, ..
     return found
 
 
+def was_taken(row: LeaseRow) -> bool:
+    """Whether the lease was ever owned. Then all its parents were finished, even if their rows are gone."""
+    return row.epoch > 0 or row.is_finished or row.checkpoint.watermark is not None
+
+
+def deleted_shards(rows: Iterable[LeaseRow]) -> Ids:
+    """Shards whose rows somebody has deleted (rule L18). The fleet itself keeps the row of a parent until its child has
+    been taken, and that of a child while its finished parent has one (rule S6).
+    """
+    named = {row.key.shard_id: row for row in rows}
+    expected = [
+        shard_id
+        for row in named.values()
+        for shard_id in (
+            *(() if was_taken(row) else row.waits_for),
+            *(() if row.finish is None else row.finish.children),
+        )
+    ]
+    return {shard_id: None for shard_id in expected if shard_id not in named}
+
+
 def unfinished_ancestors(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[str, ...]:
     unfinished = (row for row in rows if not row.is_finished)
     return tuple(row.key.shard_id for row in ancestors_by_keys(graph, shard_id, unfinished))
@@ -162,12 +183,39 @@ def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]
     )
 
 
+class RowsByKeys:
+    """Finds the rows that share hash keys with a shard without a look at all of them, for streams of thousands."""
+
+    def __init__(self, rows: Iterable[LeaseRow]) -> None:
+        ranged = ((row.hash_key_range, number, row) for number, row in enumerate(rows))
+        self._rows = sorted(
+            ((keys, number, row) for keys, number, row in ranged if keys is not None), key=lambda entry: entry[:2]
+        )
+        self._starts = [keys.start for keys, _, _ in self._rows]
+        self._highest = list(accumulate((keys.end for keys, _, _ in self._rows), max))
+        """The last hash key of each row and of those before it."""
+
+    def near(self, keys: HashKeyRange | None) -> list[LeaseRow]:
+        """In the order in which they were given."""
+        found = []
+        index = -1 if keys is None else bisect_right(self._starts, keys.end) - 1
+        while keys is not None and index >= 0 and self._highest[index] >= keys.start:
+            if overlaps(self._rows[index][0], keys):
+                found.append(self._rows[index])
+            index -= 1
+        return [row for _, _, row in sorted(found, key=lambda entry: entry[1])]
+
+
 def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[LeaseRow]) -> Ids:
     """Those of the shards that descend from an unfinished lease, by parent ids or by hash keys."""
     asked = dict.fromkeys(shard_ids)
     by_name = graph.descendants([row.key.shard_id for row in rows if not row.is_finished])
+    unfinished = RowsByKeys(row for row in rows if not row.is_finished)
     by_keys = [
-        shard_id for shard_id in asked if shard_id not in by_name and unfinished_ancestors(graph, shard_id, rows)
+        shard_id
+        for shard_id in asked
+        if shard_id not in by_name
+        and unfinished_ancestors(graph, shard_id, unfinished.near(graph.hash_key_range(shard_id)))
     ]
     found = by_name | dict.fromkeys(by_keys) | graph.descendants(by_keys)
     return {shard_id: None for shard_id in asked if shard_id in found}

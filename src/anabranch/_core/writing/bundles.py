@@ -4,7 +4,7 @@
   or dissolved (its records moved to other bundles).
 - Its exact size is known while it grows, so nothing is packed twice.
 - A single record is sent unchanged. If its data is itself an aggregate, it is wrapped in another one; otherwise
-  consumers would deaggregate it.
+  consumers would deaggregate it. With `trace="wrap"` a record that carries a trace parent is wrapped too (rule O1).
 - Our aggregates carry a tag on their first record. If a record of a tagged aggregate is outside the shard's range, our
   consumers skip the whole aggregate: the producer reported none of it as delivered and sends all of it again.
 - The partition key of an aggregate only selects the shard. By default it is that of the first record.
@@ -21,7 +21,7 @@ import msgspec
 from anabranch._core.writing.shard_map import HASH_KEY_BYTES, MappedShard
 from anabranch._model.hash_keys import md5_digest
 from anabranch._model.streams import BEFORE_FIRST_SUB
-from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder
+from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder, Tag
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_ENTRIES_MAX
 from anabranch.records import Attempt, PutResult
@@ -59,6 +59,11 @@ class OutgoingRecord(msgspec.Struct, gc=False, eq=False):
         return md5_digest(self.partition_key)
 
     @property
+    def tags(self) -> tuple[Tag, ...]:
+        """What an aggregate says about this record besides its keys and data."""
+        return ()
+
+    @property
     def put_result(self) -> PutResult:
         """Only for a settled bundle."""
         bundle = self.bundle
@@ -83,62 +88,40 @@ class Packing(msgspec.Struct, frozen=True):
     """The partition key of aggregates. None uses that of their first record."""
     aggregates: bool = True
     """If False, every record is sent unchanged."""
+    wraps_tagged: bool = False
+    """Send a single record with tags as an aggregate too, so that the tags travel with it (rule O1)."""
 
 
-class Bundle:
-    __slots__ = (
-        "attempts",
-        "builder",
-        "cost_bytes",
-        "due_ms",
-        "entries_per_call_max",
-        "entry",
-        "epoch",
-        "failures",
-        "in_flight",
-        "is_aggregate",
-        "is_settled",
-        "maybe_written",
-        "packing",
-        "predicted",
-        "records",
-        "sequence_number",
-        "shard_id",
-        "size_max",
-        "stream",
-        "waiters",
-    )  # fmt: skip
-
-    def __init__(self, stream: str, packing: Packing, predicted: MappedShard | None, epoch: int) -> None:
-        self.stream = stream
-        self.packing = packing
-        self.predicted = predicted
-        """The shard in which we expect all of its records; None if unknown or irrelevant."""
-        self.epoch = epoch
-        """How many flushes were requested before its records were put."""
-        self.records: list[Any] = []
-        self.builder: AggregateBuilder | None = None
-        self.size_max = 0
-        """How many bytes its aggregate may have, without the partition key."""
-        self.cost_bytes = 0
-        """How much of the buffer its records use."""
-        self.due_ms = 0
-        """When an open bundle should be sent although its lane is busy."""
-        self.entry: PutRecordsEntry | None = None
-        self.is_aggregate = False
-        self.entries_per_call_max = PUT_RECORDS_ENTRIES_MAX
-        """How many entries a call with this bundle may have. Halved when the service rejects the call as invalid."""
-        self.attempts: tuple[Attempt, ...] = ()
-        self.in_flight = False
-        """Sent, and no response was processed yet: it may be written."""
-        self.maybe_written = False
-        self.is_settled = False
-        self.shard_id: str | None = None
-        self.sequence_number: str | None = None
-        self.failures: UnseenFailures | None = None
-        """Set if it failed: holds its records until the caller sees the failure."""
-        self.waiters: list[tuple[OutgoingRecord, Callable[[], None]]] | None = None
-        """For the engine: callbacks by record, to be called once when the bundle is settled or dissolved."""
+class Bundle(msgspec.Struct, eq=False):
+    stream: str
+    packing: Packing
+    predicted: MappedShard | None
+    """The shard in which we expect all of its records; None if unknown or irrelevant."""
+    epoch: int
+    """How many flushes were requested before its records were put."""
+    records: list[Any] = []
+    builder: AggregateBuilder | None = None
+    size_max: int = 0
+    """How many bytes its aggregate may have, without the partition key."""
+    cost_bytes: int = 0
+    """How much of the buffer its records use."""
+    due_ms: int = 0
+    """When an open bundle should be sent although its lane is busy."""
+    entry: PutRecordsEntry | None = None
+    is_aggregate: bool = False
+    entries_per_call_max: int = PUT_RECORDS_ENTRIES_MAX
+    """How many entries a call with this bundle may have. Halved when the service rejects the call as invalid."""
+    attempts: tuple[Attempt, ...] = ()
+    in_flight: bool = False
+    """Sent, and no response was processed yet: it may be written."""
+    maybe_written: bool = False
+    is_settled: bool = False
+    shard_id: str | None = None
+    sequence_number: str | None = None
+    failures: "UnseenFailures | None" = None
+    """Set if it failed: holds its records until the caller sees the failure."""
+    waiters: list[tuple[OutgoingRecord, Callable[[], None]]] | None = None
+    """For the engine: callbacks by record, to be called once when the bundle is settled or dissolved."""
 
     def open_with(self, record: OutgoingRecord, size_max: int) -> None:
         """Adds the first record. The entry may grow to `size_max` bytes, including its partition key."""
@@ -146,7 +129,8 @@ class Bundle:
         outer = self.packing.aggregate_partition_key or record.partition_key
         self.size_max = size_max - len(outer.encode())
         # No limit for the first record: one that is larger than any aggregate is sent alone.
-        builder.add(record.partition_key, record.data, record.explicit_hash_key, _OWN_TAGS, size_max=1 << 62)
+        tags = _OWN_TAGS + record.tags
+        builder.add(record.partition_key, record.data, record.explicit_hash_key, tags, size_max=1 << 62)
         self.append(record)
 
     def move_from(self, origin: "Bundle", records: Sequence[OutgoingRecord]) -> None:
@@ -165,7 +149,12 @@ class Bundle:
 
     @property
     def _is_sent_unchanged(self) -> bool:
-        return len(self.records) == 1 and not (self.packing.aggregates and self.records[0].data.startswith(MAGIC))
+        if len(self.records) != 1:
+            return False
+        packing, first = self.packing, self.records[0]
+        return not packing.aggregates or not (
+            first.data.startswith(MAGIC) or (packing.wraps_tagged and bool(first.tags))
+        )
 
     @property
     def entry_bytes(self) -> int:
@@ -196,7 +185,7 @@ class Bundle:
         if builder is None:
             builder = AggregateBuilder()
             for record in self.records:
-                tags = () if builder.count else _OWN_TAGS
+                tags = record.tags if builder.count else _OWN_TAGS + record.tags
                 builder.add(record.partition_key, record.data, record.explicit_hash_key, tags, size_max=1 << 62)
         outer, hash_key = self.packing.aggregate_partition_key, first.explicit_hash_key
         if outer is None:
@@ -215,18 +204,6 @@ class Bundle:
         first = self.records[0].digest
         return all(record.digest == first for record in self.records)
 
-    def deliver(self, shard_id: str, sequence_number: str) -> None:
-        assert not self.is_settled
-        self.is_settled = True
-        self.shard_id = shard_id
-        self.sequence_number = sequence_number
-
-    def fail(self, failures: "UnseenFailures", attempt: Attempt) -> None:
-        assert not self.is_settled
-        self.is_settled = True
-        self.attempts = (*self.attempts, attempt)
-        self.failures = failures
-
     def release(self) -> None:
         """Drops everything but the outcome. Users keep records alive through their handles."""
         self.records = []
@@ -235,7 +212,7 @@ class Bundle:
 
 
 class UnseenFailures:
-    """Failed records that nobody has seen yet.
+    """Failed records of a stream that nobody has seen yet.
 
     A failure stays here, with its record and its buffer space, until somebody sees it: by awaiting its delivery, by
     `on_undelivered`, or when `flush` raises it. So no failure is lost, and the buffer limits the memory that unseen
@@ -245,15 +222,13 @@ class UnseenFailures:
     put them before the failed one, which the caller may want to send again.
     """
 
-    __slots__ = ("_unseen", "blocked_keys", "blocks_keys", "freed_bytes", "on_seen")
+    __slots__ = ("_unseen", "blocked_keys", "blocks_keys", "owner")
 
-    def __init__(self, *, blocks_keys: bool) -> None:
+    def __init__(self, owner: Any, *, blocks_keys: bool) -> None:
+        self.owner = owner
+        """The engine's writer, for the handles: a handle that shows its failure tells it that space is free."""
         self.blocks_keys = blocks_keys
         self.blocked_keys: dict[str, None] = {}
-        self.freed_bytes = 0
-        """Buffer space of seen failures that the engine has not taken back yet."""
-        self.on_seen: Callable[[], None] | None = None
-        """Called when buffer space was freed."""
         self._unseen: dict[int, OutgoingRecord] = {}
 
     def __len__(self) -> int:
@@ -265,20 +240,18 @@ class UnseenFailures:
             if self.blocks_keys:
                 self.blocked_keys[record.partition_key] = None
 
-    def mark_seen(self, record: OutgoingRecord) -> None:
-        """The caller has seen this failure. That also unblocks its key, even if other failures of it are unseen."""
-        if self._unseen.pop(id(record), None) is not None:
-            self.freed_bytes += cost_of(record.data, record.partition_key)
-            self.blocked_keys.pop(record.partition_key, None)
-            if self.on_seen is not None:
-                self.on_seen()
+    def mark_seen(self, record: OutgoingRecord) -> bool:
+        """The caller has seen this failure; False if it was seen before.
+
+        That also unblocks its key, even if other failures of it are unseen.
+        """
+        if self._unseen.pop(id(record), None) is None:
+            return False
+        self.blocked_keys.pop(record.partition_key, None)
+        return True
 
     def take_all(self) -> list[OutgoingRecord]:
         records = list(self._unseen.values())
         for record in records:
             self.mark_seen(record)
         return records
-
-    def take_freed_bytes(self) -> int:
-        freed, self.freed_bytes = self.freed_bytes, 0
-        return freed

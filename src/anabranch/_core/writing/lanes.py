@@ -17,13 +17,16 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, Literal
+
+import msgspec
 
 from anabranch._core.writing.bundles import (
     AGGREGATE_BYTES,
     AGGREGATE_BYTES_BUSY,
+    RECORD_COST_BYTES,
     Bundle,
     OutgoingRecord,
     Packing,
@@ -31,12 +34,31 @@ from anabranch._core.writing.bundles import (
 )
 from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.shard_map import MappedShard, ShardMap, digest_of_hash_key
+from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import check_partition_key, md5_digest, parse_hash_key
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_BYTES_MAX, PUT_RECORDS_ENTRIES_MAX
+from anabranch.measures import WriteCounters
 from anabranch.records import Attempt
 
+
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    order: Literal["key", "none"] = "key"
+    aggregate: Literal["shard", "key"] | None = "shard"
+    linger_ms: int = 100
+    delivery_timeout_ms: int = 120_000
+    shard_share: float = 1.0
+    shard_bytes_per_second: float | None = None
+    shard_records_per_second: float | None = None
+    requests_in_flight_max: int = 8
+    aggregate_partition_key: str | None = None
+    after_failure: Literal["fail", "continue"] = "fail"
+    wraps_tagged: bool = False
+
+
 REMEMBERED_KEYS_MAX: Final = 1 << 16
+DELIVERY_TIMEOUT: Final = "DeliveryTimeout"
+"""The code of an attempt that was not made, because the record's time was up."""
 SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
 _GROWTH_BYTES: Final = AGGREGATE_BYTES_BUSY - AGGREGATE_BYTES
 
@@ -54,44 +76,35 @@ def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
     return digest_of_hash_key(parse_hash_key(explicit_hash_key))
 
 
-class ShardQueue:
+class ShardQueue(msgspec.Struct, eq=False):
     """The lanes of one shard that can send now, first come first served."""
 
-    __slots__ = ("is_queued", "pace", "ready", "shard")
-
-    def __init__(self, shard: MappedShard | None, pace: ShardPace | None) -> None:
-        self.shard = shard
-        self.pace = pace
-        """None if the shard is unknown: then its load is unknown too."""
-        self.ready: deque[WriteLane] = deque()
-        self.is_queued = False
-        """Whether it is in `Lanes.ready`."""
+    shard: MappedShard | None
+    pace: ShardPace | None
+    """None if the shard is unknown: then its load is unknown too."""
+    ready: deque["WriteLane"] = msgspec.field(default_factory=deque)
+    is_queued: bool = False
+    """Whether it is in `Lanes.ready`."""
 
 
-class WriteLane:
-    __slots__ = (
-        "aggregates", "blocker_count", "closed_bundles", "digest", "in_flight", "is_queued", "is_retired", "lane_id",
-        "last_sequence_number", "last_shard_id", "open_bundle", "queue",
-    )  # fmt: skip
-
-    def __init__(self, lane_id: LaneId, digest: bytes | None, queue: ShardQueue, *, aggregates: bool) -> None:
-        self.lane_id = lane_id
-        self.digest = digest
-        """The hash key, if the lane belongs to a partition key; None if it belongs to a shard."""
-        self.queue = queue
-        self.aggregates = aggregates
-        self.open_bundle: Bundle | None = None
-        self.closed_bundles: deque[Bundle] = deque()
-        """They no longer grow, and are sent before the open one."""
-        self.in_flight = 0
-        self.blocker_count = 0
-        """How many retired lanes have records of its keys in flight. Until they drain, this lane sends nothing."""
-        self.is_queued = False
-        """Whether it is in its queue's `ready`."""
-        self.is_retired = False
-        """Its keys belong to other lanes now. It ends when nothing of it is in flight."""
-        self.last_shard_id: str | None = None
-        self.last_sequence_number = ""
+class WriteLane(msgspec.Struct, eq=False):
+    lane_id: LaneId
+    digest: bytes | None
+    """The hash key, if the lane belongs to a partition key; None if it belongs to a shard."""
+    queue: ShardQueue
+    aggregates: bool
+    open_bundle: Bundle | None = None
+    closed_bundles: deque[Bundle] = msgspec.field(default_factory=deque)
+    """They no longer grow, and are sent before the open one."""
+    in_flight: int = 0
+    blocker_count: int = 0
+    """How many retired lanes have records of its keys in flight. Until they drain, this lane sends nothing."""
+    is_queued: bool = False
+    """Whether it is in its queue's `ready`."""
+    is_retired: bool = False
+    """Its keys belong to other lanes now. It ends when nothing of it is in flight."""
+    last_shard_id: str | None = None
+    last_sequence_number: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -135,37 +148,46 @@ class WriteLane:
 
     def confirm_order(self, shard_id: str, sequence_number: str) -> bool:
         """Remembers the newest delivered record. False if an older one in the same shard has a higher number."""
-        previous = self.last_sequence_number if shard_id == self.last_shard_id else ""
+        is_comparable, previous = shard_id == self.last_shard_id, self.last_sequence_number
         self.last_shard_id, self.last_sequence_number = shard_id, sequence_number
         # Decimal numbers without leading zeros: the longer one is larger.
-        return (len(previous), previous) < (len(sequence_number), sequence_number)
+        return not is_comparable or (len(previous), previous) < (len(sequence_number), sequence_number)
 
 
-class PutRecordsCall:
+class PutRecordsCall(msgspec.Struct, eq=False):
     """One PutRecords request. `bundles`, `lanes` and `entries` have one item for each entry of the response."""
 
-    __slots__ = ("bundles", "entries", "entries_max", "lanes", "size_bytes", "started_ms", "started_seconds")
-
-    def __init__(self, now_ms: int, wall_ms: int) -> None:
-        self.started_ms = now_ms
-        self.started_seconds = wall_ms / 1_000
-        self.bundles: list[Bundle] = []
-        self.lanes: list[WriteLane] = []
-        self.entries: list[PutRecordsEntry] = []
-        self.entries_max = PUT_RECORDS_ENTRIES_MAX
-        self.size_bytes = 0
+    started_ms: int
+    started_seconds: float
+    bundles: list[Bundle] = []
+    lanes: list[WriteLane] = []
+    entries: list[PutRecordsEntry] = []
+    entries_max: int = PUT_RECORDS_ENTRIES_MAX
+    size_bytes: int = 0
 
     def has_room_for(self, bundle: Bundle, size_bytes: int) -> bool:
-        if not self.entries:
-            return True
-        if len(self.entries) >= min(self.entries_max, bundle.entries_per_call_max):
-            return False
-        return self.size_bytes + size_bytes <= PUT_RECORDS_BYTES_MAX
+        count = len(self.entries)
+        return not count or (
+            count < self.entries_max
+            and count < bundle.entries_per_call_max
+            and self.size_bytes + size_bytes <= PUT_RECORDS_BYTES_MAX
+        )
+
+    def count(self, counted: WriteCounters) -> None:
+        """It is about to be sent."""
+        counted.request_count += 1
+        counted.attempt_count += len(self.bundles)
+        for bundle in self.bundles:
+            counted.user_attempt_count += len(bundle.records)
+            if bundle.attempts:
+                counted.retry_count += 1
+            else:
+                counted.buffering.add(self.started_ms - bundle.records[0].put_ms)
 
     def append(self, lane: WriteLane, bundle: Bundle, size_bytes: int) -> None:
         self.lanes.append(lane)
         self.bundles.append(bundle)
-        self.entries.append(bundle.freeze())
+        self.entries.append(bundle.entry or bundle.freeze())
         self.entries_max = min(self.entries_max, bundle.entries_per_call_max)
         self.size_bytes += size_bytes
 
@@ -182,33 +204,26 @@ class _Stop(Enum):
 class Lanes:
     """All lanes of one stream, the shard map they follow, and the bundles in them or in flight.
 
-    A bundle's epoch is the number of flushes requested before its records were put. Bundles are counted by epoch, so
-    a flush knows when everything before it is settled.
+    A bundle's epoch is the number of flushes requested before its records were put, so a flush knows when everything
+    before it is settled.
     """
 
     __slots__ = (
-        "_draining_key_lanes", "_draining_shard_lanes", "_generation", "_key_lanes", "_linger_ms", "_paces", "_queues",
-        "_shard_lanes", "_shard_share", "_stream", "_unsettled", "aggregate", "bundles", "epoch", "failures",
-        "is_ordered", "lane_of_key", "lingering", "packing", "predicts", "ready", "settled", "shard_map",
+        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_paces", "_queues",
+        "_shard_lanes", "_stream", "aggregate", "bundles", "counted", "ended", "epoch", "failures", "is_ordered",
+        "lane_of_key", "packing", "predicts", "ready", "shard_map", "shards_counted",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        stream: str,
-        shard_map: ShardMap,
-        failures: UnseenFailures,
-        *,
-        aggregate: Literal["shard", "key"] | None,
-        is_ordered: bool,
-        shard_share: float,
-        linger_ms: int,
-        aggregate_partition_key: str | None,
-    ) -> None:
-        self.shard_map = shard_map
+    def __init__(self, stream: str, options: WriteOptions, failures: UnseenFailures, entropy: Entropy) -> None:
+        self.shard_map = ShardMap(entropy=entropy)
         self.failures = failures
-        self.aggregate: Literal["shard", "key"] | None = aggregate
-        self.is_ordered = is_ordered
-        self.packing = Packing(aggregate_partition_key, aggregates=aggregate is not None)
+        self.aggregate: Literal["shard", "key"] | None = options.aggregate
+        self.is_ordered = options.order == "key"
+        self.packing = Packing(
+            options.aggregate_partition_key,
+            aggregates=options.aggregate is not None,
+            wraps_tagged=options.wraps_tagged,
+        )
         self.predicts = True
         """False if the service chooses the shard of each record itself."""
         self.lane_of_key: dict[str, WriteLane] = {}
@@ -218,22 +233,23 @@ class Lanes:
         self.epoch = 0
         self.bundles: dict[int, Bundle] = {}
         """By id, from creation until settled or dissolved, in a lane or in flight."""
-        self.settled: deque[Bundle] = deque()
-        """Delivered, failed or dissolved since the engine last took them."""
-        self.lingering: deque[tuple[WriteLane, Bundle]] = deque()
-        """Only without order: bundles as they were opened, oldest first. Some have been sent already."""
+        self.ended: deque[Bundle] = deque()
+        """Delivered, failed or dissolved. The engine takes each one out when it has performed what follows."""
+        self.counted = WriteCounters()
+        self.shards_counted: dict[str, WriteCounters] = {}
+        """By shard id; of shards that left the map, too."""
         self._stream = stream
-        self._shard_share = shard_share
-        self._linger_ms = linger_ms
-        self._unsettled: dict[int, int] = {}
-        """The number of unsettled bundles by epoch."""
-        self._generation = shard_map.generation
+        self._options = options
+        self._linger_ms = options.linger_ms
+        self._generation = self.shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self._paces: dict[str, ShardPace] = {}
         self._shard_lanes: dict[str | None, WriteLane] = {}
         self._key_lanes: dict[LaneId, WriteLane] = {}
-        self._draining_shard_lanes: list[WriteLane] = []
-        self._draining_key_lanes: dict[LaneId, WriteLane] = {}
+        self._lingering: deque[tuple[WriteLane, Bundle]] = deque()
+        """Only without order: bundles as they were opened, oldest first. Some have been sent already."""
+        self._draining: list[WriteLane] = []
+        """Retired lanes with records in flight."""
 
     # finding lanes
 
@@ -246,18 +262,19 @@ class Lanes:
         """The lane that this key's next record joins."""
         shard = self.shard_map.predict(digest) if self.predicts else None
         if self.aggregate == "key" or (self.is_ordered and (self.aggregate is None or shard is None)):
-            return self._key_lane(partition_key, explicit_hash_key, digest, shard, now_ms)
+            lane_id = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
+            lane = self._key_lanes.get(lane_id)
+            if lane is None:
+                queue = self._queue_of(shard, now_ms)
+                lane = self._key_lanes[lane_id] = WriteLane(lane_id, digest, queue, self._aggregates_keys)
+                self._count_blockers(lane)
+            return lane
         shard_id = None if shard is None else shard.shard_id
         lane = self._shard_lanes.get(shard_id)
         if lane is None:
-            queue = self._queue_of(shard, now_ms)
-            lane = WriteLane(shard, None, queue, aggregates=shard is not None and self.aggregate is not None)
-            self._shard_lanes[shard_id] = lane
-            if self.is_ordered:
-                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shard_lanes)
-                lane.blocker_count += sum(
-                    _shard_of(lane).holds(_digest(old)) for old in self._draining_key_lanes.values()
-                )
+            aggregates = shard is not None and self.aggregate is not None
+            lane = self._shard_lanes[shard_id] = WriteLane(shard, None, self._queue_of(shard, now_ms), aggregates)
+            self._count_blockers(lane)
         if explicit_hash_key is None:
             if len(self.lane_of_key) >= REMEMBERED_KEYS_MAX:
                 self.lane_of_key.clear()
@@ -267,18 +284,9 @@ class Lanes:
     def _lane_of(self, record: OutgoingRecord, now_ms: int) -> WriteLane:
         return self.lane_for(record.partition_key, record.explicit_hash_key, record.digest, now_ms)
 
-    def _key_lane(
-        self, partition_key: str, explicit_hash_key: str | None, digest: bytes, shard: MappedShard | None, now_ms: int
-    ) -> WriteLane:
-        lane_id = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
-        lane = self._key_lanes.get(lane_id)
-        if lane is None:
-            lane = WriteLane(lane_id, digest, self._queue_of(shard, now_ms), aggregates=self._aggregates_keys)
-            self._key_lanes[lane_id] = lane
-            if self.is_ordered:
-                lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining_shard_lanes)
-                lane.blocker_count += lane_id in self._draining_key_lanes
-        return lane
+    def _count_blockers(self, lane: WriteLane) -> None:
+        if self.is_ordered:
+            lane.blocker_count = sum(_shares_keys(old, lane) for old in self._draining)
 
     @property
     def _aggregates_keys(self) -> bool:
@@ -291,7 +299,12 @@ class Lanes:
         if queue is None:
             pace = None
             if shard_id is not None and (pace := self._paces.get(shard_id)) is None:
-                pace = self._paces[shard_id] = ShardPace(self._shard_share, now_ms)
+                pace = self._paces[shard_id] = ShardPace(
+                    self._options.shard_share,
+                    now_ms,
+                    bytes_per_second=self._options.shard_bytes_per_second,
+                    records_per_second=self._options.shard_records_per_second,
+                )
             queue = self._queues[shard_id] = ShardQueue(shard, pace)
         return queue
 
@@ -310,11 +323,6 @@ class Lanes:
     def _shard_lane_of(self, digest: bytes) -> WriteLane | None:
         shard = self.shard_map.predict(digest) if self.predicts else None
         return self._shard_lanes.get(None if shard is None else shard.shard_id)
-
-    def discard_empty(self) -> None:
-        """Removes key lanes whose last records failed before they were sent."""
-        for lane in [lane for lane in self._key_lanes.values() if lane.is_empty]:
-            del self._key_lanes[lane.lane_id]
 
     def pace_of(self, shard_id: str | None) -> ShardPace | None:
         return None if shard_id is None else self._paces.get(shard_id)
@@ -351,10 +359,7 @@ class Lanes:
             self._on_drained(lane, now_ms)
 
     def _on_drained(self, old: WriteLane, now_ms: int) -> None:
-        if old.digest is None:
-            self._draining_shard_lanes.remove(old)
-        else:
-            del self._draining_key_lanes[old.lane_id]
+        self._draining.remove(old)
         if not self.is_ordered:
             return
         if old.digest is None:
@@ -418,38 +423,48 @@ class Lanes:
 
     def _retire(self, lane: WriteLane) -> list[Bundle]:
         lane.is_retired = True
-        if lane.in_flight and lane.digest is None:
-            self._draining_shard_lanes.append(lane)
-        elif lane.in_flight:
-            self._draining_key_lanes[lane.lane_id] = lane
+        if lane.in_flight:
+            self._draining.append(lane)
         return lane.take_unsent()
+
+    # flushing and lingering
+
+    def begin_epoch(self, now_ms: int) -> int:
+        """Closes all open bundles, so that they are sent. Returns the epoch of everything put before."""
+        for lane in self.active():
+            lane.close_bundle()
+            self.queue_if_ready(lane, now_ms)
+        self.epoch += 1
+        return self.epoch - 1
+
+    def is_flushed(self, epoch: int) -> bool:
+        return all(bundle.epoch > epoch for bundle in self.bundles.values())  # the oldest comes first
+
+    def end_lingering(self, now_ms: int) -> None:
+        """Queues lanes whose open bundles have waited long enough."""
+        while self._lingering:
+            lane, bundle = self._lingering[0]
+            if lane.open_bundle is bundle:
+                if bundle.due_ms > now_ms:
+                    return
+                self.queue_if_ready(lane, now_ms)
+            self._lingering.popleft()
+
+    @property
+    def lingers_until_ms(self) -> int | None:
+        return self._lingering[0][1].due_ms if self._lingering else None
 
     # bundles
 
-    @property
-    def is_settled(self) -> bool:
-        """Nothing waits and nothing is in flight."""
-        return not self.bundles
-
-    def is_flushed(self, epoch: int) -> bool:
-        """Whether everything put before that flush is settled."""
-        return all(unsettled_epoch > epoch for unsettled_epoch in self._unsettled)
-
     def _new_bundle(self, lane: WriteLane | None, epoch: int) -> Bundle:
-        self._unsettled[epoch] = self._unsettled.get(epoch, 0) + 1
         bundle = Bundle(self._stream, self.packing, None if lane is None else lane.queue.shard, epoch)
         self.bundles[id(bundle)] = bundle
         return bundle
 
     def _end_bundle(self, bundle: Bundle) -> None:
         """The bundle is settled, or dissolved: its records are in other bundles."""
-        self.settled.append(bundle)
+        self.ended.append(bundle)
         del self.bundles[id(bundle)]
-        left = self._unsettled[bundle.epoch] - 1
-        if left:
-            self._unsettled[bundle.epoch] = left
-        else:
-            del self._unsettled[bundle.epoch]
 
     def add(self, lane: WriteLane, record: OutgoingRecord, epoch: int, now_ms: int) -> None:
         """Appends a record to its lane: to the open bundle if it fits, else to a new one."""
@@ -465,7 +480,7 @@ class Lanes:
             bundle.due_ms = now_ms + self._linger_ms
             lane.open_bundle = bundle
             if not self.is_ordered:
-                self.lingering.append((lane, bundle))
+                self._lingering.append((lane, bundle))
         else:
             bundle.append(record)
             lane.closed_bundles.append(bundle)
@@ -475,8 +490,8 @@ class Lanes:
         """Adds the record to the aggregate of the open bundle. False if it does not fit."""
         builder = bundle.builder
         assert builder is not None
-        key, data, hash_key = record.partition_key, record.data, record.explicit_hash_key
-        if builder.add(key, data, hash_key, size_max=bundle.size_max):
+        key, data, hash_key, tags = record.partition_key, record.data, record.explicit_hash_key, record.tags
+        if builder.add(key, data, hash_key, tags, size_max=bundle.size_max):
             return True
         # A lane that has to wait anyway makes fewer and larger aggregates.
         is_busy = lane.is_busy if self.is_ordered else bool(lane.closed_bundles)
@@ -484,7 +499,7 @@ class Lanes:
             return False
         bundle.size_max += _GROWTH_BYTES
         bundle.due_ms = 0  # it has its normal size: send it as soon as possible
-        return builder.add(key, data, hash_key, size_max=bundle.size_max)
+        return builder.add(key, data, hash_key, tags, size_max=bundle.size_max)
 
     def requeue_first(self, records: Sequence[OutgoingRecord], origin: Bundle, now_ms: int) -> None:
         """Puts records back before all others of their lanes, with the attempts of the bundle they were in."""
@@ -507,6 +522,10 @@ class Lanes:
                 for record in origin.records:
                     self.add(self._lane_of(record, now_ms), record, origin.epoch, now_ms)
             self._end_bundle(origin)
+
+    def requeue_unchanged(self, lane: WriteLane, bundle: Bundle) -> None:
+        """Puts a bundle back at the head of its lane, to be sent again with the same bytes."""
+        lane.closed_bundles.appendleft(bundle)
 
     def halve(self, lane: WriteLane, origin: Bundle, now_ms: int) -> None:
         """Replaces a bundle with two halves, at the head of its lane."""
@@ -537,25 +556,51 @@ class Lanes:
     # outcomes
 
     def deliver(self, bundle: Bundle, shard_id: str, sequence_number: str) -> None:
-        bundle.deliver(shard_id, sequence_number)
+        assert not bundle.is_settled
+        bundle.is_settled = True
+        bundle.shard_id, bundle.sequence_number = shard_id, sequence_number
+        count, entry = len(bundle.records), bundle.freeze()
+        for counted in (self.counted, self.counted_of(shard_id)):
+            counted.delivered_count += count
+            counted.delivered_bytes += bundle.cost_bytes - count * RECORD_COST_BYTES
+            counted.aggregated_count += count if bundle.is_aggregate else 0
+            counted.kinesis_count += 1
+            counted.kinesis_bytes += len(entry.data)
         self._end_bundle(bundle)
 
+    def counted_of(self, shard_id: str) -> WriteCounters:
+        counted = self.shards_counted.get(shard_id)
+        if counted is None:
+            counted = self.shards_counted[shard_id] = WriteCounters()
+        return counted
+
+    def paces(self) -> Mapping[str, ShardPace]:
+        """By shard id, of the shards in the map that were written to."""
+        return self._paces
+
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
-        bundle.maybe_written = bundle.maybe_written or maybe_written
-        bundle.fail(self.failures, attempt)
+        self._mark_failed(bundle, attempt, maybe_written=maybe_written)
         self.failures.add(bundle.records)
         self._end_bundle(bundle)
+
+    def _mark_failed(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool) -> None:
+        assert not bundle.is_settled
+        bundle.is_settled = True
+        bundle.maybe_written = bundle.maybe_written or maybe_written
+        bundle.attempts = (*bundle.attempts, attempt)
+        bundle.failures = self.failures
+        self.counted.failed_count += len(bundle.records)
+        if attempt.code == DELIVERY_TIMEOUT:
+            self.counted.expired_count += len(bundle.records)
 
     def fail_all(self, attempt: Attempt) -> None:
         """Fails everything, for good. Does not use the lanes: an unexpected error may have left them in any state."""
         for bundle in self.bundles.values():
             if not bundle.is_settled:
-                bundle.maybe_written = bundle.maybe_written or bundle.in_flight
-                bundle.fail(self.failures, attempt)
+                self._mark_failed(bundle, attempt, maybe_written=bundle.in_flight)
                 self.failures.add(record for record in bundle.records if record.bundle is bundle)
-            self.settled.append(bundle)
+            self.ended.append(bundle)
         self.bundles.clear()
-        self._unsettled.clear()
 
     def fail_new(self, record: OutgoingRecord, attempt: Attempt) -> None:
         """Fails a record that has never been in a lane."""
@@ -584,6 +629,8 @@ class Lanes:
                 self.fail(self._part_of(lane, origin, failing), attempt)
                 self._end_bundle(origin)
             lane.closed_bundles.extend(kept)
+            if lane.digest is not None and lane.is_empty:
+                del self._key_lanes[lane.lane_id]
         return failed
 
     # calls
@@ -594,7 +641,7 @@ class Lanes:
         wake_at_ms: int | None = None
         waiting, rate_limited = self.ready, deque[ShardQueue]()
         while waiting and len(calls) < calls_max:
-            call = PutRecordsCall(now_ms, wall_ms)
+            call = PutRecordsCall(now_ms, wall_ms / 1_000)
             for_next_call: deque[ShardQueue] = deque()
             while waiting:
                 queue = waiting.popleft()
@@ -608,6 +655,7 @@ class Lanes:
                     break
             waiting.extend(for_next_call)
             if call.entries:
+                call.count(self.counted)
                 calls.append(call)
         waiting.extend(rate_limited)
         return calls, wake_at_ms
@@ -644,14 +692,17 @@ def _digest(lane: WriteLane) -> bytes:
     return lane.digest
 
 
-def _shard_of(lane: WriteLane) -> MappedShard:
-    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered
-    return lane.lane_id
-
-
 def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:
-    shard = _shard_of(old)
+    if old.digest is not None and lane.digest is not None:
+        return old.lane_id == lane.lane_id
+    start, end = _hash_keys(old)
+    other_start, other_end = _hash_keys(lane)
+    return other_start <= end and start <= other_end
+
+
+def _hash_keys(lane: WriteLane) -> tuple[bytes, bytes]:
+    """The lowest and the highest."""
     if lane.digest is not None:
-        return shard.holds(lane.digest)
-    other = _shard_of(lane)
-    return other.start <= shard.end and shard.start <= other.end
+        return lane.digest, lane.digest
+    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered
+    return lane.lane_id.start, lane.lane_id.end

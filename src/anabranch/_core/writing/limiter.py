@@ -1,7 +1,8 @@
 """How fast we write to one shard: two token buckets with one adaptive rate.
 
-A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). `shard_share` is our part of that. The rate starts there
-and recovers by a twentieth of it per second. Refused records lower it in two ways:
+A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). `shard_share` is our part of that, and either can have
+a lower limit of its own. The rate starts there and recovers by a twentieth of it per second. Refused records lower it
+in two ways:
 
 - Each refused record lowers the rate by its share of the recently sent records. With one refused record in fifty the
   rate stays the same; with one in five it falls by a third within a second. The record is sent again at once.
@@ -53,29 +54,32 @@ class RefusedShare:
 
 class ShardPace:
     __slots__ = (
-        "_bytes",
-        "_bytes_max",
-        "_bytes_per_ms",
-        "_filled_ms",
-        "_pauses",
-        "_records",
-        "_records_max",
-        "_records_per_ms",
-        "_sent_lately",
-        "factor",
-        "paused_until_ms",
-        "refused_share",
+        "_bytes", "_bytes_max", "_bytes_per_ms", "_filled_ms", "_pauses", "_records", "_records_max", "_records_per_ms",
+        "_sent_lately", "factor", "paused_until_ms", "refused_share",
     )  # fmt: skip
 
-    def __init__(self, share: float, now_ms: int) -> None:
+    def __init__(
+        self,
+        share: float,
+        now_ms: int,
+        *,
+        bytes_per_second: float | None = None,
+        records_per_second: float | None = None,
+    ) -> None:
         self.factor = 1.0
         """Our estimate of how much of our share the shard accepts now."""
         self.paused_until_ms = now_ms
         self.refused_share = RefusedShare()
-        self._bytes_per_ms = share * SHARD_WRITE_BYTES_PER_SECOND / 1_000
-        self._records_per_ms = share * SHARD_WRITE_RECORDS_PER_SECOND / 1_000
-        self._bytes = self._bytes_max = share * SHARD_WRITE_BURST_BYTES
-        self._records = self._records_max = max(1.0, share * SHARD_WRITE_RECORDS_PER_SECOND)
+        bytes_rate, burst_bytes = share * SHARD_WRITE_BYTES_PER_SECOND, share * SHARD_WRITE_BURST_BYTES
+        if bytes_per_second is not None and bytes_per_second < bytes_rate:
+            bytes_rate = burst_bytes = bytes_per_second
+        records_rate = share * SHARD_WRITE_RECORDS_PER_SECOND
+        if records_per_second is not None:
+            records_rate = min(records_rate, records_per_second)
+        self._bytes_per_ms = bytes_rate / 1_000
+        self._records_per_ms = records_rate / 1_000
+        self._bytes = self._bytes_max = burst_bytes
+        self._records = self._records_max = max(1.0, records_rate)
         self._filled_ms = now_ms
         self._sent_lately = 0.0
         """A number of records that decays over time."""

@@ -5,9 +5,8 @@ It knows no lease rule. A call without an answer is handed back as `NoAnswer`.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from anabranch._core.leases.machine import store_reset
 from anabranch._core.leases.store_calls import (
     Action,
     Answer,
@@ -19,6 +18,7 @@ from anabranch._core.leases.store_calls import (
     NoAnswer,
     OpenApp,
     PollStore,
+    PutStream,
     ReadApp,
     ReadIncarnation,
     ReadLease,
@@ -32,19 +32,16 @@ from anabranch._core.leases.store_calls import (
     Steps,
     StoreCall,
     TakeLease,
+    WriteControl,
     WriteLease,
     WriteStatus,
+    WriteStream,
 )
-from anabranch._engine.ports import Ports
-from anabranch._model.leases import AppRow
 from anabranch._ports import Clock, LeaseStore
-from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import StoreReset, StoreUnanswered
+from anabranch.errors import LeaseStoreCode, LeaseStoreError
+from anabranch.measures import TimeBuckets
 
 T = TypeVar("T")
-
-PAUSE_MS: Final = 500
-TRIES_MAX: Final = 60
 
 
 def moment_of(clock: Clock) -> Moment:
@@ -71,14 +68,33 @@ async def drive(
         after_step()
 
 
-async def perform_call(store: LeaseStore, call: StoreCall[Any], deadline_ms: int) -> object:
-    """What the store returned, or `NoAnswer`. What is wrong for good (no database, another schema) raises."""
-    deadline_ms = call.deadline_ms or deadline_ms
-    try:
-        async with asyncio.timeout(deadline_ms / 1000):
-            return await send(store, call)
-    except (LeaseStoreError, TimeoutError) as error:
-        return NoAnswer(str(error) or f"lease store {store} gave no answer within {deadline_ms} ms")
+class StoreCaller:
+    """Calls a lease store, each time with a deadline, and counts the calls. It is used on one event loop."""
+
+    def __init__(self, store: LeaseStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.calls = TimeBuckets()
+        self.failure_count = 0
+        self.throttle_count = 0
+
+    async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
+        """What the store returned, or `NoAnswer`. What is wrong for good (no database, another schema) raises."""
+        deadline_ms, began_ms = call.deadline_ms or deadline_ms, self._clock.now_ms()
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                return await send(self._store, call)
+        except LeaseStoreError as error:
+            return self._no_answer(str(error), error.code)
+        except TimeoutError:
+            return self._no_answer(f"lease store {self._store} gave no answer within {deadline_ms} ms")
+        finally:
+            self.calls.add(self._clock.now_ms() - began_ms)
+
+    def _no_answer(self, error: str, code: LeaseStoreCode = "no_answer") -> NoAnswer:
+        self.failure_count += 1
+        self.throttle_count += code == "throttled"
+        return NoAnswer(error, code)
 
 
 def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
@@ -102,13 +118,17 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
         case Leave():
             return store.leave(call.member_id)
         case RequestHandOff():
-            return store.request_hand_off(call.donor, call.request)
+            return store.request_hand_off(call.donor, call.request.short_name)
         case DeleteMember():
             return store.delete_member(call.member_id)
         case WriteStatus():
             return store.write_status(call.row)
         case ReadStreams():
             return store.read_streams()
+        case PutStream():
+            return store.put_stream(call.row)
+        case WriteStream():
+            return store.write_stream(call.row, call.expected_version)
         case CreateLease():
             return store.create_lease(call.row)
         case ReadLeases():
@@ -127,40 +147,6 @@ def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
             return store.write_lease(call.row, member_id=call.member_id, expected_version=call.expected_version)
         case DeleteLease():
             return store.delete_lease(call.key, call.expected_version)
+        case WriteControl():
+            return store.write_control(call.row)
     raise AssertionError(f"not a store call: {call}")
-
-
-async def retry_store_call(ports: Ports, call: Callable[[], Awaitable[T]], *, deadline_ms: int) -> T:
-    """The answer of the first try that gets one within the deadline; the error of the last try, if none does. A try
-    without an answer may still take effect: only reads, and writes of what does not exist yet, can be repeated.
-    """
-    for attempt in range(TRIES_MAX):
-        try:
-            async with asyncio.timeout(deadline_ms / 1000):
-                return await call()
-        except LeaseStoreError as error:
-            ports.store_failures.count += 1
-            if attempt == TRIES_MAX - 1:
-                raise
-            _tell_unanswered(ports, error, attempt + 1)
-        except TimeoutError as error:
-            ports.store_failures.count += 1
-            if attempt == TRIES_MAX - 1:
-                raise LeaseStoreError(
-                    f"lease store {ports.store} gave no answer within {deadline_ms} ms, {TRIES_MAX} times in a row"
-                ) from None
-            _tell_unanswered(ports, error, attempt + 1)
-        await ports.clock.sleep_until_ms(ports.clock.now_ms() + PAUSE_MS)
-    raise AssertionError("unreachable")
-
-
-def _tell_unanswered(ports: Ports, error: Exception, failures: int) -> None:
-    """From the second failure on, then less and less often: one may be chance."""
-    if failures > 1 and failures & (failures - 1) == 0:
-        ports.emit(StoreUnanswered(error=str(error) or "it took too long", failure_count=failures))
-
-
-def report_store_reset(ports: Ports, app: AppRow) -> LeaseStoreInvalidError:
-    """Reports it; the error is to be raised (rule L14)."""
-    ports.emit(StoreReset())
-    return store_reset(app)

@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.machine import (
+    CommandsSeen,
     Ended,
     HandOffRequested,
     Held,
@@ -23,19 +24,28 @@ from anabranch._core.leases.machine import (
     ReportChanged,
 )
 from anabranch._core.leases.plan import Write, Written
-from anabranch._core.leases.store_calls import Action, Describe, Description, Steps, StoreCall, Wait
+from anabranch._core.leases.store_calls import Action, Describe, Description, ListShards, Steps, StoreCall, Wait
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.drive import drive, moment_of, perform_call
+from anabranch._engine.leases.drive import StoreCaller, drive, moment_of
 from anabranch._engine.leases.heartbeats import ExitOnLeaseExpiry, HeartbeatSender, HeartbeatThread
 from anabranch._engine.ports import Ports
-from anabranch._model.leases import AppRow, LeaseKey, LeaseRow
-from anabranch.events import Event
+from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
+from anabranch._model.streams import Shard, ShardFilter
+from anabranch.errors import LeaseStoreCode
+from anabranch.events import Event, StoreAnswered, StoreUnanswered
+from anabranch.measures import TimeBuckets
+from anabranch.reasons import ClockSkew, Reason, StoreAccessDenied, StoreThrottled, StoreUnreachable
 
 T = TypeVar("T")
 
 TICK_MS = 500
+_STORE_REASONS: Final[Mapping[str, type[StoreThrottled | StoreAccessDenied | ClockSkew]]] = {
+    "throttled": StoreThrottled,
+    "access_denied": StoreAccessDenied,
+    "clock_skew": ClockSkew,
+}
 NO_LIMIT_MS = 1 << 62
 
 
@@ -48,7 +58,7 @@ class Fleet:
         group: asyncio.TaskGroup,
         *,
         stall_limit_ms: int,
-        on_change: Callable[[Held | Lost | HandOffRequested], None],
+        on_change: Callable[[Held | Lost | HandOffRequested | CommandsSeen], None],
         on_status: Callable[[], None],
         describe: Callable[[], Description],
         running_calls: Callable[[], Sequence[Event]] | None = None,
@@ -59,9 +69,15 @@ class Fleet:
         process (`on_zombie`).
         """
         self.timing = timing
-        self._machine = LeaseMachine(profile, timing, ports.entropy, ports.store_failures)
+        self._machine = LeaseMachine(profile, timing, ports.entropy)
         self._ports = ports
         self._clock = ports.clock
+        self.store = StoreCaller(ports.store, ports.clock)
+        self.heartbeat_store = StoreCaller(ports.store, ports.clock)
+        """Calls from the heartbeat thread."""
+        self.loop_lag_ms = 0
+        """How late the event loop was at the last look."""
+        self.loop_lags = TimeBuckets()
         self._group = group
         self._stall_limit_ms = stall_limit_ms
         self._on_change = on_change
@@ -71,6 +87,7 @@ class Fleet:
         self._alarm = Alarm(ports.clock)
         self._sender: HeartbeatSender | None = None
         self._thread: HeartbeatThread | None = None
+        self._has_joined = False
         self._task: asyncio.Task[None] | None = None
 
     # what is known
@@ -85,8 +102,31 @@ class Fleet:
 
     @property
     def leases(self) -> Mapping[LeaseKey, LeaseRow]:
-        """All leases as last seen."""
-        return self._machine.table.leases
+        """All leases of the streams that this worker reads, as last seen."""
+        table = self._machine.table
+        return {key: row for key, row in table.leases.items() if table.reads(key)}
+
+    @property
+    def vanished(self) -> Mapping[LeaseKey, LeaseRow | None]:
+        """Unfinished leases whose rows are gone, as last seen: finished meanwhile, or deleted. None: never seen."""
+        return self._machine.table.vanished
+
+    def is_read(self, stream_key: str) -> bool:
+        """Whether a live member holds leases of the stream, as far as is known here."""
+        table = self._machine.table
+        owners = [
+            row.owner
+            for rows in (table.leases, table.vanished)
+            for row in rows.values()
+            if row is not None and row.owner is not None and row.key.stream_key == stream_key
+        ]
+        return any(self.is_live(owner) for owner in owners)
+
+    def forget_vanished(self, stream_key: str) -> None:
+        """All leases of the stream have their rows again."""
+        vanished = self._machine.table.vanished
+        for key in [key for key in vanished if key.stream_key == stream_key]:
+            del vanished[key]
 
     @property
     def is_performing(self) -> bool:
@@ -94,21 +134,44 @@ class Fleet:
 
     @property
     def trouble(self) -> str | None:
-        return self._machine.trouble
+        """Why the last store call had no answer; None if it had one."""
+        return None if self._machine.trouble is None else self._machine.trouble.error
 
     @property
-    def blocked_reason(self) -> str | None:
+    def store_trouble(self) -> tuple[str, LeaseStoreCode] | None:
+        """Why the last heartbeat or the last other store call had no answer; None if both had one."""
+        trouble = self._machine.heartbeat.status.trouble or self._machine.trouble
+        return None if trouble is None else (trouble.error, trouble.code)
+
+    @property
+    def blocked_reason(self) -> Reason | None:
         """Why nothing may be started on any lease now; None if it may."""
         if self.may_start():
             return None
-        trouble = self._machine.heartbeat.status.trouble or self.trouble
-        return f"no heartbeat was acknowledged in time: {trouble or 'the next one will tell'}"
+        trouble = self._machine.heartbeat.status.trouble or self._machine.trouble
+        if trouble is None:
+            return StoreUnreachable(error=None)
+        return _STORE_REASONS.get(trouble.code, StoreUnreachable)(error=trouble.error)
+
+    @property
+    def death(self) -> str | None:
+        """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
+        thread = self._thread
+        return None if thread is None else thread.death
 
     @property
     def valid_until_ms(self) -> int | None:
         """When the fence passes, unless another heartbeat is acknowledged before."""
         machine = self._machine
         return None if machine.ending is not None else machine.heartbeat.status.fence.valid_until_ms
+
+    @property
+    def acknowledged_at_ms(self) -> int:
+        """When the last heartbeat was sent that the store has acknowledged; -1 if there is none. Until then this member
+        was live, so no other member could have its leases.
+        """
+        valid_until_ms = self.valid_until_ms
+        return -1 if valid_until_ms is None else valid_until_ms - self.timing.fence_ms
 
     @property
     def needs_round(self) -> bool:
@@ -124,9 +187,11 @@ class Fleet:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
         `before_ms`, only before that time: one look at the clock for both.
         """
-        clock = self._clock
-        now_ms = clock.now_ms()
-        return now_ms < before_ms and self._machine.may_start(now_ms, clock.wall_ms())
+        gate = self._machine.heartbeat.gate
+        until_ms, ahead_ms_max = gate.limit
+        if before_ms < until_ms:  # noqa: PLR1730 -- min() costs more, and this is asked before each record
+            until_ms = before_ms
+        return not gate.is_closed and self._clock.is_before(until_ms, ahead_ms_max)
 
     def retries_stopped(self, row: LeaseRow) -> bool:
         """Whether to retry a shard that stopped at a record (rule D4)."""
@@ -139,7 +204,7 @@ class Fleet:
 
     def is_waiting_or_read(self, row: LeaseRow) -> bool:
         """Whether a shard waits for its parents, or a live member reads it."""
-        if gate.open_parents(row, self.leases):
+        if gate.open_parents(row, self._machine.table.leases):
             return True
         return row.owner is not None and self._machine.detector.is_heartbeating(row.owner, self._clock.now_ms())
 
@@ -152,9 +217,27 @@ class Fleet:
         """Before anything else is written: raises if this worker does not share the settings of a live fleet."""
         await self._drive(self._machine.look_around(moment_of(self._clock)))
 
+    async def begin_stream(
+        self, proposal: StreamRow, list_shards: Callable[[ShardFilter | None], Awaitable[list[Shard]]]
+    ) -> StreamRow:
+        """The stream's row, once all its root leases exist."""
+
+        async def perform(action: Action) -> Any:
+            if isinstance(action, ListShards):
+                return await list_shards(action.shard_filter)
+            return await self._perform(action)
+
+        steps = self._machine.begin_stream(proposal, moment_of(self._clock))
+        return await drive(steps, perform, self._clock, self._pass_on)
+
+    async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
+        """All lease rows of a stream, finished ones included."""
+        return await self._drive(self._machine.lease_rows(row, moment_of(self._clock)))
+
     async def join(self, streams: Collection[str]) -> None:
         _end_in_forks(self)
         await self._drive(self._machine.join(streams, moment_of(self._clock)))
+        self._has_joined = True
 
     async def run(self) -> NoReturn:
         await self._drive(self._machine.run(moment_of(self._clock)))
@@ -197,6 +280,12 @@ class Fleet:
             self._pass_on()
         return created
 
+    async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
+        """Those of some leases without a row that no live member holds. Asks all members; call it again until they have
+        answered.
+        """
+        return await self._drive(self._machine.find_unheld(keys, moment_of(self._clock)))
+
     async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
         """Takes those children of a finished shard that can start (rule S4)."""
         await self._drive(self._machine.adopt(parent, children, moment_of(self._clock)))
@@ -229,12 +318,13 @@ class Fleet:
             return await wait(action.until_ms)
         if isinstance(action, Describe):
             return self._describe()
-        return await perform_call(self._ports.store, action, self.timing.call_deadline_ms)
+        assert isinstance(action, StoreCall)
+        return await self.store.call(action, self.timing.call_deadline_ms)
 
     def _pass_on(self) -> None:
         for change in self._machine.take_changes():
             match change:
-                case Held() | Lost() | HandOffRequested():
+                case Held() | Lost() | HandOffRequested() | CommandsSeen():
                     self._on_change(change)
                 case Joined():
                     self._start_heartbeats(change.heartbeat)
@@ -242,6 +332,8 @@ class Fleet:
                     self._stop_heartbeats()
                 case ReportChanged():
                     self._wake_heartbeats()
+                case StoreUnanswered() | StoreAnswered() if self._has_joined:
+                    pass  # from then on, the run's watch tells it once for all calls
                 case _:
                     self._ports.emit(change)
 
@@ -259,7 +351,7 @@ class Fleet:
 
         self._sender = HeartbeatSender(
             state,
-            ports.store,
+            self.heartbeat_store,
             ports.clock,
             is_stalled=(lambda: False) if thread is None else thread.is_stalled,
             on_status=on_status,
@@ -280,7 +372,10 @@ class Fleet:
             thread.tick()
             if thread.failure is not None:
                 raise thread.failure
-            await self._clock.sleep_until_ms(self._clock.now_ms() + TICK_MS)
+            due_ms = self._clock.now_ms() + TICK_MS
+            await self._clock.sleep_until_ms(due_ms)
+            self.loop_lag_ms = max(0, self._clock.now_ms() - due_ms)
+            self.loop_lags.add(self.loop_lag_ms)
 
     def _wake_heartbeats(self) -> None:
         if self._thread is not None:
@@ -296,7 +391,7 @@ class Fleet:
         self._sender = self._thread = self._task = None
 
     def on_fork(self) -> None:
-        """In a forked child: the parent goes on as this member, and the child is none (rule L1)."""
+        """In a forked child: the parent stays this member, and the child is not a member (rule L1)."""
         self._machine.end("forked")
         self._machine.take_changes()
         self._thread = None  # a thread of the parent

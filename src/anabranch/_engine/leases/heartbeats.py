@@ -16,17 +16,17 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from anabranch._core.leases.heartbeat import HeartbeatState
-from anabranch._core.leases.store_calls import Action, Describe, Wait
+from anabranch._core.leases.store_calls import Action, StoreCall, Wait
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.drive import drive, moment_of, perform_call
-from anabranch._ports import Clock, LeaseStore
-from anabranch.events import Event, LoopBlocked, LoopStalled
+from anabranch._engine.leases.drive import StoreCaller, drive, moment_of
+from anabranch._ports import Clock
+from anabranch.events import Event, LoopBlocked, LoopStalled, LoopUnblocked
 
 LOOK_EVERY_MS = 500
 BLOCKED_AFTER_MS = 2_000
 
 EXIT_STATUS = 70
-"""EX_SOFTWARE of sysexits.h: whoever runs the process should start it again."""
+"""EX_SOFTWARE of sysexits.h: a service manager should start the process again."""
 LOOKS_IN_SLACK = 3
 
 
@@ -36,7 +36,7 @@ class HeartbeatSender:
     def __init__(
         self,
         state: HeartbeatState,
-        store: LeaseStore,
+        store: StoreCaller,
         clock: Clock,
         *,
         is_stalled: Callable[[], bool],
@@ -66,8 +66,8 @@ class HeartbeatSender:
             while self._is_stalled():
                 await self._alarm.wait(self._clock.now_ms() + timing.heartbeat_interval_ms)
             return None
-        assert not isinstance(action, Describe)
-        return await perform_call(self._store, action, timing.call_deadline_ms)
+        assert isinstance(action, StoreCall)
+        return await self._store.call(action, timing.call_deadline_ms)
 
     def _publish(self) -> None:
         if self._state.status is not self._published:
@@ -98,6 +98,15 @@ class HeartbeatThread:
     def is_stalled(self) -> bool:
         """The main loop has been blocked for too long, or its thread is gone: nothing is renewed any more."""
         return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
+
+    @property
+    def death(self) -> str | None:
+        """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
+        if self.is_stalled():
+            return f"the event loop has been blocked for longer than {self._stall_limit_ms / 1000:g} s"
+        if self._thread is not None and not self._thread.is_alive():
+            return f"the heartbeat thread has ended: {self.failure!r}"
+        return None
 
     def start(self, sender: HeartbeatSender, guard: "ExitOnLeaseExpiry | None" = None) -> None:
         self._sender = sender
@@ -144,12 +153,14 @@ class HeartbeatThread:
 
     async def _watch(self) -> None:
         """Reports what blocks the main loop: after two seconds, each time that has doubled, and at the stall limit."""
-        said_ms, said_stalled = BLOCKED_AFTER_MS // 2, False
+        said_ms, said_stalled, blocked_before_ms = BLOCKED_AFTER_MS // 2, False, 0
         while True:
             if await self._was_paused():
                 continue  # nothing blocks the loop: the next look will find it turning
             blocked_ms = self._clock.now_ms() - self._ticked_at_ms
             if blocked_ms < BLOCKED_AFTER_MS:
+                if blocked_before_ms >= BLOCKED_AFTER_MS:
+                    self._emit(LoopUnblocked(blocked_ms=blocked_before_ms))
                 said_ms, said_stalled = BLOCKED_AFTER_MS // 2, False
             elif self.is_stalled() and not said_stalled:
                 said_ms, said_stalled = blocked_ms, True
@@ -157,6 +168,7 @@ class HeartbeatThread:
             elif blocked_ms >= 2 * said_ms:
                 said_ms = blocked_ms
                 self._emit(LoopBlocked(blocked_ms=blocked_ms, stack=self._stack()))
+            blocked_before_ms = blocked_ms
 
     async def _was_paused(self) -> bool:
         """Waits until the next look; True if the whole process was paused meanwhile (stopped, or the machine was

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextvars import Context
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from anabranch._core.writing.bundles import cost_of
@@ -26,7 +28,7 @@ from anabranch._model.kinds import check_seconds
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
-from anabranch.reports import FlushReport
+from anabranch.reports import FlushReport, HealthReport, ProducerStatus
 
 _log = logging.getLogger("anabranch")
 
@@ -42,6 +44,8 @@ class HandedRecord(NamedTuple):
     partition_key: str
     explicit_hash_key: str | None
     stream: str | None
+    context: Context | None = None
+    """The caller's, if puts are traced: its span becomes the parent."""
 
 
 class AsyncProducer(Protocol):
@@ -50,12 +54,15 @@ class AsyncProducer(Protocol):
     @property
     def buffered_bytes(self) -> int: ...
 
+    def start(self) -> object: ...
+    def status(self) -> ProducerStatus: ...
+    def health(self) -> HealthReport: ...
     def put_nowait(
         self, value: bytes, partition_key: str, *, explicit_hash_key: str | None, stream: str | None
     ) -> Delivery: ...
-    async def put(
+    def put(
         self, value: bytes, partition_key: str, *, explicit_hash_key: str | None, stream: str | None
-    ) -> Delivery: ...
+    ) -> Coroutine[Any, Any, Delivery]: ...
     async def flush(self, *, deadline: float | None) -> FlushReport: ...
     async def close(self, *, deadline: float | None) -> FlushReport: ...
 
@@ -97,7 +104,7 @@ class SyncDelivery:
 
     @property
     def rejected_result(self) -> PutResult:
-        data, partition_key, explicit_hash_key, stream = self.record
+        data, partition_key, explicit_hash_key, stream, _ = self.record
         attempt = Attempt(started_seconds=0.0, duration_seconds=0.0, code="Refused", message=str(self._error))
         return PutResult(
             stream=stream or "", partition_key=partition_key, explicit_hash_key=explicit_hash_key, data=data,
@@ -119,43 +126,51 @@ class SyncDelivery:
 
 class WriteThread:
     def __init__(
-        self, make: Callable[[], AsyncProducer], *, buffer_bytes: int, delivery_timeout: float, exit_timeout: float
+        self, producer: AsyncProducer, *, buffer_bytes: int, delivery_timeout: float, exit_timeout: float
     ) -> None:
-        """`make` is called on the event loop and returns a started producer."""
+        """Starts the producer on the event loop of the thread."""
+        self.is_over = False
+        """The loop has ended: its objects can be used without a race."""
         self.rejected: dict[int, SyncDelivery] = {}
         """Records that the producer rejected. Nobody has seen that yet."""
-        self._make = make
+        self._producer = producer
         self._buffer_bytes = buffer_bytes
         self._delivery_timeout = delivery_timeout
         self._exit_timeout = exit_timeout
         self._process_id = os.getpid()
-        self.is_over = False
-        """The loop has ended: its objects can be used without a race."""
         self._lock = threading.RLock()
         """Guards `is_over`. Reentrant, because a finalizer may run in the thread that holds it."""
         self._exit: Future[FlushReport] | None = None
         self._failure: ProducerError | None = None
         self._room = threading.Condition()
-        self._inbox: deque[SyncDelivery] = deque()
+        self._inbox: deque[SyncDelivery | asyncio.Future[None]] = deque()
+        """Records in call order. The futures between them are resolved when all records before them were taken."""
         self._inbox_bytes = 0
-        self._handed_count = self._taken_count = 0
         self._failed: list[PutResult] = []
         self._is_woken = False
         self._is_closed = False
-        self._start_failure: Exception | None = None
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()
+        self._tasks = asyncio.TaskGroup()
+        try:
+            self._loop = asyncio.new_event_loop()
+        except OSError as error:  # most likely: no file descriptors left
+            raise _not_started(error) from error
         started = threading.Event()
         self._thread = threading.Thread(target=self._run_loop, args=(started,), name="anabranch-producer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # most likely: no threads left
+            self._loop.close()
+            raise _not_started(error) from error
         started.wait()
-        if self._start_failure is not None:
-            raise ProducerError(
-                f"the producer's event loop could not be started: {self._start_failure}"
-            ) from self._start_failure
+        if self._failure is not None:
+            raise _not_started(self._failure.__cause__) from self._failure.__cause__
         close_at_exit(self)
 
     @property
     def holds_records(self) -> bool:
-        return bool(self._inbox) or self._producer.buffered_bytes > 0
+        return self._inbox_bytes > 0 or self._producer.buffered_bytes > 0
 
     # on any thread
 
@@ -176,11 +191,16 @@ class WriteThread:
                 raise delivery_failed(failed)
             self._inbox.append(delivery)
             self._inbox_bytes += cost_bytes
-            self._handed_count += 1
             is_woken, self._is_woken = self._is_woken, True
         if not is_woken:
             self.call_soon(self._wake.set)
         return delivery
+
+    def status(self) -> ProducerStatus:
+        return self._producer.status()
+
+    def health(self) -> HealthReport:
+        return self._producer.health()
 
     def flush(self, deadline: float | None) -> FlushReport:
         return self._wait_for(self._call(self._flush(deadline)))
@@ -193,7 +213,7 @@ class WriteThread:
         try:
             return self._wait_for(self._call(self._close(deadline)))
         finally:
-            self.call_soon(self._over.set)
+            self.call_soon(self._over.set)  # also after Ctrl-C in this wait
             self._thread.join()
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> bool:
@@ -215,10 +235,8 @@ class WriteThread:
         try:
             if self._exit is not None:  # otherwise somebody is closing it already
                 self._wait_for(self._exit, self._exit_timeout + 1.0)
-                self.call_soon(self._over.set)
         except AnabranchError as error:
             _log_undelivered("at exit", error)
-            self.call_soon(self._over.set)
         except TimeoutError:
             pass  # logged below
         self._thread.join(self._exit_timeout if self._exit is None else 1.0)
@@ -248,40 +266,30 @@ class WriteThread:
             raise self._failure or UsageError("this producer is closed") from None
 
     def _has_room(self, cost_bytes: int) -> bool:
-        return self._is_closed or not self._inbox or self._inbox_bytes + cost_bytes <= INBOX_BYTES
+        return self._is_closed or not self._inbox_bytes or self._inbox_bytes + cost_bytes <= INBOX_BYTES
 
     def _run_loop(self, started: threading.Event) -> None:
-        try:
-            loop = asyncio.new_event_loop()  # before the coroutine is made, which would never be awaited if this fails
-        except OSError as error:
-            self._start_failure = error  # most likely: no file descriptors left
-            started.set()
-            return
         threads = DaemonThreads(_THREAD_COUNT, "anabranch-producer-io")
-        loop.set_default_executor(threads)
+        self._loop.set_default_executor(threads)
         try:
             threads.start()
-            loop.run_until_complete(self._main(started))
+            self._loop.run_until_complete(self._main(started))
         except Exception as error:  # noqa: BLE001 -- supervisor: raised to all current and later callers
-            self._fail(error, is_started=started.is_set())
+            cause = single_cause(error)
+            self._failure = ProducerError(f"this producer has failed: {cause!r}")
+            self._failure.__cause__ = cause
+            if started.is_set():
+                _log.critical("the producer's thread failed unexpectedly: %r", cause)
         finally:
-            self._shut_down(loop, is_started=started.is_set())
+            self._shut_down()
             started.set()  # the constructor waits for this, also after an error
 
-    def _fail(self, error: Exception, *, is_started: bool) -> None:
-        if not is_started:
-            self._start_failure = error
-            return
-        cause = single_cause(error)
-        self._failure = ProducerError(f"this producer has failed: {cause!r}")
-        self._failure.__cause__ = cause
-        _log.critical("the producer's thread failed unexpectedly: %r", cause)
-
-    def _shut_down(self, loop: asyncio.AbstractEventLoop, *, is_started: bool) -> None:
+    def _shut_down(self) -> None:
         """Every waiting caller gets an outcome, also after an unexpected error."""
         with self._room:
             self._is_closed = True
-            left, self._inbox = self._inbox, deque()
+            left = [item for item in self._inbox if isinstance(item, SyncDelivery)]
+            self._inbox.clear()
             self._room.notify_all()
         for delivery in left:
             self.rejected[id(delivery)] = delivery
@@ -289,27 +297,20 @@ class WriteThread:
         if left:
             _log.error("%d records were not delivered: the producer's thread has ended", len(left))
         try:
-            if is_started:
-                loop.run_until_complete(self._close_producer())
+            self._loop.run_until_complete(self._close_producer())
         finally:
             with self._lock:
                 self.is_over = True
             cancel_close_at_exit(self)
-            loop.run_until_complete(_cancel_others())
-            loop.close()
+            self._loop.run_until_complete(_cancel_others())
+            self._loop.close()
 
     # on the loop
 
     async def _main(self, started: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._over = asyncio.Event()
-        self._taken = asyncio.Condition()
-        self._waiting_count = 0
-        self._producer = self._make()
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            taking = tasks.create_task(self._take_records())
+        self._producer.start()
+        async with self._tasks:
+            taking = self._tasks.create_task(self._take_records())
             started.set()
             await self._over.wait()
             taking.cancel()
@@ -329,7 +330,6 @@ class WriteThread:
         await self._log_failures(self._flush(self._delivery_timeout))
         if self._begin_closing():
             await self._log_failures(self._close(0.0))
-            self._over.set()
 
     @staticmethod
     async def _log_failures(end: Coroutine[Any, Any, FlushReport]) -> None:
@@ -344,13 +344,18 @@ class WriteThread:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (delivery := self._next()) is not None:
-                await self._take(delivery)
-                if self._waiting_count:
-                    async with self._taken:
-                        self._taken.notify_all()
+            while (item := self._next()) is not None:
+                if isinstance(item, SyncDelivery):
+                    await self._take(item)
+                elif not item.done():
+                    item.set_result(None)
+                with self._room:
+                    self._inbox.popleft()
+                    if isinstance(item, SyncDelivery):
+                        self._inbox_bytes -= cost_of(item.record.data, item.record.partition_key)
+                    self._room.notify_all()
 
-    def _next(self) -> SyncDelivery | None:
+    def _next(self) -> "SyncDelivery | asyncio.Future[None] | None":
         with self._room:
             self._is_woken = bool(self._inbox)
             return self._inbox[0] if self._inbox else None
@@ -366,18 +371,15 @@ class WriteThread:
                 rejection = error
                 self.rejected[id(delivery)] = delivery
         delivery.on_taken(inner, rejection)
-        with self._room:
-            self._inbox.popleft()
-            self._inbox_bytes -= cost_of(delivery.record.data, delivery.record.partition_key)
-            self._taken_count += 1
-            self._room.notify_all()
 
     async def _put(self, record: HandedRecord) -> Delivery:
-        data, key, hash_key, stream = record
+        data, key, hash_key, stream, context = record
+        put_nowait = partial(self._producer.put_nowait, data, key, explicit_hash_key=hash_key, stream=stream)
         try:
-            return self._producer.put_nowait(data, key, explicit_hash_key=hash_key, stream=stream)
+            return put_nowait() if context is None else context.run(put_nowait)
         except BufferFull:
-            return await self._producer.put(data, key, explicit_hash_key=hash_key, stream=stream)
+            put = self._producer.put(data, key, explicit_hash_key=hash_key, stream=stream)
+            return await (put if context is None else self._tasks.create_task(put, context=context))
 
     async def _flush(self, deadline: float | None) -> FlushReport:
         report = await self._finish(self._producer.flush, deadline)
@@ -385,19 +387,23 @@ class WriteThread:
         return report
 
     async def _close(self, deadline: float | None) -> FlushReport:
-        report = await self._finish(self._producer.close, deadline)
-        await self._until_taken(self._handed_count)  # a closed producer rejects the rest of the inbox at once
-        self._raise_unseen()
+        try:
+            report = await self._finish(self._producer.close, deadline)
+            await self._until_taken()  # a closed producer rejects the rest of the inbox at once
+            self._raise_unseen()
+        finally:
+            self._over.set()
         return report
 
     async def _finish(
         self, end: Callable[..., Coroutine[Any, Any, FlushReport]], deadline: float | None
     ) -> FlushReport:
         """Calls `end` after all records handed over before have been taken."""
-        started, handed_count = self._loop.time(), self._handed_count
+        started = self._loop.time()
+        waited = self._until_taken()
         try:
             async with asyncio.timeout(deadline):
-                await self._until_taken(handed_count)
+                await waited
         except TimeoutError:
             pass  # the rest stays in the inbox, or the closed producer rejects it
         left = None if deadline is None else max(0.0, deadline - (self._loop.time() - started))
@@ -406,18 +412,23 @@ class WriteThread:
         except DeliveryFailed as failed:
             self._failed += failed.results
             report = FlushReport()
-        pending_count = handed_count - self._taken_count
-        if pending_count > 0:
+        if pending_count := self._count_before(waited):
             return FlushReport(complete=False, pending_count=report.pending_count + pending_count)
         return report
 
-    async def _until_taken(self, handed_count: int) -> None:
-        self._waiting_count += 1
-        try:
-            async with self._taken:
-                await self._taken.wait_for(lambda: self._taken_count >= handed_count)
-        finally:
-            self._waiting_count -= 1
+    def _until_taken(self) -> "asyncio.Future[None]":
+        """Resolved when all records that are in the inbox now have been taken."""
+        taken: asyncio.Future[None] = self._loop.create_future()
+        with self._room:
+            self._inbox.append(taken)
+        self._wake.set()
+        return taken
+
+    def _count_before(self, taken: "asyncio.Future[None]") -> int:
+        with self._room:
+            items = list(self._inbox)
+        before = items[: items.index(taken)] if taken in items else []
+        return sum(isinstance(item, SyncDelivery) for item in before)
 
     def _raise_unseen(self) -> None:
         failed, self._failed = self._failed, []
@@ -425,6 +436,10 @@ class WriteThread:
         self.rejected.clear()
         if failed:
             raise delivery_failed(failed)
+
+
+def _not_started(cause: BaseException | None) -> ProducerError:
+    return ProducerError(f"the producer's event loop could not be started: {cause}")
 
 
 async def _cancel_others() -> None:

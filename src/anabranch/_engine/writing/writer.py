@@ -1,8 +1,8 @@
-"""The producer's engine: a buffer for records of all streams, and one task that sends them.
+"""The producer's engine: a buffer for the records of all streams, and one task that sends them.
 
-In each step the task asks the pipeline of each stream for calls, starts them, and wakes those who await settled
-records. A step runs after a put and when a deadline has passed. A response runs a step itself, so the callers that it
-concerns do not wait for the task. There is one timer, and none while the producer is idle.
+In each step the task asks every stream that is due for calls, starts them, and wakes those who await records that have
+their outcome. A step runs after a put and when a deadline has passed. A response runs a step itself, so the callers
+that it concerns do not wait for the task. There is one timer, and none while the producer is idle.
 
 Puts are queued in call order. While some wait for buffer space, `put_nowait` raises `BufferFull`. Free space goes to
 the longest waiter first. Failures that nobody has seen keep their space; if a full buffer holds nothing else, the
@@ -11,22 +11,26 @@ next put raises them.
 
 import asyncio
 import inspect
+from asyncio import _get_running_loop  # returns None instead of raising
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from anabranch._core.writing.bundles import RECORD_COST_BYTES, Bundle, OutgoingRecord, UnseenFailures, cost_of
-from anabranch._core.writing.lanes import PutRecordsCall, check_keys
-from anabranch._core.writing.pipeline import Pipeline, WriteOptions
+from anabranch._core.writing.lanes import PutRecordsCall, WriteOptions, check_keys
+from anabranch._core.writing.stream_writer import StreamWriter, WriteSteps
 from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause
+from anabranch._engine.tracing import PutSpan, Tracing
 from anabranch._engine.writing.process_exit import cancel_report_at_exit, report_at_exit
 from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import wrong_partition_key
 from anabranch._model.streams import AT_LATEST, Shard, StreamName, parse_stream
 from anabranch._ports import Clock, KinesisWriting
+from anabranch._wire.aggregate import TRACE_TAG, Tag
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import (
     AccessDeniedError,
@@ -39,7 +43,7 @@ from anabranch.errors import (
 )
 from anabranch.events import Event, HookFailed, RecordsAbandoned, WriterFailed
 from anabranch.records import PutResult
-from anabranch.reports import FlushReport
+from anabranch.reports import FlushReport, ProducerStatus
 
 
 class Delivery(OutgoingRecord, gc=False, eq=False):
@@ -72,8 +76,9 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
         """The outcome. Reading a failure marks it as seen."""
         if not self.bundle.is_settled:
             raise asyncio.InvalidStateError("this record is still pending: await it")
-        if self.bundle.failures is not None:
-            self.bundle.failures.mark_seen(self)
+        failures = self.bundle.failures
+        if failures is not None and failures.mark_seen(self):
+            failures.owner.on_failure_seen(self)
         return self.put_result
 
     def on_bundle_end(self, callback: Callable[[], None]) -> bool:
@@ -86,29 +91,29 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
         return not (bundle.is_settled or bundle is not self.bundle)
 
 
+class TracedDelivery(Delivery, gc=False, eq=False):
+    """A record whose put is traced."""
+
+    put_span: PutSpan
+    carries_parent: bool
+    """False for a record that is too large for an aggregate."""
+
+    @property
+    def tags(self) -> tuple[Tag, ...]:
+        return (Tag(TRACE_TAG, self.put_span.trace_parent),) if self.carries_parent else ()
+
+
 def _wake(future: asyncio.Future[None]) -> None:
     loop = future.get_loop()
-    if loop is _running_loop():
+    if loop is _get_running_loop():
         _resolve(future)
     elif not loop.is_closed():
         loop.call_soon_threadsafe(_resolve, future)
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-class OpenStream(msgspec.Struct, frozen=True):
-    name: StreamName
-    pipeline: Pipeline[Delivery]
 
 
 class _QueuedPut(msgspec.Struct, frozen=True):
@@ -120,220 +125,22 @@ class _QueuedPut(msgspec.Struct, frozen=True):
     explicit_hash_key: str | None
     cost_bytes: int
     future: asyncio.Future[Delivery]
+    put_span: PutSpan | None
 
 
-class WriteBuffer:
-    """One buffer for all streams, and the queue of puts that wait for space in it."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        make_pipeline: Callable[[str], Pipeline[Delivery]],
-        *,
-        buffer_bytes: int,
-        wake: Callable[[], None],
-    ) -> None:
-        self.used_bytes = 0
-        """Used by pending records and by failures that nobody has seen."""
-        self.streams: dict[str, OpenStream] = {}
-        self.writer_is_awake = False
-        """Whether the writer has been woken already, and will see what is put now."""
-        self._clock = clock
-        self._make_pipeline = make_pipeline
-        self._buffer_bytes = buffer_bytes
-        self._wake = wake
-        self._limit_bytes = buffer_bytes
-        """The limit for puts that do not wait; -1 while others wait or after `stop`."""
-        self._stop_error: AnabranchError | None = None
-        self._queue: deque[_QueuedPut] = deque()
-        self._cached_now_ms: int | None = None
-
-    # putting
-
-    def put_nowait(self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None) -> Delivery:
-        if not isinstance(partition_key, str):
-            raise wrong_partition_key(partition_key)
-        cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # `cost_of`, inlined for speed
-        if self.used_bytes + cost_bytes > self._limit_bytes:
-            check_keys(partition_key, explicit_hash_key)
-            raise self._full_error(cost_bytes)
-        found = self.streams.get(stream)
-        if found is None:
-            found = self._open(stream)
-        pipeline = found.pipeline
-        now_ms = self._cached_now_ms
-        if now_ms is None:
-            now_ms = self._cache_now()
-        try:
-            delivery = pipeline.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
-            self.used_bytes += cost_bytes
-        finally:
-            if pipeline.wants_tick and not self.writer_is_awake:
-                self._wake()
-        return delivery
-
-    def put_some(
-        self,
-        stream: str,
-        items: Iterator[tuple[str, Any]],
-        unencoded_type: type | None,
-        encode: Callable[[Any], bytes],
-        deliveries: list[Delivery],
-    ) -> tuple[str, bytes] | None:
-        """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did.
-
-        Values of exactly the `unencoded_type` are not encoded.
-        """
-        pipeline = (self.streams.get(stream) or self._open(stream)).pipeline
-        put, append = pipeline.put, deliveries.append
-        now_ms = self._cached_now_ms or self._cache_now()
-        try:
-            for partition_key, value in items:
-                if not isinstance(partition_key, str):
-                    raise wrong_partition_key(partition_key)
-                data: Any = value if type(value) is unencoded_type else encode(value)
-                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # as above
-                # Read again for each item: the iterator may put records itself.
-                used_bytes = self.used_bytes + cost_bytes
-                if used_bytes > self._limit_bytes:
-                    return partition_key, data
-                append(put(data, partition_key, None, cost_bytes, now_ms))
-                self.used_bytes = used_bytes
-        finally:
-            if pipeline.wants_tick and not self.writer_is_awake:
-                self._wake()
-        return None
-
-    async def put(
-        self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
-    ) -> Delivery:
-        """Waits only for buffer space, after the puts that already wait."""
-        if not isinstance(partition_key, str):
-            raise wrong_partition_key(partition_key)
-        cost_bytes = cost_of(data, partition_key)
-        if self.used_bytes + cost_bytes <= self._limit_bytes:
-            return self.put_nowait(stream, data, partition_key, explicit_hash_key)
-        if self._stop_error is not None or cost_bytes > self._buffer_bytes:
-            raise self._full_error(cost_bytes)
-        check_keys(partition_key, explicit_hash_key)  # raises now instead of when there is space
-        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-        self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future))
-        self._limit_bytes = -1
-        self._wake()
-        try:
-            async with asyncio.timeout(wait_seconds):
-                return await future
-        except TimeoutError:
-            if future.done() and not future.cancelled():
-                return future.result()  # space was freed just before the timeout, and the record was put
-            raise BufferFull(f"no space in the buffer of {self._buffer_bytes} bytes within {wait_seconds} s") from None
-
-    def _cache_now(self) -> int:
-        """Caches the time for this turn of the event loop, so a burst of puts reads the clock once."""
-        self._cached_now_ms = now_ms = self._clock.now_ms()
-        asyncio.get_running_loop().call_soon(self._forget_now)
-        return now_ms
-
-    def _forget_now(self) -> None:
-        self._cached_now_ms = None
-
-    def _open(self, stream: str) -> OpenStream:
-        name = parse_stream(stream)
-        pipeline = self._make_pipeline(stream)
-        pipeline.failures.on_seen = self._wake
-        self.streams[stream] = opened = OpenStream(name, pipeline)
-        return opened
-
-    def _full_error(self, cost_bytes: int) -> Exception:
-        if self._stop_error is not None:
-            return self._stop_error
-        if cost_bytes > self._buffer_bytes:
-            return ValueError(
-                f"the record needs {cost_bytes} bytes and the whole buffer has {self._buffer_bytes}: raise buffer_bytes"
-            )
-        if self._holds_failures_only and (failed := self.take_unseen()):
-            return delivery_failed(failed)
-        return BufferFull(f"the buffer of {self._buffer_bytes} bytes is full: await put(), or try again later")
-
-    # space
-
-    @property
-    def is_empty(self) -> bool:
-        """No pending records and no unseen failures."""
-        return not self.used_bytes and not self._queue
-
-    @property
-    def last_in_queue(self) -> "asyncio.Future[Delivery] | None":
-        return self._queue[-1].future if self._queue else None
-
-    @property
-    def _holds_failures_only(self) -> bool:
-        return all(stream.pipeline.is_idle for stream in self.streams.values())
-
-    def rotate(self) -> list[OpenStream]:
-        """All streams, each time starting with another one, so that none is always served last."""
-        streams = list(self.streams.values())
-        if len(streams) > 1:
-            first = next(iter(self.streams))
-            self.streams[first] = self.streams.pop(first)
-        return streams
-
-    def admit(self) -> None:
-        """Gives free space to waiting puts, first come first served."""
-        while self._queue:
-            queued = self._queue[0]
-            if not queued.future.done():
-                if self.used_bytes + queued.cost_bytes <= self._buffer_bytes:
-                    self._put_queued(queued)
-                elif self._holds_failures_only and (failed := self.take_unseen()):
-                    queued.future.set_exception(delivery_failed(failed))
-                else:
-                    return
-            self._queue.popleft()
-        if self._stop_error is None:
-            self._limit_bytes = self._buffer_bytes
-
-    def _put_queued(self, queued: _QueuedPut) -> None:
-        try:
-            stream = self.streams.get(queued.stream) or self._open(queued.stream)
-            delivery = stream.pipeline.put(
-                queued.data, queued.partition_key, queued.explicit_hash_key, queued.cost_bytes, self._clock.now_ms()
-            )
-        except ValueError as error:
-            queued.future.set_exception(error)
-        else:
-            self.used_bytes += queued.cost_bytes
-            queued.future.set_result(delivery)
-
-    @property
-    def stop_error(self) -> AnabranchError | None:
-        """Why no new puts are accepted. The first reason stays."""
-        return self._stop_error
-
-    def stop(self, error: AnabranchError) -> None:
-        """Rejects new puts. Those that wait for space may still get it."""
-        self._limit_bytes = -1
-        self._stop_error = self._stop_error or error
-
-    def reject_waiters(self) -> None:
-        for queued in self._queue:
-            if not queued.future.done():
-                queued.future.set_exception(self._full_error(queued.cost_bytes))
-        self._queue.clear()
-
-    # failures
-
-    def free_seen(self) -> None:
-        """Frees the space of failures that have been seen."""
-        for stream in self.streams.values():
-            self.used_bytes -= stream.pipeline.failures.take_freed_bytes()
-
-    def take_unseen(self) -> list[PutResult]:
-        failed = [
-            record.put_result for stream in self.streams.values() for record in stream.pipeline.failures.take_all()
-        ]
-        self.free_seen()
-        return failed
+def _put_traced(
+    writer: StreamWriter[Delivery],
+    data: bytes,
+    partition_key: str,
+    explicit_hash_key: str | None,
+    cost_bytes: int,
+    now_ms: int,
+    span: PutSpan,
+) -> Delivery:
+    bundle: Any = None  # it joins one
+    carries = len(data) <= writer.tagged_bytes_max
+    record = TracedDelivery(bundle, 0, partition_key, explicit_hash_key, data, now_ms, span, carries)
+    return writer.put_made(record, cost_bytes, now_ms)
 
 
 def delivery_failed(results: list[PutResult]) -> DeliveryFailed:
@@ -383,6 +190,12 @@ async def _describe(kinesis: KinesisWriting, stream: StreamName) -> StreamSummar
         return None
 
 
+def _end_spans(bundle: Bundle) -> None:
+    for record in bundle.records:
+        if isinstance(record, TracedDelivery):
+            record.put_span.end(record.put_result)
+
+
 class _Wait(msgspec.Struct, frozen=True):
     """A flush that waits for a condition, which is checked after each step."""
 
@@ -392,6 +205,8 @@ class _Wait(msgspec.Struct, frozen=True):
 
 
 class Writer:
+    """Created on the event loop that it runs on."""
+
     def __init__(
         self,
         kinesis: KinesisWriting,
@@ -402,36 +217,51 @@ class Writer:
         buffer_bytes: int,
         on_undelivered: Callable[[PutResult], Any] | None,
         emit: Callable[[Event], None],
+        tracing: Tracing | None = None,
     ) -> None:
-        def make_pipeline(stream: str) -> Pipeline[Delivery]:
-            return Pipeline(stream, options, Delivery, entropy=entropy, notify=emit)
-
-        self.buffer = WriteBuffer(clock, make_pipeline, buffer_bytes=buffer_bytes, wake=self._wake)
+        self.used_bytes = 0
+        """Used by pending records and by failures that nobody has seen."""
         self._kinesis = kinesis
         self._clock = clock
+        self._entropy = entropy
+        self._options = options
         self._on_undelivered = on_undelivered
         self._emit = emit
+        self._tracing = tracing
+        self._streams: dict[str, StreamWriter[Delivery]] = {}
+        # the buffer
+        self._buffer_bytes = buffer_bytes
+        self._limit_bytes = buffer_bytes
+        """The limit for puts that do not wait; -1 while others wait, and after the end."""
+        self._queue: deque[_QueuedPut] = deque()
+        self._seen: deque[OutgoingRecord] = deque()
+        """Failures that were seen, also from other threads. Their space is free, but not given away yet."""
+        self._cached_now_ms: int | None = None
+        # the task
+        self._loop = asyncio.get_running_loop()
+        self._main_task = BackgroundTask()
+        self._tasks = asyncio.TaskGroup()
+        self._alarm = Alarm(clock)
+        self._is_awake = False
+        """Whether the task has been woken already, and will see what is put now."""
+        self._armed_ms: int | None = None
+        """When the task wakes up by itself."""
         self._waits: list[_Wait] = []
-        self._calls: dict[int, PutRecordsCall] = {}
+        # the end
+        self._stop_error: AnabranchError | None = None
+        """Why no new puts are accepted. The first reason stays."""
         self._failure: ProducerError | None = None
         self._is_closing = False
         """`close` will raise the unseen failures, so they need no log line."""
-        self._alarm = Alarm(clock)
-        self._armed_ms: int | None = None
-        """When the task wakes up by itself."""
-        self._main_task = BackgroundTask()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: asyncio.TaskGroup | None = None
 
     # start and end
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._main_task.start(self._run(), "anabranch-producer")
 
     async def close(self, deadline_ms: int | None) -> FlushReport:
         """Delivers everything, or fails what cannot be delivered in time. Raises the unseen failures."""
-        self.buffer.stop(UsageError("this producer is closed"))
+        self._stop(UsageError("this producer is closed"))
         self._is_closing = True
         try:
             await self._flush(deadline_ms)
@@ -448,13 +278,12 @@ class Writer:
 
     async def _run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+            async with self._tasks:
                 while True:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
         except Exception as error:  # noqa: BLE001 -- supervisor: after any error every record gets an outcome
-            if self._loop is None or not self._loop.is_closed():  # if it is, it ended without finishing this task
+            if not self._loop.is_closed():  # if it is, it ended without finishing this task
                 self._fail(error)
         finally:
             self._abandon()
@@ -464,17 +293,22 @@ class Writer:
     def report_unfinished(self) -> None:
         """Reports records that neither `flush` nor `close` will report."""
         cancel_report_at_exit(self)
-        for stream in self.buffer.streams.values():
-            if record_count := stream.pipeline.count_unfinished():
-                self._emit(RecordsAbandoned(stream=str(stream.name), record_count=record_count))
+        for writer in self._streams.values():
+            if record_count := writer.count_unfinished():
+                self._emit(RecordsAbandoned(stream=writer.stream, record_count=record_count))
+
+    def _stop(self, error: AnabranchError) -> None:
+        """Rejects new puts. Those that wait for space may still get it."""
+        self._limit_bytes = -1
+        self._stop_error = self._stop_error or error
 
     def _fail(self, error: Exception) -> None:
         cause = single_cause(error)
         failure = ProducerError(f"this producer has failed: {cause!r}")
         failure.__cause__ = cause
         self._failure = failure
-        self.buffer.stop(failure)
-        record_count = sum(stream.pipeline.count_unfinished() for stream in self.buffer.streams.values())
+        self._stop(failure)
+        record_count = sum(writer.count_unfinished() for writer in self._streams.values())
         self._emit(WriterFailed(error=repr(cause), record_count=record_count))
 
     def _abandon(self) -> None:
@@ -484,39 +318,246 @@ class Writer:
         """
         now_ms = self._clock.now_ms()
         failure = None if self._failure is None else str(self._failure)
-        self._calls.clear()
-        for stream in self.buffer.streams.values():
-            stream.pipeline.abandon(failure, now_ms)
-            self._settle(stream)
-        self.buffer.stop(UsageError("the event loop of this producer has ended"))
-        self.buffer.reject_waiters()
+        for writer in self._streams.values():
+            self._perform(writer, writer.abandon(failure, now_ms))
+        self._stop(UsageError("the event loop of this producer has ended"))
+        for queued in self._queue:
+            if not queued.future.done():
+                queued.future.set_exception(self._full_error(queued.cost_bytes))
+        self._queue.clear()
         for wait in self._waits:
             if not wait.future.done():
                 wait.future.set_result(wait.is_over())
         self._waits.clear()
 
+    # putting
+
+    def put_nowait(self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None) -> Delivery:
+        try:
+            cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # `cost_of`, inlined for speed
+            if self.used_bytes + cost_bytes > self._limit_bytes:
+                check_keys(partition_key, explicit_hash_key)
+                raise self._full_error(cost_bytes)
+            writer = self._streams.get(stream) or self._open(stream)
+            now_ms = self._cached_now_ms or self._cache_now()
+            try:
+                if self._tracing is None:
+                    delivery = writer.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
+                else:
+                    put = self._begin_and_put
+                    delivery = put(writer, data, partition_key, explicit_hash_key, cost_bytes, now_ms)
+                self.used_bytes += cost_bytes
+            finally:
+                if not self._is_awake and writer.tick_at_ms == 0:
+                    self._wake()
+        except TypeError:
+            if not isinstance(partition_key, str):  # checked only here, for speed
+                raise wrong_partition_key(partition_key) from None
+            raise
+        return delivery
+
+    def _begin_and_put(
+        self,
+        writer: StreamWriter[Delivery],
+        data: bytes,
+        partition_key: str,
+        explicit_hash_key: str | None,
+        cost_bytes: int,
+        now_ms: int,
+    ) -> Delivery:
+        """As `StreamWriter.put`, with a span."""
+        assert self._tracing is not None
+        span = self._tracing.begin_put(writer.name.name, partition_key)
+        if span is None:
+            return writer.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
+        try:
+            return _put_traced(writer, data, partition_key, explicit_hash_key, cost_bytes, now_ms, span)
+        except Exception as error:
+            span.fail(repr(error))
+            raise
+
+    def put_some(
+        self,
+        stream: str,
+        items: Iterator[tuple[str, Any]],
+        unencoded_type: type | None,
+        encode: Callable[[Any], bytes],
+        deliveries: list[Delivery],
+    ) -> tuple[str, bytes] | None:
+        """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did.
+
+        Values of exactly the `unencoded_type` are not encoded.
+        """
+        writer = self._streams.get(stream) or self._open(stream)
+        put, append = writer.put, deliveries.append
+        if self._tracing is not None:
+            put = partial(self._begin_and_put, writer)
+        now_ms = self._cached_now_ms or self._cache_now()
+        partition_key: Any = ""
+        try:
+            for partition_key, value in items:
+                data: Any = value if type(value) is unencoded_type else encode(value)
+                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # as above
+                # Read again for each item: the iterator may put records itself.
+                used_bytes = self.used_bytes + cost_bytes
+                if used_bytes > self._limit_bytes:
+                    return partition_key, data
+                append(put(data, partition_key, None, cost_bytes, now_ms))
+                self.used_bytes = used_bytes
+        except TypeError:
+            if not isinstance(partition_key, str):
+                raise wrong_partition_key(partition_key) from None
+            raise
+        finally:
+            if not self._is_awake and writer.tick_at_ms == 0:
+                self._wake()
+        return None
+
+    async def put(
+        self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
+    ) -> Delivery:
+        """Waits only for buffer space, after the puts that already wait."""
+        if not isinstance(partition_key, str):
+            raise wrong_partition_key(partition_key)
+        cost_bytes = cost_of(data, partition_key)
+        if self.used_bytes + cost_bytes <= self._limit_bytes:
+            return self.put_nowait(stream, data, partition_key, explicit_hash_key)
+        if self._stop_error is not None or cost_bytes > self._buffer_bytes:
+            raise self._full_error(cost_bytes)
+        check_keys(partition_key, explicit_hash_key)  # raises now instead of when there is space
+        future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        span = None if self._tracing is None else self._tracing.begin_put(stream, partition_key)
+        self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future, span))
+        self._limit_bytes = -1
+        self._wake()
+        try:
+            async with asyncio.timeout(wait_seconds):
+                return await future
+        except TimeoutError:
+            if future.done() and not future.cancelled():
+                return future.result()  # space was freed just before the timeout, and the record was put
+            raise BufferFull(f"no space in the buffer of {self._buffer_bytes} bytes within {wait_seconds} s") from None
+        finally:
+            if span is not None and (not future.done() or future.cancelled() or future.exception() is not None):
+                span.fail("the record was not put")
+
+    def _cache_now(self) -> int:
+        """Caches the time for this turn of the event loop, so a burst of puts reads the clock once."""
+        self._cached_now_ms = now_ms = self._clock.now_ms()
+        asyncio.get_running_loop().call_soon(self._forget_now)
+        return now_ms
+
+    def _forget_now(self) -> None:
+        self._cached_now_ms = None
+
+    def _open(self, stream: str) -> StreamWriter[Delivery]:
+        name = parse_stream(stream)
+        writer = StreamWriter(name, self._options, Delivery, self, entropy=self._entropy)
+        self._streams[stream] = writer
+        return writer
+
+    def status(self) -> ProducerStatus:
+        now_ms = self._clock.now_ms()
+        return ProducerStatus(
+            error=None if self._failure is None else str(self._failure),
+            buffered_bytes=self.used_bytes,
+            buffer_limit_bytes=self._buffer_bytes,
+            waiting_count=len(self._queue),
+            streams=tuple(writer.writes(now_ms) for writer in list(self._streams.values())),
+        )
+
+    # space
+
+    @property
+    def is_empty(self) -> bool:
+        """No pending records and no unseen failures."""
+        return not self.used_bytes and not self._queue
+
+    def _admit(self) -> None:
+        """Gives free space to waiting puts, first come first served."""
+        while self._seen:
+            record = self._seen.popleft()
+            self.used_bytes -= cost_of(record.data, record.partition_key)
+        while self._queue:
+            queued = self._queue[0]
+            if not queued.future.done():
+                if self.used_bytes + queued.cost_bytes <= self._buffer_bytes:
+                    self._put_queued(queued)
+                elif self._holds_failures_only and (failed := self._take_unseen()):
+                    queued.future.set_exception(delivery_failed(failed))
+                else:
+                    return
+            self._queue.popleft()
+        if self._stop_error is None:
+            self._limit_bytes = self._buffer_bytes
+
+    def _put_queued(self, queued: _QueuedPut) -> None:
+        try:
+            writer = self._streams.get(queued.stream) or self._open(queued.stream)
+            put, span, now_ms = writer.put, queued.put_span, self._clock.now_ms()
+            if span is not None:
+                put = partial(_put_traced, writer, span=span)
+            delivery = put(queued.data, queued.partition_key, queued.explicit_hash_key, queued.cost_bytes, now_ms)
+        except ValueError as error:
+            queued.future.set_exception(error)
+        else:
+            self.used_bytes += queued.cost_bytes
+            queued.future.set_result(delivery)
+
+    def _full_error(self, cost_bytes: int) -> Exception:
+        if self._stop_error is not None:
+            return self._stop_error
+        if cost_bytes > self._buffer_bytes:
+            return ValueError(
+                f"the record needs {cost_bytes} bytes and the whole buffer has {self._buffer_bytes}: raise buffer_bytes"
+            )
+        if self._holds_failures_only and (failed := self._take_unseen()):
+            return delivery_failed(failed)
+        return BufferFull(f"the buffer of {self._buffer_bytes} bytes is full: await put(), or try again later")
+
+    @property
+    def _holds_failures_only(self) -> bool:
+        return all(writer.is_idle for writer in self._streams.values())
+
+    def on_failure_seen(self, record: OutgoingRecord) -> None:
+        """Called by handles, also in other threads: the space is freed by the next step."""
+        self._seen.append(record)
+        self._wake()
+
+    def _take_unseen(self) -> list[PutResult]:
+        failed = [record for writer in self._streams.values() for record in writer.failures.take_all()]
+        for record in failed:
+            self.used_bytes -= cost_of(record.data, record.partition_key)
+        if failed:
+            self._wake()  # others may wait for the space
+        return [record.put_result for record in failed]
+
+    def _raise_unseen(self) -> None:
+        if failed := self._take_unseen():
+            raise delivery_failed(failed)
+
     # flushing
 
     async def flush(self, deadline_ms: int | None) -> FlushReport:
         """Waits until everything put before is settled, or until the deadline."""
-        if self.buffer.stop_error is not None:
-            raise self.buffer.stop_error
+        if self._stop_error is not None:
+            raise self._stop_error
         is_complete = await self._flush(deadline_ms)
         self._raise_unseen()
-        if not self._main_task.is_running and self.buffer.stop_error is not None:
-            raise self.buffer.stop_error
-        return FlushReport(is_complete, 0 if is_complete else self._count_pending())
+        if not self._main_task.is_running and self._stop_error is not None:
+            raise self._stop_error
+        pending_count = 0 if is_complete else sum(writer.count_pending() for writer in self._streams.values())
+        return FlushReport(is_complete, pending_count)
 
     async def _flush(self, deadline_ms: int | None) -> bool:
-        last = self.buffer.last_in_queue
-        if last is not None and not await self._wait_until(last.done, deadline_ms):
+        if self._queue and not await self._wait_until(self._queue[-1].future.done, deadline_ms):
             return False
         now_ms = self._clock.now_ms()
         try:
-            marks = [(stream.pipeline, stream.pipeline.flush(now_ms)) for stream in self.buffer.streams.values()]
+            epochs = [(writer, writer.flush(now_ms)) for writer in self._streams.values()]
         finally:
             self._wake()
-        return await self._wait_until(lambda: all(pipeline.is_flushed(epoch) for pipeline, epoch in marks), deadline_ms)
+        return await self._wait_until(lambda: all(writer.is_flushed(epoch) for writer, epoch in epochs), deadline_ms)
 
     async def _wait_until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
         if not self._main_task.is_running:
@@ -526,45 +567,25 @@ class Writer:
         self._wake()
         return await future
 
-    def _count_pending(self) -> int:
-        in_flight = sum(len(bundle.records) for call in self._calls.values() for bundle in call.bundles)
-        return in_flight + sum(stream.pipeline.count_waiting() for stream in self.buffer.streams.values())
-
-    def _raise_unseen(self) -> None:
-        if failed := self.buffer.take_unseen():
-            raise delivery_failed(failed)
-
     # steps
 
     def _wake(self) -> None:
         if self._main_task.is_running:
             report_at_exit(self)
-        self.buffer.writer_is_awake = True
+        self._is_awake = True
         self._alarm.ring()
 
     def _step(self) -> int | None:
         """Does everything that can be done now. Returns the time of the next deadline."""
-        buffer = self.buffer
-        buffer.writer_is_awake = True  # this step also handles what is put during it
+        self._is_awake = True  # this step also handles what is put during it
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
-        buffer.free_seen()
-        buffer.admit()
-        for stream in buffer.rotate():
-            pipeline = stream.pipeline
-            if pipeline.fault is not None:
-                raise pipeline.fault
-            deadline_ms = pipeline.next_deadline_ms
-            while pipeline.wants_tick or (deadline_ms is not None and deadline_ms <= now_ms):
-                steps, deadline_ms = pipeline.tick(now_ms, wall_ms), None
-                for call in steps.calls:
-                    self._calls[id(call)] = call
-                    self._spawn(self._send(stream, call))
-                if steps.refresh:
-                    self._spawn(self._refresh(stream))
-                self._settle(stream)
-                buffer.admit()
-        buffer.writer_is_awake = False
-        if buffer.is_empty:
+        self._admit()
+        for writer in list(self._streams.values()):
+            while writer.tick_at_ms is not None and writer.tick_at_ms <= now_ms:
+                self._perform(writer, writer.tick(now_ms, wall_ms))
+                self._admit()
+        self._is_awake = False
+        if self.is_empty:
             cancel_report_at_exit(self)
         return self._check_waits(now_ms)
 
@@ -576,7 +597,7 @@ class Writer:
             self._wake()
 
     def _check_waits(self, now_ms: int) -> int | None:
-        deadlines = [stream.pipeline.next_deadline_ms for stream in self.buffer.streams.values()]
+        deadlines = [writer.tick_at_ms for writer in self._streams.values()]
         for wait in self._waits:
             if wait.future.done():
                 continue
@@ -589,52 +610,59 @@ class Writer:
         self._waits = [wait for wait in self._waits if not wait.future.done()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(work)
-
-    async def _send(self, stream: OpenStream, call: PutRecordsCall) -> None:
-        response = await _put_records(self._kinesis, stream.name, call)
-        stream.pipeline.on_response(call, response, self._clock.now_ms())
-        del self._calls[id(call)]
+    async def _send(self, writer: StreamWriter[Delivery], call: PutRecordsCall) -> None:
+        response = await _put_records(self._kinesis, writer.name, call)
+        self._perform(writer, writer.on_response(call, response, self._clock.now_ms()))
         self._step_after_response()
 
-    async def _refresh(self, stream: OpenStream) -> None:
-        listed = await _list_stream(self._kinesis, stream.name, with_summary=stream.pipeline.wants_summary)
+    async def _refresh(self, writer: StreamWriter[Delivery]) -> None:
+        listed = await _list_stream(self._kinesis, writer.name, with_summary=writer.wants_summary)
         now_ms = self._clock.now_ms()
         if isinstance(listed, AnabranchError):
-            stream.pipeline.on_listing_failed(listed, now_ms)
+            self._perform(writer, writer.on_listing_failed(listed, now_ms))
         else:
-            stream.pipeline.on_listing(*listed, now_ms)
+            self._perform(writer, writer.on_listing(*listed, now_ms))
         self._step_after_response()
 
-    # outcomes
+    # what the core decided
 
-    def _settle(self, stream: OpenStream) -> None:
-        for bundle in stream.pipeline.take_settled():
+    def _perform(self, writer: StreamWriter[Delivery], steps: WriteSteps) -> None:
+        while steps.events:
+            self._emit(steps.events.popleft())
+        for call in steps.calls:
+            self._tasks.create_task(self._send(writer, call))
+        if steps.refresh:
+            self._tasks.create_task(self._refresh(writer))
+        while steps.ended:
+            bundle = steps.ended.popleft()
+            if self._tracing is not None and bundle.is_settled:
+                _end_spans(bundle)
             try:
                 if bundle.failures is not None:
                     self._report_failures(bundle.failures, bundle)
                 elif bundle.is_settled:
-                    self.buffer.used_bytes -= bundle.cost_bytes
+                    self.used_bytes -= bundle.cost_bytes
             finally:
                 waiters, bundle.waiters = bundle.waiters, None
                 for _, wake in waiters or ():
                     wake()
             bundle.release()
-        self.buffer.free_seen()
 
     def _report_failures(self, failures: UnseenFailures, bundle: Bundle) -> None:
-        """To those who await the record, else to the hook. Without either, the next flush raises the failure."""
+        """To the tasks that await the record, else to the hook. Without either, the next flush raises the failure."""
         awaited = {id(record) for record, _ in bundle.waiters or ()}
         for record in bundle.records:
             if id(record) in awaited:
-                failures.mark_seen(record)
+                self._mark_seen(failures, record)
             elif self._on_undelivered is not None:
                 self._call_hook(self._on_undelivered, record, failures)
 
+    def _mark_seen(self, failures: UnseenFailures, record: Delivery) -> None:
+        if failures.mark_seen(record):
+            self.used_bytes -= cost_of(record.data, record.partition_key)
+
     def _call_hook(self, hook: Callable[[PutResult], Any], record: Delivery, failures: UnseenFailures) -> None:
-        failures.mark_seen(record)  # first, because the hook may put the record again
+        self._mark_seen(failures, record)  # first, because the hook may put the record again
         try:
             returned = hook(record.put_result)
             if inspect.iscoroutine(returned):
@@ -643,4 +671,4 @@ class Writer:
         except Exception as error:  # noqa: BLE001 -- supervisor: the next flush raises the failure instead
             self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])
-            self.buffer.used_bytes += cost_of(record.data, record.partition_key)
+            self.used_bytes += cost_of(record.data, record.partition_key)

@@ -2,6 +2,8 @@
 
 `receive` returns what has arrived as views of the receive buffer, valid until the next `receive`. If the reader falls
 behind, the buffer fills and the transport is paused, so memory stays bounded. `close` ends the stream at once.
+
+The server may send `WINDOW_BYTES` that nobody has asked for; `expect` asks for more.
 """
 
 import asyncio
@@ -11,7 +13,8 @@ from anabranch._http.client.limits import ClientTimeouts, ReadTimeout
 from anabranch._http.client.response_framing import CHUNKED, UNTIL_CLOSE, ResponseChunks, ResponseHead
 from anabranch.errors import TransportError
 
-_BUFFER_BYTES: Final = 256 << 10
+WINDOW_BYTES: Final = 64 << 10
+"""What a server may send on a stream before its reader asks for more (rule B3)."""
 _ROOM_BYTES_MIN: Final = 16 << 10  # one TLS record
 
 
@@ -23,10 +26,16 @@ class BodyStream(Protocol):
     async def receive(self) -> list[memoryview]:
         """The next bytes, valid until the next call; an empty list at the end."""
 
+    def expect(self, wanted_bytes: int) -> None:
+        """The reader has room for this many more bytes, besides the window that each stream has."""
+
     def progress(self) -> None:
         """The reader has received a complete message."""
 
     def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Closes the stream because the server is silent. Its connection may be dead: no other stream uses it."""
 
     def check(self, now: float, /) -> None:
         """Fails the stream if a timeout has expired."""
@@ -50,7 +59,7 @@ class Http1BodyStream(asyncio.BufferedProtocol):
         self._chunks = ResponseChunks() if head.length == CHUNKED else None
         self._left = head.length if head.length >= 0 else None
         self._until_close = head.length == UNTIL_CLOSE
-        self._buffer = bytearray(max(_BUFFER_BYTES, len(first) + _ROOM_BYTES_MIN))
+        self._buffer = bytearray(max(WINDOW_BYTES, len(first) + _ROOM_BYTES_MIN))
         self._view = memoryview(self._buffer)
         self._view[: len(first)] = first
         self._start = 0  # of what the reader has not received yet
@@ -80,11 +89,17 @@ class Http1BodyStream(asyncio.BufferedProtocol):
                 raise self._error
             await self._read_timeout.wait()
 
+    def expect(self, wanted_bytes: int) -> None:
+        """TCP's own flow control does it: what the reader takes makes room for more."""
+
     def progress(self) -> None:
         self._read_timeout.progress()
 
     def close(self) -> None:
         self._finish(TransportError("the stream was closed by this client"))
+
+    def abandon(self) -> None:
+        self.close()
 
     def check(self, now: float) -> None:
         if (missing := self._read_timeout.expired(now)) is not None:

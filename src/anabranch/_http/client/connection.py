@@ -4,7 +4,7 @@
 valid until the connection is released. Request pieces are written one by one while the transport has room.
 
     IDLE ── exchange ──> HEAD ──> BODY | CHUNKS | REST ──> HELD ── release ──> IDLE
-                          └── open_stream, status 200 ──> the transport belongs to an Http1BodyStream
+                          └── streaming, status 200 ──> the transport belongs to an Http1BodyStream
     every phase ── abort, a lost connection, a bad response, a deadline ──> CLOSED
 
 There is no timer here: the owner of the connection calls `check` periodically. Cancelling a call aborts the connection,
@@ -15,6 +15,7 @@ import asyncio
 import enum
 import select
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, cast
 
 from anabranch._http.client.body_stream import Http1BodyStream
@@ -78,15 +79,13 @@ class Phase(enum.Enum):
 IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # plain names, because each call uses them many times
 
 
+@dataclass(slots=True)
 class ClientResponse:
     """A complete response. `body` is valid until its connection is released."""
 
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[bytes, bytes], body: memoryview) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    status: int
+    headers: dict[bytes, bytes]
+    body: memoryview
 
 
 Answer = ClientResponse | Http1BodyStream
@@ -148,21 +147,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.write(request)
         return answer
 
-    async def exchange(self, head: bytes, pieces: Sequence[bytes], deadline: float) -> ClientResponse:
+    async def exchange(
+        self, head: bytes, pieces: Sequence[bytes], deadline: float, *, streaming: bool = False
+    ) -> Answer:
+        """The complete response; with `streaming`, its stream if the server accepts it (status 200)."""
         answer = self._begin(deadline)
-        try:
-            await self._write(head, pieces, answer)
-            return cast("ClientResponse", await answer)
-        except BaseException:
-            self.abort()
-            raise
-
-    async def open_stream(
-        self, head: bytes, pieces: Sequence[bytes], deadline: float
-    ) -> ClientResponse | Http1BodyStream:
-        """The stream if the server accepts it (status 200), else the complete error response."""
-        answer = self._begin(deadline)
-        self._streaming = True
+        self._streaming = streaming
         try:
             await self._write(head, pieces, answer)
             return await answer

@@ -14,7 +14,7 @@ from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from anabranch._http.client.endpoint import Endpoint, Proxy
 from anabranch._http.client.response_framing import parse_response_head
@@ -99,11 +99,7 @@ class Dialer:
         if proxy is not None and self._proxy_tls is not None:
             transport = await _secure(transport, pending, self._proxy_tls, proxy.host)
         if proxy is not None and self._tls is not None:
-            tunnel = ProxyTunnel(asyncio.get_running_loop(), proxy, self.endpoint)
-            transport.set_protocol(tunnel)
-            tunnel.connection_made(transport)
-            await tunnel.wait_open()
-            transport.set_protocol(pending)
+            await _open_tunnel(transport, pending, proxy, self.endpoint)
         if self._tls is not None:
             transport = await _secure(transport, pending, self._tls, self.endpoint.host)
         chosen = choose(_negotiated(transport))
@@ -143,12 +139,30 @@ class _PendingProtocol(asyncio.Protocol):
     def __init__(self) -> None:
         self._received = bytearray()
         self._lost: tuple[Exception | None] | None = None
+        self._changed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
         self._received += data
+        self._changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = (exc,)
+        self._changed.set()
+
+    async def read_head(self) -> bytes:
+        """The proxy's answer, up to its empty line. Nothing may follow it yet."""
+        while (head_end := self._received.find(b"\r\n\r\n")) < 0:
+            if len(self._received) > _HEAD_BYTES_MAX:
+                raise TransportError("its answer to CONNECT is too long")
+            if self._lost is not None:
+                raise TransportError(str(self._lost[0] or "it closed the connection"))
+            self._changed.clear()
+            await self._changed.wait()
+        if len(self._received) > head_end + 4:
+            raise TransportError("it sent bytes after its answer to CONNECT")
+        head = bytes(self._received[:head_end])
+        self._received.clear()
+        return head
 
     def hand_over(self, chosen: asyncio.BufferedProtocol) -> None:
         early = memoryview(bytes(self._received))
@@ -160,6 +174,26 @@ class _PendingProtocol(asyncio.Protocol):
             early = early[step:]
         if self._lost is not None:
             chosen.connection_lost(self._lost[0])
+
+
+async def _open_tunnel(
+    transport: asyncio.Transport, pending: _PendingProtocol, proxy: Proxy, endpoint: Endpoint
+) -> None:
+    request = f"CONNECT {endpoint.authority} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
+    if proxy.authorization:
+        request += f"proxy-authorization: {proxy.authorization}\r\n"
+    transport.write(f"{request}\r\n".encode("ascii"))
+    try:
+        status = parse_response_head(await pending.read_head()).status
+    except TransportError as error:
+        reason = str(error)
+    else:
+        if 200 <= status < 300:
+            return
+        reason = f"it answered CONNECT with status {status}"
+        if status == 407:
+            reason = "it needs a user and a password: HTTPS_PROXY=http://user:password@host:port"
+    raise TransportError(f"{proxy!r} did not connect to {endpoint.authority}: {reason}", maybe_sent=False)
 
 
 async def _secure(
@@ -226,60 +260,6 @@ def _interleaved(addresses: Sequence[AddressInfo]) -> list[AddressInfo]:
     first = [address for address in addresses if address[0] == addresses[0][0]]
     others = [address for address in addresses if address[0] != addresses[0][0]]
     return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]
-
-
-class ProxyTunnel(asyncio.Protocol):
-    def __init__(self, loop: asyncio.AbstractEventLoop, proxy: Proxy, endpoint: Endpoint) -> None:
-        self._proxy = proxy
-        self._endpoint = endpoint
-        self._received = bytearray()
-        self._open: asyncio.Future[None] = loop.create_future()
-        self._transport: asyncio.Transport | None = None
-
-    async def wait_open(self) -> None:
-        await self._open
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        authority = self._endpoint.authority
-        request = f"CONNECT {authority} HTTP/1.1\r\nhost: {authority}\r\n"
-        if self._proxy.authorization:
-            request += f"proxy-authorization: {self._proxy.authorization}\r\n"
-        self._transport.write(f"{request}\r\n".encode("ascii"))
-
-    def data_received(self, data: bytes) -> None:
-        if self._open.done():
-            return
-        self._received += data
-        head_end = self._received.find(b"\r\n\r\n")
-        if head_end < 0:
-            if len(self._received) > _HEAD_BYTES_MAX:
-                self._refuse("its answer to CONNECT is too long")
-            return
-        try:
-            status = parse_response_head(bytes(self._received[:head_end])).status
-        except TransportError as error:
-            self._refuse(str(error))
-            return
-        if status == 407:
-            self._refuse("it needs a user and a password: HTTPS_PROXY=http://user:password@host:port")
-        elif not 200 <= status < 300:
-            self._refuse(f"it answered CONNECT with status {status}")
-        elif len(self._received) > head_end + 4:
-            self._refuse("it sent bytes after its answer to CONNECT")
-        else:
-            self._open.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._open.done():
-            self._refuse(str(exc) if exc else "it closed the connection")
-
-    def _refuse(self, reason: str) -> None:
-        self._open.set_exception(
-            TransportError(f"{self._proxy!r} did not connect to {self._endpoint.authority}: {reason}", maybe_sent=False)
-        )
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:

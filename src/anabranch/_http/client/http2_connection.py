@@ -1,7 +1,8 @@
 """HTTP/2 for streamed responses: many streams on one connection.
 
-Bytes that a reader has not fetched stay charged to its stream's window, and the connection's window has room for every
-stream's. So a slow reader delays only itself. Closing a stream resets it at once.
+The server may send 64 KiB on each stream, and more only when the stream's reader expects it (rule B3). The connection's
+window is at least the sum of all streams' windows. So a slow reader delays only itself. Closing a stream resets it at
+once.
 
 No task runs here: asyncio's callbacks feed the HTTP/2 library, and readers wait on futures.
 """
@@ -11,15 +12,14 @@ from collections.abc import Iterable
 from typing import Final, cast
 
 from anabranch._http import http2
+from anabranch._http.client.body_stream import WINDOW_BYTES
 from anabranch._http.client.limits import ClientLimits, ClientTimeouts, ReadTimeout
 from anabranch.errors import TransportError
 
-STREAMS_MAX: Final = 16
-_WINDOW_BYTES: Final = 1 << 20
-_CONNECTION_WINDOW_BYTES: Final = STREAMS_MAX * _WINDOW_BYTES
+STREAMS_MAX: Final = 100
+"""Streams on one connection, if the server allows more: a lost packet delays all of them."""
 _FRAME_BYTES_MAX: Final = 1 << 20  # fewer frames are less work; the server decides
 _BUFFER_BYTES: Final = 256 << 10
-_DEFAULT_WINDOW_BYTES: Final = 65_535  # RFC 9113, 6.9.2
 
 
 class Http2BodyStream:
@@ -33,8 +33,8 @@ class Http2BodyStream:
         self._connection = connection
         self._stream_id = stream_id
         self._waiting: list[memoryview] = []
-        self._waiting_bytes = 0
-        self._owed_bytes = 0  # handed to the reader, but not yet returned to the server's window
+        self.window_bytes = WINDOW_BYTES
+        """How much the server may send now."""
         self._peer = peer
         self._read_timeout = read_timeout
         self._error: TransportError | None = None
@@ -52,29 +52,42 @@ class Http2BodyStream:
             await self._read_timeout.wait()
 
     async def receive(self) -> list[memoryview]:
-        self._grant()
         while not self._waiting:
             if self._ended:
                 return []
             if self._error is not None:
                 raise self._error
+            if self.window_bytes < WINDOW_BYTES // 2:
+                self._open_window(WINDOW_BYTES)
             await self._read_timeout.wait()
         payloads, self._waiting = self._waiting, []
-        self._owed_bytes, self._waiting_bytes = self._waiting_bytes, 0
         return payloads
+
+    def expect(self, wanted_bytes: int) -> None:
+        """One update for the whole message, and for the beginning of the next one."""
+        if self.window_bytes < wanted_bytes:
+            self._open_window(wanted_bytes + WINDOW_BYTES)
+
+    def _open_window(self, to_bytes: int) -> None:
+        if not self.ended:
+            more_bytes, self.window_bytes = to_bytes - self.window_bytes, to_bytes
+            self._connection.open_window(self._stream_id, more_bytes)
 
     def close(self) -> None:
         self._connection.reset(self._stream_id)
         self.fail(TransportError("the stream was closed by this client"))
-        self._owed_bytes += self._waiting_bytes
-        self._waiting, self._waiting_bytes = [], 0
-        self._grant()
+        self._waiting = []
+
+    def abandon(self) -> None:
+        self._connection.retire()
+        self.close()
 
     def progress(self) -> None:
         self._read_timeout.progress()
 
     def check(self, now: float) -> None:
         if (missing := self._read_timeout.expired(now)) is not None:
+            self._connection.retire()  # it may be dead
             self.fail(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
@@ -90,7 +103,7 @@ class Http2BodyStream:
         """`flow_bytes` includes the padding, which also counts against the window."""
         if payload:
             self._waiting.append(memoryview(payload))
-        self._waiting_bytes += flow_bytes
+        self.window_bytes -= flow_bytes
         self._read_timeout.wake()
 
     def end(self) -> None:
@@ -102,11 +115,6 @@ class Http2BodyStream:
             self._error = error
         self._read_timeout.wake()
 
-    def _grant(self) -> None:
-        if self._owed_bytes:
-            self._connection.grant(self._stream_id, self._owed_bytes)
-            self._owed_bytes = 0
-
 
 class Http2ClientConnection(asyncio.BufferedProtocol):
     def __init__(
@@ -117,13 +125,15 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._authority = authority
         self._timeouts = timeouts
         self._session = http2.client_session(
-            window_bytes=_WINDOW_BYTES, frame_bytes_max=_FRAME_BYTES_MAX, head_bytes_max=limits.head_bytes_max
+            window_bytes=WINDOW_BYTES, frame_bytes_max=_FRAME_BYTES_MAX, head_bytes_max=limits.head_bytes_max
         )
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._streams: dict[int, Http2BodyStream] = {}
         self._greeted = False
+        self._settled: asyncio.Future[None] = loop.create_future()  # the server's limits are known, or it failed
+        self._failure: TransportError | None = None
         self._leaving = False  # the server accepts no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
         self.idle_since = loop.time()
@@ -138,6 +148,12 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    async def ready(self) -> None:
+        """Waits until the server has said how many streams it allows. More would fail all of them."""
+        await asyncio.shield(self._settled)
+        if self._failure is not None:
+            raise self._failure
 
     async def open_stream(self, headers: Iterable[tuple[str, str]], body: bytes) -> Http2BodyStream:
         """Returns when the status is known. A `host` header is replaced by `:authority`."""
@@ -155,6 +171,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         stream = self._streams[stream_id] = Http2BodyStream(
             self, stream_id, self._peer, ReadTimeout(self._loop, self._timeouts)
         )
+        self._open_own_window()
         self._flush()
         try:
             await stream.accepted()
@@ -173,12 +190,26 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             return  # it has already ended
         self._flush()
 
-    def grant(self, stream_id: int, flow_bytes: int) -> None:
+    def open_window(self, stream_id: int, more_bytes: int) -> None:
         try:
-            self._session.acknowledge_received_data(flow_bytes, stream_id)
+            self._session.increment_flow_control_window(more_bytes, stream_id)
         except http2.Http2Error:
-            return  # the connection is closed
+            return  # the stream or the connection is closed
+        self._open_own_window()
         self._flush()
+
+    def _open_own_window(self) -> None:
+        """All streams together may send what each of them may. Data of closed streams uses up the connection's window,
+        too.
+        """
+        wanted_bytes = sum(stream.window_bytes for stream in self._streams.values())
+        missing_bytes = wanted_bytes - self._session.inbound_flow_control_window
+        if missing_bytes > 0:
+            self._session.increment_flow_control_window(missing_bytes + WINDOW_BYTES)
+
+    def retire(self) -> None:
+        """Opens no more streams on this connection; those that it has go on."""
+        self._leaving = True
 
     def abort(self) -> None:
         self._leaving = True
@@ -193,7 +224,6 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._scheme = "https" if transport.get_extra_info("ssl_object") is not None else "http"
         self._session.initiate_connection()
-        self._session.increment_flow_control_window(_CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- always the whole buffer
@@ -237,6 +267,8 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         elif isinstance(event, http2.StreamReset):
             if (stream := self._forget(event.stream_id)) is not None:
                 stream.fail(TransportError(f"{self._peer} reset the stream (HTTP/2 error {event.error_code})"))
+        elif isinstance(event, http2.RemoteSettingsChanged):
+            self._settle()
         elif isinstance(event, http2.ConnectionTerminated):
             self._leaving = True
             for stream_id in [id_ for id_ in self._streams if id_ > (event.last_stream_id or 0)]:
@@ -248,7 +280,13 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self.idle_since = self._loop.time()
         return self._streams.pop(stream_id, None)
 
+    def _settle(self) -> None:
+        if not self._settled.done():
+            self._settled.set_result(None)
+
     def _fail_all(self, error: TransportError) -> None:
+        self._failure = self._failure or error
+        self._settle()
         for stream_id in list(self._streams):
             self._streams.pop(stream_id).fail(error)
 

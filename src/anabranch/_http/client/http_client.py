@@ -12,7 +12,7 @@ checks everything in progress ten times a second, and stops when there is nothin
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
@@ -25,13 +25,10 @@ _SWEEP_SECONDS: Final = 0.1
 _IDLE_SWEEP_SECONDS: Final = 1.0
 
 
-class _Waiter:
-    __slots__ = ("deadline", "turn")
-
-    def __init__(self, turn: "asyncio.Future[ClientConnection | None]", deadline: float) -> None:
-        self.turn = turn
-        """Resolves to a connection, or to None: permission to open one."""
-        self.deadline = deadline
+class _Waiter(NamedTuple):
+    turn: "asyncio.Future[ClientConnection | None]"
+    """Resolves to a connection, or to None: permission to open one."""
+    deadline: float
 
 
 class ConnectionPool:
@@ -259,7 +256,7 @@ class HttpClient:
             connection = await pool.acquire(deadline)
         try:
             if len(pieces) == 1:
-                response = cast("ClientResponse", await connection.start(head + pieces[0], deadline))
+                response = await connection.start(head + pieces[0], deadline)
             else:
                 response = await connection.exchange(head, pieces, deadline)
         except TransportError:
@@ -267,25 +264,20 @@ class HttpClient:
             if not (repeatable and connection.dropped_before_answer):
                 raise
             pool.drop_idle()
-            connection, response = await self._post_again(pool, head, pieces, deadline)
+            connection = await pool.acquire(deadline)
+            try:
+                response = await connection.exchange(head, pieces, deadline)
+            except BaseException:
+                pool.discard(connection)
+                raise
         except BaseException:
             pool.discard(connection)
             raise
         try:
-            return read(response)
+            return read(cast("ClientResponse", response))
         finally:
             pool.release(connection)
 
     async def close(self) -> None:
         for pool in self._pools.values():
             await pool.close()
-
-    async def _post_again(
-        self, pool: ConnectionPool, head: bytes, pieces: Sequence[bytes], deadline: float
-    ) -> tuple[ClientConnection, ClientResponse]:
-        connection = await pool.acquire(deadline)
-        try:
-            return connection, await connection.exchange(head, pieces, deadline)
-        except BaseException:
-            pool.discard(connection)
-            raise

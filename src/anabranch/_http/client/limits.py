@@ -14,8 +14,10 @@ class ClientTimeouts:
     """For name lookup, TCP, proxy and TLS together."""
     read: float = 15.0
     """The longest silence inside a response."""
-    message: float = 30.0
-    """The longest wait for a complete message in a stream; a subscription sends one every five seconds."""
+    message: float = 40.0
+    """The longest wait for a complete message in a stream; a subscription sends one every five seconds. Longer than the
+    reader's own limit, so that the reader decides (rule F7).
+    """
     total: float = 30.0
     """From the call to the last byte of its response, including the wait for a free connection."""
     idle: float = 20.0

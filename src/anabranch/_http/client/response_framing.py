@@ -6,6 +6,7 @@ response cannot be read.
 """
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -25,16 +26,14 @@ _LINE_BYTES_MAX: Final = 4_096
 _TRAILER_BYTES_MAX: Final = 16_384
 
 
+@dataclass(slots=True)
 class ResponseHead:
-    __slots__ = ("headers", "keep_alive", "length", "status")
-
-    def __init__(self, status: int, headers: dict[bytes, bytes], length: int, *, keep_alive: bool) -> None:
-        self.status = status
-        self.headers = headers
-        """Names in lower case. The values of a repeated name are joined with commas."""
-        self.length = length
-        """The length of the body in bytes, or CHUNKED, or UNTIL_CLOSE."""
-        self.keep_alive = keep_alive
+    status: int
+    headers: dict[bytes, bytes]
+    """Names in lower case. The values of a repeated name are joined with commas."""
+    length: int
+    """The length of the body in bytes, or CHUNKED, or UNTIL_CLOSE."""
+    keep_alive: bool
 
 
 def parse_response_head(block: bytes) -> ResponseHead:
@@ -57,7 +56,7 @@ def parse_response_head(block: bytes) -> ResponseHead:
         keep_alive = b"close" not in wish and (keep_alive or b"keep-alive" in wish)
     if length == UNTIL_CLOSE or (length == CHUNKED and b"content-length" in headers):
         keep_alive = False  # RFC 9112, 6.3: with both framings, read it as chunked and close the connection
-    return ResponseHead(status, headers, length, keep_alive=keep_alive)
+    return ResponseHead(status, headers, length, keep_alive)
 
 
 # A server repeats the same few status lines and names: each is checked once.

@@ -6,6 +6,7 @@ to support it. The first connection decides for all; callers that arrive meanwhi
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from anabranch._http.client.body_stream import BodyStream
@@ -15,7 +16,7 @@ from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
-    from anabranch._http.client.http2_connection import Http2BodyStream, Http2ClientConnection
+    from anabranch._http.client.http2_connection import Http2ClientConnection
 
 _SWEEP_SECONDS: Final = 1.0
 _REFUSAL_BYTES_MAX: Final = 1 << 20
@@ -34,7 +35,8 @@ class StreamPool:
         self._dialer = dialer
         self._http2 = http2
         self._streams_max = streams_max
-        self._timeouts = timeouts or ClientTimeouts()
+        timeouts = timeouts or ClientTimeouts()
+        self._timeouts = replace(timeouts, read=timeouts.message)  # between two messages a stream may be silent
         self._limits = limits or ClientLimits()
         self._loop = asyncio.get_running_loop()
         self._buffers = ReceiveBuffers(0)
@@ -53,19 +55,29 @@ class StreamPool:
         if len(self._streams) + len(self._opening) >= self._streams_max:
             raise TransportError(f"{self._streams_max} streams are already open, which is the limit", maybe_sent=False)
         deadline = self._loop.time() + self._timeouts.total
+        connection: Http2ClientConnection | ClientConnection | None = None
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await self._connection(deadline)
-                answer = await self._open_on(connection, headers, body, deadline)
+                if isinstance(connection, ClientConnection):
+                    answer = await self._open_http1(connection, headers, body, deadline)
+                else:
+                    answer = await self._open_http2(connection, headers, body)
         except TimeoutError:
+            if connection is not None and not isinstance(connection, ClientConnection):
+                connection.retire()  # it may be dead
             raise TransportError(f"{self._dialer.endpoint.url} did not accept the stream in time") from None
         if not isinstance(answer, ClientResponse):
             self._streams[answer] = None
             self._watch()
         return answer
 
-    def close_stream(self, stream: BodyStream) -> None:
-        stream.close()
+    def close_stream(self, stream: BodyStream, *, silent: bool = False) -> None:
+        """`silent`: the server has sent nothing for too long."""
+        if silent:
+            stream.abandon()
+        else:
+            stream.close()
         self._streams.pop(stream, None)
 
     async def close(self) -> None:
@@ -98,6 +110,11 @@ class StreamPool:
             if not isinstance(connection, ClientConnection):
                 self._connections.append(connection)
                 self._watch()
+                try:
+                    await connection.ready()
+                except BaseException:
+                    connection.abort()
+                    raise
             return connection
 
     def _choose(self, negotiated: str | None) -> "Http2ClientConnection | ClientConnection":
@@ -108,20 +125,9 @@ class StreamPool:
             return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
         return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
 
-    async def _open_on(
-        self,
-        connection: "Http2ClientConnection | ClientConnection",
-        headers: Iterable[tuple[str, str]],
-        body: bytes,
-        deadline: float,
-    ) -> BodyStream | ClientResponse:
-        if isinstance(connection, ClientConnection):
-            return await self._open_http1(connection, headers, body, deadline)
-        return await self._open_http2(connection, headers, body)
-
     async def _open_http2(
         self, connection: "Http2ClientConnection", headers: Iterable[tuple[str, str]], body: bytes
-    ) -> "Http2BodyStream | ClientResponse":
+    ) -> BodyStream | ClientResponse:
         stream = await connection.open_stream([*headers, ("content-length", str(len(body)))], body)
         if stream.status == 200:
             return stream
@@ -143,7 +149,7 @@ class StreamPool:
         head = self._dialer.request_start + f"{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
         self._opening[connection] = None
         try:
-            answer = await connection.open_stream(head, [body], deadline)
+            answer = await connection.exchange(head, [body], deadline, streaming=True)
             if isinstance(answer, ClientResponse):
                 answer.body = memoryview(bytes(answer.body))
                 connection.abort()

@@ -8,7 +8,7 @@ pipelined, reading pauses. HTTP/2 clients, by ALPN or by their preface, are hand
 import asyncio
 import time
 from http import HTTPStatus
-from typing import Final
+from typing import Final, cast
 
 from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
 from anabranch._http.server.http2_connection import PREFACE, Http2ServerConnection
@@ -48,8 +48,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
         if self._state.full or self._state.stopping:
             self._keep_alive = False
             self._send(Response(503, b"too many connections\n"))

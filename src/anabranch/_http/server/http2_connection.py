@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from anabranch._http import http2
 from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
@@ -40,13 +40,12 @@ class Http2ServerConnection(asyncio.Protocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
         self._state.add(self)
         self._session.initiate_connection()
         self._session.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
         self._set_deadline(self._state.limits.head_timeout)
-        self._flush()
+        self.flush()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._state.remove(self)
@@ -58,14 +57,14 @@ class Http2ServerConnection(asyncio.Protocol):
         try:
             events = self._session.receive_data(data)
         except http2.Http2Error:
-            self._flush()  # h2 has prepared the GOAWAY frame with the error
+            self.flush()  # h2 has prepared the GOAWAY frame with the error
             self._transport.close()
             return
         for event in events:
             self._take(event)
         if not self._streams:
             self._set_deadline(self._state.limits.idle_timeout)
-        self._flush()
+        self.flush()
 
     def eof_received(self) -> None:
         """The transport may close: a half-closed client can send no window updates."""
@@ -81,7 +80,7 @@ class Http2ServerConnection(asyncio.Protocol):
         self._write_deadline = None
         self._transport.resume_reading()
         self._pump_all()
-        self._flush()
+        self.flush()
 
     # Called by the server
 
@@ -93,7 +92,7 @@ class Http2ServerConnection(asyncio.Protocol):
         for stream in list(self._streams.values()):
             if stream.deadline is not None and now >= stream.deadline:
                 self._reset(stream, http2.ErrorCodes.CANCEL)
-        self._flush()
+        self.flush()
 
     def drain(self) -> None:
         self._draining = True
@@ -149,7 +148,7 @@ class Http2ServerConnection(asyncio.Protocol):
         stream_id = _known(event.stream_id)
         self._session.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
         stream = self._streams.get(stream_id)
-        if stream is None or stream.exchange is not None:
+        if stream is None or stream.exchange is not None or stream.ended:
             return
         body = cast("bytearray", stream.request.body)
         body += event.data or b""
@@ -195,17 +194,11 @@ class Http2ServerConnection(asyncio.Protocol):
                 chunk = chunk[:room]
             is_last = stream.ended and not stream.waiting
             self._session.send_data(stream.stream_id, chunk, end_stream=is_last)
-            self._flush()
+            self.flush()
             if is_last:
                 return
         if stream.ended and not stream.waiting:
             self._session.end_stream(stream.stream_id)
-
-    def flush(self) -> None:
-        self._flush()
-
-    def hang_up(self) -> None:
-        self._transport.abort()
 
     @property
     def is_closing(self) -> bool:
@@ -235,13 +228,13 @@ class Http2ServerConnection(asyncio.Protocol):
     def _close_gracefully(self) -> None:
         if not self._transport.is_closing():
             self._session.close_connection()
-            self._flush()
+            self.flush()
             self._transport.close()
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         data = self._session.data_to_send()
         if data and not self._transport.is_closing():
             self._transport.write(data)
@@ -263,7 +256,7 @@ class _ServerStream:
         self._gone = False
 
     def begin(self, state: ServerState) -> None:
-        if self.exchange is None:
+        if self.exchange is None and not self.ended:
             self.deadline = None
             self.exchange = Exchange(state.handler, self, state.spawn)
             self.exchange.begin(self.request)
@@ -271,8 +264,7 @@ class _ServerStream:
     def refuse(self, response: Response) -> None:
         """Answers before the request is complete, and ignores the rest of it."""
         self.request.body = b""
-        self.exchange = Exchange(lambda _: response, self, _no_task)
-        self.exchange.begin(self.request)
+        self.send(response)
 
     def drain(self) -> None:
         if self.exchange is not None and self.exchange.streaming:
@@ -321,7 +313,7 @@ class _ServerStream:
 
     def abandon(self, how: Abandon) -> None:
         if how is Abandon.HANG_UP:
-            self._connection.hang_up()
+            self._connection.abort()
         self.silent = True
 
     def _closed(self) -> bool:
@@ -331,7 +323,3 @@ class _ServerStream:
 def _known(stream_id: int | None) -> int:
     assert stream_id is not None
     return stream_id
-
-
-def _no_task(_: Any) -> "asyncio.Task[None]":
-    raise AssertionError("a refusal needs no task")

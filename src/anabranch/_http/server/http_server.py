@@ -1,7 +1,7 @@
 """A small HTTP server: HTTP/1.1 and HTTP/2 on one port, in clear text or over TLS.
 
-It has one listener, a periodic check for slow connections, and a graceful stop. It serves the local Kinesis, health
-checks and the dashboard: few dependencies, bounded clients, no routing.
+It has one listener, a periodic check for slow connections, and a graceful stop. It serves the local Kinesis
+and the health pages: few dependencies, bounded clients, no routing.
 """
 
 import asyncio

@@ -2,11 +2,10 @@
 
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.streams import ON_DEMAND_STREAMS_MAX
-from anabranch.local.shapes import StringShape, StructureShape
 from anabranch.local.state.account import COMMITMENT_MS, Account
 
 
-@action("DescribeLimits", {})
+@action("DescribeLimits")
 def describe_limits(account: Account, request: Request, now_ms: int) -> Answer:
     return {
         "ShardLimit": account.settings.shard_limit,
@@ -16,20 +15,12 @@ def describe_limits(account: Account, request: Request, now_ms: int) -> Answer:
     }
 
 
-@action("DescribeAccountSettings", {})
+@action("DescribeAccountSettings")
 def describe_account_settings(account: Account, request: Request, now_ms: int) -> Answer:
     return {"MinimumThroughputBillingCommitment": account.commitment.members(now_ms)}
 
 
-@action(
-    "UpdateAccountSettings",
-    {
-        "MinimumThroughputBillingCommitment": StructureShape(
-            {"Status": StringShape(values=("ENABLED", "DISABLED"))}, required=("Status",)
-        )
-    },
-    required=("MinimumThroughputBillingCommitment",),
-)
+@action("UpdateAccountSettings")
 def update_account_settings(account: Account, request: Request, now_ms: int) -> Answer:
     if request["MinimumThroughputBillingCommitment"]["Status"] == "ENABLED":
         account.commitment.enable(now_ms, account.settings.scaled_ms(COMMITMENT_MS))

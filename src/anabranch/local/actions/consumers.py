@@ -2,13 +2,7 @@
 
 from typing import Final
 
-from anabranch.limits import (
-    CONSUMERS_CREATING_MAX,
-    CONSUMERS_PER_STREAM_ADVANTAGE_MAX,
-    CONSUMERS_PER_STREAM_MAX,
-    LIST_SHARDS_TOKEN_LIFETIME_MS,
-    SUBSCRIBE_PER_SECOND,
-)
+from anabranch import limits
 from anabranch.local.actions.lookups import (
     StartingPosition,
     check_settled,
@@ -18,24 +12,9 @@ from anabranch.local.actions.lookups import (
     find_stream_by_arn,
     resolve_position,
 )
-from anabranch.local.actions.registry import Answer, Request, action, declare
+from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import dry_run, in_use, limit_exceeded, stream_not_found
-from anabranch.local.shapes import (
-    BOOLEAN,
-    CONSUMER_ARN,
-    CONSUMER_NAME,
-    ITERATOR_TYPE,
-    NEXT_TOKEN,
-    PAGE_SIZE,
-    SEQUENCE_NUMBER,
-    SHARD_ID,
-    STREAM_BY_ARN,
-    STREAM_ID,
-    TAG_MAP,
-    TIMESTAMP,
-    StructureShape,
-)
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import PageToken, read_token, write_token
 from anabranch.local.state.stream import Consumer
@@ -44,24 +23,20 @@ from anabranch.local.state.subscription import Subscription
 _PAGE_MAX: Final = 100  # API reference: also the default
 
 
-@action(
-    "RegisterStreamConsumer",
-    {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "Tags": TAG_MAP},
-    required=("StreamARN", "ConsumerName"),
-)
+@action("RegisterStreamConsumer")
 def register_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
     stream = check_settled(account, find_stream_by_arn(account, request["StreamARN"]))
     name, owner = request["ConsumerName"], account.settings.account_id
     if name in stream.consumers:
         raise in_use(f"Consumer {name} under stream {stream.name} already exists for account {owner}.")
     is_advantage = stream.mode == "ON_DEMAND" and account.commitment.is_enabled(now_ms)
-    consumers_max = CONSUMERS_PER_STREAM_ADVANTAGE_MAX if is_advantage else CONSUMERS_PER_STREAM_MAX
+    consumers_max = limits.CONSUMERS_PER_STREAM_ADVANTAGE_MAX if is_advantage else limits.CONSUMERS_PER_STREAM_MAX
     if len(stream.consumers) >= consumers_max:
         raise limit_exceeded(
             f"The limit of {consumers_max} registered consumers is reached for {account.stream_label(stream)}."
         )
     creating = sum(consumer.status == "CREATING" for consumer in stream.consumers.values())
-    if creating >= CONSUMERS_CREATING_MAX:
+    if creating >= limits.CONSUMERS_CREATING_MAX:
         raise limit_exceeded(
             f"There are already {creating} consumers in CREATING for {account.stream_label(stream)}: "
             "wait for one to be ACTIVE."
@@ -81,7 +56,7 @@ def register_stream_consumer(account: Account, request: Request, now_ms: int) ->
     return answer
 
 
-@action("DeregisterStreamConsumer", {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "ConsumerARN": CONSUMER_ARN})
+@action("DeregisterStreamConsumer")
 def deregister_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
     """Also ends the subscriptions of the consumer."""
     stream, consumer = find_consumer(account, request)
@@ -90,17 +65,13 @@ def deregister_stream_consumer(account: Account, request: Request, now_ms: int) 
     return {}
 
 
-@action("DescribeStreamConsumer", {**STREAM_BY_ARN, "ConsumerName": CONSUMER_NAME, "ConsumerARN": CONSUMER_ARN})
+@action("DescribeStreamConsumer")
 def describe_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
     stream, consumer = find_consumer(account, request)
     return {"ConsumerDescription": {**consumer.members(), "StreamARN": stream.arn}}
 
 
-@action(
-    "ListStreamConsumers",
-    {**STREAM_BY_ARN, "NextToken": NEXT_TOKEN, "MaxResults": PAGE_SIZE, "StreamCreationTimestamp": TIMESTAMP},
-    required=("StreamARN",),
-)
+@action("ListStreamConsumers")
 def list_stream_consumers(account: Account, request: Request, now_ms: int) -> Answer:
     """In the order of their names."""
     stream = find_stream_by_arn(account, request["StreamARN"])
@@ -108,7 +79,7 @@ def list_stream_consumers(account: Account, request: Request, now_ms: int) -> An
     after = ""
     is_other = created is not None and int(created) != int(stream.creation_timestamp)
     if "NextToken" in request:
-        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
+        lifetime_ms = account.settings.scaled_ms(limits.LIST_SHARDS_TOKEN_LIFETIME_MS)
         token = read_token(request["NextToken"], "ListStreamConsumers", now_ms, lifetime_ms)
         after, is_other = token.after, token.stream_created_ms != stream.created_ms
     if is_other:
@@ -128,21 +99,6 @@ def list_stream_consumers(account: Account, request: Request, now_ms: int) -> An
     return answer
 
 
-declare(
-    "SubscribeToShard",
-    {
-        "ConsumerARN": CONSUMER_ARN,
-        "StreamId": STREAM_ID,
-        "ShardId": SHARD_ID,
-        "StartingPosition": StructureShape(
-            {"Type": ITERATOR_TYPE, "SequenceNumber": SEQUENCE_NUMBER, "Timestamp": TIMESTAMP}, required=("Type",)
-        ),
-        "DryRun": BOOLEAN,
-    },
-    required=("ConsumerARN", "ShardId", "StartingPosition"),
-)
-
-
 def subscribe_to_shard(account: Account, request: Request, now_ms: int) -> Subscription:
     """A second call for the same consumer and shard fails within five seconds and takes over after that."""
     stream, consumer = find_consumer_by_arn(account, request["ConsumerARN"])
@@ -155,7 +111,7 @@ def subscribe_to_shard(account: Account, request: Request, now_ms: int) -> Subsc
     position = resolve_position(shard, start, now_ms, "SubscribeToShard", account.stream_label(stream))
     if not account.rates.allows_subscription(consumer.arn, shard.shard_id, now_ms):
         raise limit_exceeded(
-            f"SubscribeToShard can be called {SUBSCRIBE_PER_SECOND} time a second for consumer {consumer.arn} "
+            f"SubscribeToShard can be called {limits.SUBSCRIBE_PER_SECOND} time a second for consumer {consumer.arn} "
             f"and shard {shard.shard_id}."
         )
     previous = account.subscriptions.get((consumer.arn, shard.shard_id))

@@ -19,7 +19,7 @@ from anabranch.local.errors import (
     validation,
 )
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import parse_sequence_number, shard_id_of
+from anabranch.local.state.identifiers import full_shard_id, parse_sequence_number, shard_id_of
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Consumer, Stream
 
@@ -90,12 +90,44 @@ def check_on_demand(what: str, stream: Stream) -> Stream:
 def find_shard(account: Account, stream: Stream, shard_id: str, now_ms: int) -> Shard:
     shard = stream.shard(shard_id, account.horizon_ms(stream, now_ms))
     if shard is None:
-        raise shard_not_found(shard_id, stream.name, account.settings.account_id)
+        raise shard_not_found(full_shard_id(shard_id) or shard_id, stream.name, account.settings.account_id)
     return shard
 
 
-def find_shard_to_change(account: Account, stream: Stream, shard_id: str, now_ms: int) -> Shard:
-    """For SplitShard and MergeShards: the shard must be open, and the messages differ."""
+def find_readable_shard(account: Account, request: Request, now_ms: int) -> tuple[Stream, Shard]:
+    """The stream and the shard of a read. If there is no such stream, AWS still names the shard."""
+    shard_id = _checked_shard_id(account, request, "ShardId")
+    try:
+        stream = find_readable_stream(account, request)
+    except LocalError as error:
+        if error.code != "ResourceNotFoundException":
+            raise
+        raise shard_not_found(shard_id, _stream_name(request), account.settings.account_id) from None
+    return stream, find_shard(account, stream, shard_id, now_ms)
+
+
+def find_shards_to_change(
+    account: Account, request: Request, members: tuple[str, ...], now_ms: int
+) -> tuple[Stream, list[Shard]]:
+    """For SplitShard and MergeShards: the stream, and the open shards that these members name."""
+    shard_ids = [_checked_shard_id(account, request, member) for member in members]
+    stream = find_stream(account, request)
+    return stream, [_find_shard_to_change(account, stream, shard_id, now_ms) for shard_id in shard_ids]
+
+
+def _checked_shard_id(account: Account, request: Request, member: str) -> str:
+    shard_id = full_shard_id(request[member])
+    if shard_id is None:
+        label = f"stream {_stream_name(request)} under account {account.settings.account_id}"
+        raise not_found(f"Could not find shard {request[member]} in {label}.")
+    return shard_id
+
+
+def _stream_name(request: Request) -> str:
+    return str(request.get("StreamName") or request.get("StreamARN", "").rpartition("/")[2])
+
+
+def _find_shard_to_change(account: Account, stream: Stream, shard_id: str, now_ms: int) -> Shard:
     shard = stream.shard(shard_id, account.horizon_ms(stream, now_ms))
     label = account.stream_label(stream)
     if shard is None:

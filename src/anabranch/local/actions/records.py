@@ -11,20 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
+from anabranch import limits
 from anabranch._model.hash_keys import md5_hash_key
-from anabranch.limits import (
-    GET_RECORDS_BYTES_MAX,
-    GET_RECORDS_COUNT_MAX,
-    HASH_KEY_MAX,
-    KIB,
-    PARTITION_KEY_CHARACTERS_MAX,
-    PUT_RECORDS_BYTES_MAX,
-    PUT_RECORDS_ENTRIES_MAX,
-    RECORD_BYTES_MAX,
-    SHARD_ITERATOR_LIFETIME_MS,
+from anabranch.local.actions.lookups import (
+    StartingPosition,
+    find_readable_shard,
+    find_readable_stream,
+    find_shard,
+    resolve_position,
 )
-from anabranch.local.actions.lookups import StartingPosition, find_readable_stream, find_shard, resolve_position
-from anabranch.local.actions.registry import Answer, Request, action, declare
+from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import (
     THROUGHPUT_EXCEEDED,
     dry_run,
@@ -32,40 +28,20 @@ from anabranch.local.errors import (
     invalid_argument,
     shard_not_found,
     slot_message,
-    stream_not_found,
     throughput_exceeded,
 )
-from anabranch.local.shapes import (
-    BOOLEAN,
-    DATA,
-    HASH_KEY,
-    ITERATOR_TYPE,
-    PAGE_SIZE,
-    PARTITION_KEY,
-    SEQUENCE_NUMBER,
-    SHARD_ID,
-    STREAM_BY_ARN,
-    STREAM_BY_NAME_OR_ARN,
-    TIMESTAMP,
-    ListShape,
-    StringShape,
-    StructureShape,
-    null_member,
-    validate,
-)
+from anabranch.local.shapes import HASH_KEY, REQUESTS, STREAM, null_member, validate
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
     ShardIterator,
     decode_iterator,
     encode_iterator,
-    parse_sequence_number,
+    may_be_issued,
     shard_id_of,
 )
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
 
-_SECONDS_AHEAD_MAX: Final = 60  # after fast resharding, the seconds in sequence numbers run ahead of the clock
-_STREAM: Final = StructureShape({**STREAM_BY_NAME_OR_ARN})
 _HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
 
 
@@ -83,7 +59,7 @@ class Placement:
         self._routing = stream.routing
         self._is_auto = stream.distribution == "AUTO"
         self._turn = stream.next_turn
-        self._record_bytes_max = stream.max_record_kib * KIB
+        self._record_bytes_max = stream.max_record_kib * limits.KIB
 
     def shard_for(self, partition_key: str | None, explicit_hash_key: str | None, slot: int | None = None) -> Shard:
         """`slot` is the index of the record in PutRecords, for the error message."""
@@ -96,7 +72,7 @@ class Placement:
         if explicit_hash_key is None:
             return self._routing.shard_for(md5_hash_key(partition_key))
         hash_key = int(explicit_hash_key)
-        if hash_key > HASH_KEY_MAX:
+        if hash_key > limits.HASH_KEY_MAX:
             raise invalid_argument(
                 "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
                 f"Specified value was {explicit_hash_key}"
@@ -116,18 +92,7 @@ class Placement:
         self._stream.next_turn = self._turn
 
 
-@action(
-    "PutRecord",
-    {
-        **STREAM_BY_NAME_OR_ARN,
-        "Data": DATA,
-        "PartitionKey": PARTITION_KEY,
-        "ExplicitHashKey": HASH_KEY,
-        "SequenceNumberForOrdering": SEQUENCE_NUMBER,
-        "DryRun": BOOLEAN,
-    },
-    required=("Data",),
-)
+@action("PutRecord")
 def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     """One record, checked, routed and written like a PutRecords entry."""
     stream = find_readable_stream(account, request)
@@ -137,7 +102,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     size_bytes = placement.checked_size(data, partition_key)
     ordering = request.get("SequenceNumberForOrdering")
     if ordering is not None:
-        _check_ordering(account, ordering, stream.name, now_ms)
+        _check_ordering(account, ordering, stream, now_ms)
     if request.get("DryRun"):
         raise dry_run()
     if account.enforces_limits and not shard.throughput.allows_write(size_bytes, now_ms):
@@ -152,31 +117,13 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     return answer
 
 
-def _check_ordering(account: Account, text: str, stream_name: str, now_ms: int) -> None:
+def _check_ordering(account: Account, text: str, stream: Stream, now_ms: int) -> None:
     """All later records of a shard are above any number issued before; a number from the future was never issued."""
-    parts = parse_sequence_number(int(text))
-    if parts is None or parts.second > now_ms // 1000 + _SECONDS_AHEAD_MAX:
+    latest = max(now_ms // 1000, *(shard.latest_second for shard in stream.shards.values()))
+    if not may_be_issued(int(text), latest):
         raise invalid_argument(
-            f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on stream {stream_name} "
-            f"under account {account.settings.account_id} is invalid."
+            f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on {account.stream_label(stream)} is invalid."
         )
-
-
-_PUT_RECORDS: Final = declare(
-    "PutRecords",
-    {
-        "Records": ListShape(
-            item=StructureShape(
-                {"Data": DATA, "ExplicitHashKey": HASH_KEY, "PartitionKey": PARTITION_KEY}, required=("Data",)
-            ),
-            length_min=1,
-            length_max=PUT_RECORDS_ENTRIES_MAX,
-        ),
-        **STREAM_BY_NAME_OR_ARN,
-        "DryRun": BOOLEAN,
-    },
-    required=("Records",),
-)
 
 
 class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
@@ -264,8 +211,8 @@ def put_records(
         )
         for slot, entry in enumerate(request.records)
     ]
-    if sum(size_bytes for _, _, size_bytes in slots) > PUT_RECORDS_BYTES_MAX:
-        raise invalid_argument(f"Records size exceeds {PUT_RECORDS_BYTES_MAX >> 20} MB limit")
+    if sum(size_bytes for _, _, size_bytes in slots) > limits.PUT_RECORDS_BYTES_MAX:
+        raise invalid_argument(f"Records size exceeds {limits.PUT_RECORDS_BYTES_MAX >> 20} MB limit")
     if request.dry_run:
         raise dry_run()
     placement.commit()
@@ -296,33 +243,23 @@ def put_records(
 
 def _check_entries(request: PutRecordsRequest) -> None:
     records = request.records
-    is_valid = 1 <= len(records) <= PUT_RECORDS_ENTRIES_MAX and all(
-        len(entry.data) <= RECORD_BYTES_MAX
-        and (entry.partition_key is None or 0 < len(entry.partition_key) <= PARTITION_KEY_CHARACTERS_MAX)
+    is_valid = 1 <= len(records) <= limits.PUT_RECORDS_ENTRIES_MAX and all(
+        len(entry.data) <= limits.RECORD_BYTES_MAX
+        and (entry.partition_key is None or 0 < len(entry.partition_key) <= limits.PARTITION_KEY_CHARACTERS_MAX)
         and (entry.explicit_hash_key is None or _HASH_KEY.fullmatch(entry.explicit_hash_key) is not None)
         for entry in records
     )
     if is_valid:
-        validate(_STREAM, request.stream_members())
+        validate(STREAM, request.stream_members())
     else:
-        validate(_PUT_RECORDS, {"Records": [entry.members() for entry in records], **request.stream_members()})
+        validate(
+            REQUESTS["PutRecords"], {"Records": [entry.members() for entry in records], **request.stream_members()}
+        )
 
 
-@action(
-    "GetShardIterator",
-    {
-        **STREAM_BY_NAME_OR_ARN,
-        "ShardId": SHARD_ID,
-        "ShardIteratorType": ITERATOR_TYPE,
-        "StartingSequenceNumber": SEQUENCE_NUMBER,
-        "Timestamp": TIMESTAMP,
-        "DryRun": BOOLEAN,
-    },
-    required=("ShardId", "ShardIteratorType"),
-)
+@action("GetShardIterator")
 def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = find_readable_stream(account, request)
-    shard = find_shard(account, stream, request["ShardId"], now_ms)
+    stream, shard = find_readable_shard(account, request, now_ms)
     shard.log.trim(account.horizon_ms(stream, now_ms))
     start = StartingPosition(
         request["ShardIteratorType"], request.get("StartingSequenceNumber"), request.get("Timestamp")
@@ -336,23 +273,14 @@ def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answe
     return {"ShardIterator": encode_iterator(iterator, account.entropy)}
 
 
-@action(
-    "GetRecords",
-    {
-        "ShardIterator": StringShape(length_min=1, length_max=512),
-        "Limit": PAGE_SIZE,
-        **STREAM_BY_ARN,
-        "DryRun": BOOLEAN,
-    },
-    required=("ShardIterator",),
-)
+@action("GetRecords")
 def get_records(account: Account, request: Request, now_ms: int) -> Answer:
     """A response that reaches the end of a closed shard has ChildShards and no NextShardIterator."""
     iterator = decode_iterator(request["ShardIterator"])
     if iterator is None:
         raise invalid_argument("Invalid ShardIterator.")
     stream, shard = _find_by_iterator(account, request, iterator, now_ms)
-    lifetime_ms = account.settings.scaled_ms(SHARD_ITERATOR_LIFETIME_MS)
+    lifetime_ms = account.settings.scaled_ms(limits.SHARD_ITERATOR_LIFETIME_MS)
     if now_ms - iterator.issued_ms > lifetime_ms:
         raise expired_iterator(iterator.issued_ms, now_ms, lifetime_ms)
     if request.get("DryRun"):
@@ -362,7 +290,7 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
     log = shard.log
     log.trim(account.horizon_ms(stream, now_ms))
     begin = log.index_at(iterator.position)
-    end = log.index_after(begin, request.get("Limit", GET_RECORDS_COUNT_MAX), GET_RECORDS_BYTES_MAX)
+    end = log.index_after(begin, request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
     if account.enforces_limits:
         shard.throughput.charge_read(log.bytes_between(begin, end), now_ms)
     answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, now_ms)}
@@ -376,13 +304,11 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
 
 
 def _find_by_iterator(account: Account, request: Request, iterator: ShardIterator, now_ms: int) -> tuple[Stream, Shard]:
-    owner, shard_id = account.settings.account_id, shard_id_of(iterator.shard_index)
+    shard_id = shard_id_of(iterator.shard_index)
     stream = account.streams.get(iterator.stream_name)
-    if stream is None or stream.status == "CREATING":
-        raise stream_not_found(iterator.stream_name, owner)
+    if stream is None or stream.status == "CREATING" or stream.created_ms != iterator.stream_created_ms:
+        raise shard_not_found(shard_id, iterator.stream_name, account.settings.account_id)
     if request.get("StreamARN", stream.arn) != stream.arn:
         raise invalid_argument(f"StreamARN {request['StreamARN']} is not the stream of the ShardIterator.")
-    shard = stream.shard(shard_id, account.horizon_ms(stream, now_ms))
-    if shard is None or stream.created_ms != iterator.stream_created_ms:
-        raise shard_not_found(shard_id, stream.name, owner)
+    shard = find_shard(account, stream, shard_id, now_ms)
     return stream, shard

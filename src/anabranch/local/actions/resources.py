@@ -9,19 +9,13 @@ from anabranch.limits import TAGS_PER_STREAM_MAX
 from anabranch.local.actions.lookups import find_active_stream, find_resource, find_stream
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, not_found
-from anabranch.local.shapes import (
-    RESOURCE_BY_ARN,
-    STREAM_BY_NAME_OR_ARN,
-    TAG_KEY,
-    TAG_KEYS,
-    TAG_MAP,
-    IntegerShape,
-    StringShape,
-)
 from anabranch.local.state.account import Account
 from anabranch.local.state.stream import Consumer, Stream
 
-_TAG_CHARACTERS: Final = re.compile(r"[\w\s.:/=+\-@%]*")
+_SPACES: Final = (
+    " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # separators of Unicode: no tabs, no line breaks
+)
+_TAG_CHARACTERS: Final = re.compile(rf"[\w{_SPACES}.:/=+\-@%]*")
 
 
 def check_tags(tags: dict[str, str]) -> None:
@@ -52,7 +46,7 @@ def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
     return [{"Key": key, "Value": resource.tags[key]} for key in sorted(resource.tags)]
 
 
-@action("AddTagsToStream", {**STREAM_BY_NAME_OR_ARN, "Tags": TAG_MAP}, required=("Tags",))
+@action("AddTagsToStream")
 def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     _add_tags(stream, request["Tags"])
@@ -60,7 +54,7 @@ def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answe
     return {}
 
 
-@action("RemoveTagsFromStream", {**STREAM_BY_NAME_OR_ARN, "TagKeys": TAG_KEYS}, required=("TagKeys",))
+@action("RemoveTagsFromStream")
 def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:
     """Unknown keys are ignored."""
     stream = find_active_stream(account, request)
@@ -69,10 +63,7 @@ def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> 
     return {}
 
 
-@action(
-    "ListTagsForStream",
-    {**STREAM_BY_NAME_OR_ARN, "ExclusiveStartTagKey": TAG_KEY, "Limit": IntegerShape(value_min=1, value_max=50)},
-)
+@action("ListTagsForStream")
 def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
     after = request.get("ExclusiveStartTagKey", "")
@@ -81,7 +72,7 @@ def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Ans
     return {"Tags": tags[:limit], "HasMoreTags": len(tags) > limit}
 
 
-@action("TagResource", {**RESOURCE_BY_ARN, "Tags": TAG_MAP}, required=("Tags", "ResourceARN"))
+@action("TagResource")
 def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     _add_tags(resource, request["Tags"])
@@ -89,7 +80,7 @@ def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("UntagResource", {**RESOURCE_BY_ARN, "TagKeys": TAG_KEYS}, required=("TagKeys", "ResourceARN"))
+@action("UntagResource")
 def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     _remove_tags(resource, request["TagKeys"])
@@ -97,13 +88,13 @@ def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("ListTagsForResource", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
+@action("ListTagsForResource")
 def list_tags_for_resource(account: Account, request: Request, now_ms: int) -> Answer:
     _, resource = find_resource(account, request)
     return {"Tags": _list_tags(resource)}
 
 
-@action("PutResourcePolicy", {**RESOURCE_BY_ARN, "Policy": StringShape()}, required=("ResourceARN", "Policy"))
+@action("PutResourcePolicy")
 def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     """Stored and returned, never enforced."""
     stream, resource = find_resource(account, request)
@@ -116,19 +107,17 @@ def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answ
     return {}
 
 
-@action("GetResourcePolicy", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
+@action("GetResourcePolicy")
 def get_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     _, resource = find_resource(account, request)
-    if resource.policy is None:
-        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}")
-    return {"Policy": resource.policy}
+    return {"Policy": resource.policy or "{}"}
 
 
-@action("DeleteResourcePolicy", {**RESOURCE_BY_ARN}, required=("ResourceARN",))
+@action("DeleteResourcePolicy")
 def delete_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
     if resource.policy is None:
-        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}")
+        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}.")
     resource.policy = None
     account.mark_written(stream)
     return {}

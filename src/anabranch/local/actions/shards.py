@@ -9,53 +9,21 @@ from anabranch.local.actions.lookups import (
     check_active,
     check_provisioned,
     find_active_stream,
-    find_shard_to_change,
+    find_shards_to_change,
     find_stream,
 )
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, limit_exceeded, stream_not_found
-from anabranch.local.shapes import (
-    HASH_KEY,
-    NEXT_TOKEN,
-    PAGE_SIZE,
-    POSITIVE_INTEGER,
-    SHARD_ID,
-    STREAM_BY_NAME_OR_ARN,
-    TIMESTAMP,
-    StringShape,
-    StructureShape,
-)
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import HOUR_MS, MergeChange, ScaleChange, SplitChange, Stream
 
-_FILTER_TYPES: Final = (
-    "AFTER_SHARD_ID",
-    "AT_TRIM_HORIZON",
-    "FROM_TRIM_HORIZON",
-    "AT_LATEST",
-    "AT_TIMESTAMP",
-    "FROM_TIMESTAMP",
-)
 _PAGE_MAX: Final = 1000  # API reference: also the default
 _SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateShardCount
 
 
-@action(
-    "ListShards",
-    {
-        **STREAM_BY_NAME_OR_ARN,
-        "NextToken": NEXT_TOKEN,
-        "ExclusiveStartShardId": SHARD_ID,
-        "MaxResults": PAGE_SIZE,
-        "StreamCreationTimestamp": TIMESTAMP,
-        "ShardFilter": StructureShape(
-            {"Type": StringShape(values=_FILTER_TYPES), "ShardId": SHARD_ID, "Timestamp": TIMESTAMP},
-            required=("Type",),
-        ),
-    },
-)
+@action("ListShards")
 def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
     """A shard is open from its own opening until its children open, so at any time the open shards cover the hash space
     exactly once. A time before the trim horizon, or before the stream existed, counts as that time.
@@ -136,14 +104,10 @@ def _filter(query: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:
             return lambda _: True
 
 
-@action(
-    "SplitShard",
-    {**STREAM_BY_NAME_OR_ARN, "ShardToSplit": SHARD_ID, "NewStartingHashKey": HASH_KEY},
-    required=("ShardToSplit", "NewStartingHashKey"),
-)
+@action("SplitShard")
 def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = check_provisioned("SplitShard", find_stream(account, request))
-    shard = find_shard_to_change(account, stream, request["ShardToSplit"], now_ms)
+    stream, (shard,) = find_shards_to_change(account, request, ("ShardToSplit",), now_ms)
+    check_provisioned("SplitShard", stream)
     key = int(request["NewStartingHashKey"])
     start, end = shard.hash_key_range
     if not start + 1 < key < end:
@@ -159,16 +123,12 @@ def split_shard(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action(
-    "MergeShards",
-    {**STREAM_BY_NAME_OR_ARN, "ShardToMerge": SHARD_ID, "AdjacentShardToMerge": SHARD_ID},
-    required=("ShardToMerge", "AdjacentShardToMerge"),
-)
+@action("MergeShards")
 def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
     """ShardToMerge must be the lower of the two."""
-    stream = check_provisioned("MergeShards", find_stream(account, request))
-    shard = find_shard_to_change(account, stream, request["ShardToMerge"], now_ms)
-    adjacent = find_shard_to_change(account, stream, request["AdjacentShardToMerge"], now_ms)
+    members = ("ShardToMerge", "AdjacentShardToMerge")
+    stream, (shard, adjacent) = find_shards_to_change(account, request, members, now_ms)
+    check_provisioned("MergeShards", stream)
     if shard.hash_key_range.end + 1 != adjacent.hash_key_range.start:
         raise invalid_argument(
             f"Shards {shard.shard_id} and {adjacent.shard_id} in {account.stream_label(stream)} "
@@ -179,15 +139,7 @@ def merge_shards(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action(
-    "UpdateShardCount",
-    {
-        **STREAM_BY_NAME_OR_ARN,
-        "TargetShardCount": POSITIVE_INTEGER,
-        "ScalingType": StringShape(values=("UNIFORM_SCALING",)),
-    },
-    required=("TargetShardCount", "ScalingType"),
-)
+@action("UpdateShardCount")
 def update_shard_count(account: Account, request: Request, now_ms: int) -> Answer:
     """Uniform scaling: at most double or half the shards per call."""
     stream = check_provisioned("UpdateShardCount", find_active_stream(account, request))

@@ -3,14 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from anabranch.limits import (
-    KIB,
-    LIST_SHARDS_TOKEN_LIFETIME_MS,
-    ON_DEMAND_SHARD_COUNT,
-    RECORD_BYTES_DEFAULT_MAX,
-    RETENTION_HOURS_MAX,
-    RETENTION_HOURS_MIN,
-)
+from anabranch import limits
 from anabranch.local.actions.lookups import (
     check_active,
     check_on_demand,
@@ -21,27 +14,7 @@ from anabranch.local.actions.lookups import (
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import in_use, invalid_argument, limit_exceeded, validation
-from anabranch.local.shapes import (
-    BOOLEAN,
-    DISTRIBUTION_STRATEGY,
-    ENCRYPTION_TYPE,
-    KEY_ID,
-    MAX_RECORD_SIZE_KIB,
-    METRIC_NAMES,
-    METRICS,
-    NEXT_TOKEN,
-    NON_NEGATIVE_INTEGER,
-    PAGE_SIZE,
-    POSITIVE_INTEGER,
-    SHARD_ID,
-    STREAM_BY_ARN,
-    STREAM_BY_NAME_OR_ARN,
-    STREAM_MODE_DETAILS,
-    STREAM_NAME,
-    TAG_MAP,
-    IntegerShape,
-    Shape,
-)
+from anabranch.local.shapes import METRIC_NAMES
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
 from anabranch.local.state.stream import EncryptionChange, Stream, StreamMode
@@ -51,28 +24,8 @@ _CREATING_MAX: Final = 5  # API reference: streams in CREATING at any time
 _PAGE_MAX: Final = 100  # API reference: shards of DescribeStream, streams of ListStreams; also the default
 _WARM_THROUGHPUT_MIBPS_MAX: Final = 10 * 1024  # API reference: 10 GiB per second
 
-_RETENTION_MEMBERS: Final[dict[str, Shape]] = {**STREAM_BY_NAME_OR_ARN, "RetentionPeriodHours": IntegerShape()}
-_MONITORING_MEMBERS: Final[dict[str, Shape]] = {**STREAM_BY_NAME_OR_ARN, "ShardLevelMetrics": METRICS}
-_ENCRYPTION_MEMBERS: Final[dict[str, Shape]] = {
-    **STREAM_BY_NAME_OR_ARN,
-    "EncryptionType": ENCRYPTION_TYPE,
-    "KeyId": KEY_ID,
-}
 
-
-@action(
-    "CreateStream",
-    {
-        "StreamName": STREAM_NAME,
-        "ShardCount": POSITIVE_INTEGER,
-        "StreamModeDetails": STREAM_MODE_DETAILS,
-        "Tags": TAG_MAP,
-        "WarmThroughputMiBps": NON_NEGATIVE_INTEGER,
-        "MaxRecordSizeInKiB": MAX_RECORD_SIZE_KIB,
-        "RecordDistributionStrategy": DISTRIBUTION_STRATEGY,
-    },
-    required=("StreamName",),
-)
+@action("CreateStream")
 def create_stream(account: Account, request: Request, now_ms: int) -> Answer:
     """Provisioned if ShardCount is given, otherwise on demand."""
     name = request["StreamName"]
@@ -100,7 +53,7 @@ def create_stream(account: Account, request: Request, now_ms: int) -> Answer:
         deadline_ms=None,
         mode=mode,
         tags=tags,
-        max_record_kib=request.get("MaxRecordSizeInKiB", RECORD_BYTES_DEFAULT_MAX // KIB),
+        max_record_kib=request.get("MaxRecordSizeInKiB", limits.RECORD_BYTES_DEFAULT_MAX // limits.KIB),
         warm_throughput_mibps=warm_throughput,
         distribution=distribution,
     )
@@ -125,7 +78,7 @@ def _mode_and_count(account: Account, request: Request) -> tuple[StreamMode, int
             f"This request would exceed the limit of {ON_DEMAND_STREAMS_MAX} on-demand streams of account "
             f"{account.settings.account_id} in {account.settings.region}."
         )
-    return mode, ON_DEMAND_SHARD_COUNT
+    return mode, limits.ON_DEMAND_SHARD_COUNT
 
 
 def _warm_throughput(account: Account, request: Request, mode: str, now_ms: int) -> int | None:
@@ -138,7 +91,7 @@ def _warm_throughput(account: Account, request: Request, mode: str, now_ms: int)
     return warm_throughput
 
 
-@action("DeleteStream", {**STREAM_BY_NAME_OR_ARN, "EnforceConsumerDeletion": BOOLEAN})
+@action("DeleteStream")
 def delete_stream(account: Account, request: Request, now_ms: int) -> Answer:
     """Fails while consumers are registered, unless EnforceConsumerDeletion is set."""
     stream = find_stream(account, request)
@@ -152,7 +105,7 @@ def delete_stream(account: Account, request: Request, now_ms: int) -> Answer:
     return {}
 
 
-@action("DescribeStream", {**STREAM_BY_NAME_OR_ARN, "Limit": PAGE_SIZE, "ExclusiveStartShardId": SHARD_ID})
+@action("DescribeStream")
 def describe_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
     stream.forget_expired_shards(account.horizon_ms(stream, now_ms))
@@ -166,7 +119,7 @@ def describe_stream(account: Account, request: Request, now_ms: int) -> Answer:
     return {"StreamDescription": description}
 
 
-@action("DescribeStreamSummary", {**STREAM_BY_NAME_OR_ARN})
+@action("DescribeStreamSummary")
 def describe_stream_summary(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_stream(account, request)
     summary = _describe_settings(stream)
@@ -200,12 +153,12 @@ def _describe_settings(stream: Stream) -> Answer:
     return members
 
 
-@action("ListStreams", {"Limit": PAGE_SIZE, "ExclusiveStartStreamName": STREAM_NAME, "NextToken": NEXT_TOKEN})
+@action("ListStreams")
 def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
     """In the order of their names."""
     after = request.get("ExclusiveStartStreamName", "")
     if "NextToken" in request:
-        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
+        lifetime_ms = account.settings.scaled_ms(limits.LIST_SHARDS_TOKEN_LIFETIME_MS)
         after = read_token(request["NextToken"], "ListStreams", now_ms, lifetime_ms).after
     names = sorted(name for name in account.streams if name > after)
     limit = min(request.get("Limit", _PAGE_MAX), _PAGE_MAX)
@@ -229,58 +182,44 @@ def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
     return answer
 
 
-def _checked_hours(request: Request) -> int:
-    hours: int = request["RetentionPeriodHours"]
-    if hours < RETENTION_HOURS_MIN:
+def _set_retention(account: Account, request: Request, now_ms: int, *, longer: bool) -> Answer:
+    stream, hours = find_active_stream(account, request), request["RetentionPeriodHours"]
+    requested = f"Requested retention period ({hours} hours)"
+    if hours < limits.RETENTION_HOURS_MIN:
         raise invalid_argument(
-            f"Minimum allowed retention period is {RETENTION_HOURS_MIN} hours. "
-            f"Requested retention period ({hours} hours) is too short."
+            f"Minimum allowed retention period is {limits.RETENTION_HOURS_MIN} hours. {requested} is too short."
         )
-    if hours > RETENTION_HOURS_MAX:
+    if hours > limits.RETENTION_HOURS_MAX:
         raise invalid_argument(
-            f"Maximum allowed retention period is {RETENTION_HOURS_MAX} hours. "
-            f"Requested retention period ({hours} hours) is too long."
+            f"Maximum allowed retention period is {limits.RETENTION_HOURS_MAX} hours. {requested} is too long."
         )
-    return hours
-
-
-def _set_retention(account: Account, stream: Stream, hours: int, now_ms: int) -> None:
+    if hours < stream.retention_hours if longer else hours > stream.retention_hours:
+        wrong, right = ("shorter", "Decrease") if longer else ("longer", "Increase")
+        raise invalid_argument(
+            f"{requested} for stream {stream.name} can not be {wrong} than "
+            f"existing retention period ({stream.retention_hours} hours). Use {right}RetentionPeriod API."
+        )
     before_ms = account.horizon_ms(stream, now_ms)
     stream.retention_hours = hours
     # Records that are unreadable before or after the change stay unreadable.
     stream.trimmed_before_ms = max(before_ms, account.horizon_ms(stream, now_ms))
     account.mark_written(stream)
+    return {}
 
 
-@action("IncreaseStreamRetentionPeriod", _RETENTION_MEMBERS, required=("RetentionPeriodHours",))
+@action("IncreaseStreamRetentionPeriod")
 def increase_stream_retention_period(account: Account, request: Request, now_ms: int) -> Answer:
     """Records that have already expired stay gone."""
-    stream = find_active_stream(account, request)
-    hours = _checked_hours(request)
-    if hours < stream.retention_hours:
-        raise invalid_argument(
-            f"Requested retention period ({hours} hours) for stream {stream.name} can not be shorter than "
-            f"existing retention period ({stream.retention_hours} hours). Use DecreaseRetentionPeriod API."
-        )
-    _set_retention(account, stream, hours, now_ms)
-    return {}
+    return _set_retention(account, request, now_ms, longer=True)
 
 
-@action("DecreaseStreamRetentionPeriod", _RETENTION_MEMBERS, required=("RetentionPeriodHours",))
+@action("DecreaseStreamRetentionPeriod")
 def decrease_stream_retention_period(account: Account, request: Request, now_ms: int) -> Answer:
     """Older records become unreadable at once and for good."""
-    stream = find_active_stream(account, request)
-    hours = _checked_hours(request)
-    if hours > stream.retention_hours:
-        raise invalid_argument(
-            f"Requested retention period ({hours} hours) for stream {stream.name} can not be longer than "
-            f"existing retention period ({stream.retention_hours} hours). Use IncreaseRetentionPeriod API."
-        )
-    _set_retention(account, stream, hours, now_ms)
-    return {}
+    return _set_retention(account, request, now_ms, longer=False)
 
 
-@action("StartStreamEncryption", _ENCRYPTION_MEMBERS, required=("EncryptionType", "KeyId"))
+@action("StartStreamEncryption")
 def start_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
     """Marks later records as encrypted. No key is used or checked."""
     stream = find_active_stream(account, request)
@@ -290,7 +229,7 @@ def start_stream_encryption(account: Account, request: Request, now_ms: int) -> 
     return {}
 
 
-@action("StopStreamEncryption", _ENCRYPTION_MEMBERS, required=("EncryptionType", "KeyId"))
+@action("StopStreamEncryption")
 def stop_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     if request["EncryptionType"] != "KMS":
@@ -316,25 +255,21 @@ def _set_metrics(account: Account, stream: Stream, metrics: set[str], now_ms: in
     }
 
 
-@action("EnableEnhancedMonitoring", _MONITORING_MEMBERS, required=("ShardLevelMetrics",))
+@action("EnableEnhancedMonitoring")
 def enable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     wanted = {*stream.metrics, *_expand_metrics(request["ShardLevelMetrics"])}
     return _set_metrics(account, stream, wanted, now_ms)
 
 
-@action("DisableEnhancedMonitoring", _MONITORING_MEMBERS, required=("ShardLevelMetrics",))
+@action("DisableEnhancedMonitoring")
 def disable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     wanted = set(stream.metrics) - _expand_metrics(request["ShardLevelMetrics"])
     return _set_metrics(account, stream, wanted, now_ms)
 
 
-@action(
-    "UpdateStreamMode",
-    {**STREAM_BY_ARN, "StreamModeDetails": STREAM_MODE_DETAILS, "WarmThroughputMiBps": NON_NEGATIVE_INTEGER},
-    required=("StreamARN", "StreamModeDetails"),
-)
+@action("UpdateStreamMode")
 def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answer:
     """The shards stay as they are."""
     stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
@@ -352,11 +287,7 @@ def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answe
     return {}
 
 
-@action(
-    "UpdateStreamRecordDistributionStrategy",
-    {**STREAM_BY_ARN, "RecordDistributionStrategy": DISTRIBUTION_STRATEGY},
-    required=("StreamARN", "RecordDistributionStrategy"),
-)
+@action("UpdateStreamRecordDistributionStrategy")
 def update_stream_record_distribution_strategy(account: Account, request: Request, now_ms: int) -> Answer:
     """USER_PARTITION_KEY: the key chooses the shard. AUTO: the service does."""
     stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
@@ -366,11 +297,7 @@ def update_stream_record_distribution_strategy(account: Account, request: Reques
     return {}
 
 
-@action(
-    "UpdateStreamWarmThroughput",
-    {**STREAM_BY_NAME_OR_ARN, "WarmThroughputMiBps": NON_NEGATIVE_INTEGER},
-    required=("WarmThroughputMiBps",),
-)
+@action("UpdateStreamWarmThroughput")
 def update_stream_warm_throughput(account: Account, request: Request, now_ms: int) -> Answer:
     """Stored and returned. It changes no shard here."""
     stream = check_on_demand("Warm throughput", find_active_stream(account, request))
@@ -391,11 +318,7 @@ def update_stream_warm_throughput(account: Account, request: Request, now_ms: in
     }
 
 
-@action(
-    "UpdateMaxRecordSize",
-    {**STREAM_BY_ARN, "MaxRecordSizeInKiB": MAX_RECORD_SIZE_KIB},
-    required=("MaxRecordSizeInKiB",),
-)
+@action("UpdateMaxRecordSize")
 def update_max_record_size(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
     stream.max_record_kib = request["MaxRecordSizeInKiB"]

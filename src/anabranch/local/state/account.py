@@ -30,6 +30,7 @@ from anabranch.local.state.subscription import Subscription
 from anabranch.local.state.throughput import CallRates
 
 COMMITMENT_MS: Final = 24 * 3_600_000
+_RECORD_OVERHEAD_BYTES: Final = 100
 
 
 class Commitment(msgspec.Struct, kw_only=True):
@@ -156,6 +157,21 @@ class Account:
                 self._settle_consumer(stream, consumer, now_ms)
             self._settle_stream(stream, now_ms)
         self.update_next_deadline()
+
+    def free_expired(self, now_ms: int) -> None:
+        """Forgets shards that have expired, and frees the records that nobody can read any more."""
+        for stream in self.streams.values():
+            horizon_ms = self.horizon_ms(stream, now_ms)
+            stream.forget_expired_shards(horizon_ms)
+            for shard in stream.shards.values():
+                shard.log.trim(horizon_ms)
+                shard.log.free()
+
+    @property
+    def size_bytes(self) -> int:
+        """About what a snapshot takes."""
+        logs = [shard.log for stream in self.streams.values() for shard in stream.shards.values()]
+        return sum(log.bytes_between(log.begin, len(log.records)) + len(log) * _RECORD_OVERHEAD_BYTES for log in logs)
 
     def update_next_deadline(self) -> None:
         planned = [

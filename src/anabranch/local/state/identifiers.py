@@ -13,15 +13,21 @@ import msgspec
 from anabranch._model.entropy import Entropy
 from anabranch.local.errors import LocalError, invalid_argument
 
+_SHARD_INDEX_MAX: Final = (1 << 31) - 1
+
 
 def shard_id_of(index: int) -> str:
     return f"shardId-{index:012d}"
 
 
 def full_shard_id(text: str) -> str | None:
-    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` all mean shardId-000000000000."""
+    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` all mean shardId-000000000000. None if that
+    is no number, or too large for a shard's.
+    """
     digits = text.rpartition("-")[2]
-    return shard_id_of(int(digits)) if digits.isascii() and digits.isdigit() else None
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > _SHARD_INDEX_MAX:
+        return None
+    return shard_id_of(int(digits))
 
 
 # A sequence number in AWS's layout is one integer of 47 hexadecimal digits, from the most significant:
@@ -75,6 +81,13 @@ def parse_sequence_number(number: int) -> SequenceParts | None:
         number >> COUNTER_SHIFT & 0xFFFF_FFFF_FFFF_FFFF,
         number >> SECOND_SHIFT & _SECOND_MASK,
     )
+
+
+def may_be_issued(number: int, latest_second: int) -> bool:
+    """Whether the service may have issued this number up to that second. Numbers of version 1 are older than ours."""
+    has_layout = number >> 184 == 2 and number & 0xF in {1, _VERSION}
+    counter, second = number >> COUNTER_SHIFT & 0xFFFF_FFFF_FFFF_FFFF, number >> SECOND_SHIFT & _SECOND_MASK
+    return has_layout and counter <= COUNTER_MAX and second <= latest_second
 
 
 # A shard iterator looks like AWS's: base64 of eight bytes that read 1 and of 16-byte blocks, a different text on every

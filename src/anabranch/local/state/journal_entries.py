@@ -15,7 +15,7 @@ from anabranch.local.state.account import Account, Changes, Commitment
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Routing, Stream
 
-_SNAPSHOT_RECORDS: Final = 500  # in one entry
+_SNAPSHOT_BYTES: Final = 4 << 20  # in one entry, unless a single record is larger
 
 
 class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
@@ -67,29 +67,43 @@ def snapshot(account: Account) -> Iterator[bytes]:
     for stream in account.streams.values():
         yield _ENCODER.encode(StreamWritten(stream))
         for shard in stream.shards.values():
-            records = shard.log.records[shard.log.begin :]
-            for begin in range(0, len(records), _SNAPSHOT_RECORDS):
-                chunk = records[begin : begin + _SNAPSHOT_RECORDS]
-                yield _ENCODER.encode(RecordsAppended(stream.name, shard.shard_id, chunk))
+            log = shard.log
+            begin = log.begin
+            while begin < len(log.records):
+                end = log.index_after(begin, len(log.records), _SNAPSHOT_BYTES)
+                yield _ENCODER.encode(RecordsAppended(stream.name, shard.shard_id, log.records[begin:end]))
+                begin = end
 
 
-def restore(account: Account, entries: Iterable[bytes]) -> None:
+def restore(account: Account, entries: Iterable[bytes], *, salvage: bool = False) -> int:
+    """Returns how many entries could not be used. Without `salvage`, the first one is an error."""
+    unusable = 0
     for position, raw in enumerate(entries):
         try:
-            entry = _DECODER.decode(raw)
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
-            raise CodecError(f"journal entry {position} cannot be decoded: {error}") from error
-        match entry:
-            case StreamWritten(stream):
-                _keep_records(account.streams.get(stream.name), stream)
-                account.streams[stream.name] = stream
-            case StreamRemoved(stream_name):
-                account.streams.pop(stream_name, None)
-            case CommitmentWritten(commitment):
-                account.commitment = commitment
-            case _:
-                _append(account, entry, position)
+            _apply(account, raw, position)
+        except CodecError:
+            if not salvage:
+                raise
+            unusable += 1
     account.update_next_deadline()
+    return unusable
+
+
+def _apply(account: Account, raw: bytes, position: int) -> None:
+    try:
+        entry = _DECODER.decode(raw)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise CodecError(f"journal entry {position} cannot be decoded: {error}") from error
+    match entry:
+        case StreamWritten(stream):
+            _keep_records(account.streams.get(stream.name), stream)
+            account.streams[stream.name] = stream
+        case StreamRemoved(stream_name):
+            account.streams.pop(stream_name, None)
+        case CommitmentWritten(commitment):
+            account.commitment = commitment
+        case _:
+            _append(account, entry, position)
 
 
 def _keep_records(previous: Stream | None, stream: Stream) -> None:

@@ -7,7 +7,7 @@ ahead of the clock, and the children accept records at once.
 """
 
 from bisect import bisect_left, bisect_right
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -22,8 +22,6 @@ from anabranch.local.state.identifiers import (
     shard_id_of,
 )
 from anabranch.local.state.throughput import ShardThroughput
-
-_TRIM_STEP: Final = 1024
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
@@ -62,7 +60,7 @@ class RecordLog:
     """The records of one shard in order, found by sequence number or arrival time.
 
     Stored as columns: numbers to bisect, records ready to encode, and running totals of bytes, so that "as many as fit
-    into 10 MiB" is a search too. Trimming moves `begin` and frees memory in large steps.
+    into 10 MiB" is a search too. Trimming moves `begin`; `free` gives the memory back.
     """
 
     __slots__ = ("_bytes", "begin", "numbers", "records", "totals")
@@ -90,11 +88,13 @@ class RecordLog:
         records = self.records
         if begin == len(records) or records[begin].arrival_ms >= before_ms:
             return
-        begin = bisect_left(records, before_ms, begin, key=_arrival_ms)
-        if begin >= _TRIM_STEP and begin * 2 >= len(records):
-            del self.numbers[:begin], self.records[:begin], self.totals[:begin]
-            begin = 0
-        self.begin = begin
+        self.begin = bisect_left(records, before_ms, begin, key=_arrival_ms)
+
+    def free(self) -> None:
+        """Frees the memory of trimmed records."""
+        if self.begin:
+            del self.numbers[: self.begin], self.records[: self.begin], self.totals[: self.begin]
+            self.begin = 0
 
     def index_at(self, number: int) -> int:
         """Index of the first record with this number or a later one; the end if there is none."""
@@ -173,6 +173,11 @@ class Shard:
         if self.closed_ms is None:
             return None
         return self._number(COUNTER_MAX, self.closed_ms)
+
+    @property
+    def latest_second(self) -> int:
+        """The highest second in the sequence numbers of its records so far. It may be ahead of the clock."""
+        return max(self._last_ms // 1000, self.created_s)
 
     def continuation(self, counter: int, now_ms: int) -> int:
         """A number above the record with this counter and below the next record."""

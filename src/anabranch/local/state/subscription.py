@@ -10,12 +10,7 @@ so far and below everything to come, so AT and AFTER mean the same there.
 
 from typing import Any, Final, NamedTuple
 
-from anabranch.limits import (
-    MIB,
-    SHARD_READ_BYTES_PER_SECOND,
-    SUBSCRIPTION_LIFETIME_MS,
-    SUBSCRIPTION_TAKE_OVER_MS,
-)
+from anabranch import limits
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state.identifiers import COUNTER_MAX, COUNTER_SHIFT
@@ -24,7 +19,7 @@ from anabranch.local.state.stream import Consumer, Stream
 from anabranch.local.state.throughput import TokenBucket
 
 HEARTBEAT_MS: Final = 5_000
-_EVENT_BYTES_MAX: Final = 1 * MIB
+_EVENT_BYTES_MAX: Final = 1 * limits.MIB
 _EVENT_RECORDS_MAX: Final = 1_000
 
 
@@ -50,7 +45,7 @@ class Subscription:
         self._error: LocalError | None = None
         self._started_ms = now_ms
         self._next_heartbeat_ms = now_ms  # the first event is due at once
-        self._bucket = TokenBucket(SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
+        self._bucket = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
         self._resumes_ms: int | None = None  # when a consumer that used up its 2 MiB per second gets more
         self.is_over = False
 
@@ -68,7 +63,7 @@ class Subscription:
 
     def is_fresh(self, now_ms: int) -> bool:
         """Too new to be taken over."""
-        return now_ms - self._started_ms < self._settings.scaled_ms(SUBSCRIPTION_TAKE_OVER_MS)
+        return now_ms - self._started_ms < self._settings.scaled_ms(limits.SUBSCRIPTION_TAKE_OVER_MS)
 
     @property
     def next_deadline_ms(self) -> int:
@@ -97,7 +92,7 @@ class Subscription:
 
     @property
     def _ends_ms(self) -> int:
-        return self._started_ms + self._settings.scaled_ms(SUBSCRIPTION_LIFETIME_MS)
+        return self._started_ms + self._settings.scaled_ms(limits.SUBSCRIPTION_LIFETIME_MS)
 
     def _next_event(self, now_ms: int) -> SubscriptionEvent | None:
         shard, log = self._shard, self._shard.log

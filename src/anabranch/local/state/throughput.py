@@ -8,15 +8,7 @@ seconds. A clock that goes backwards refills nothing.
 from collections.abc import Mapping
 from typing import Final
 
-from anabranch.limits import (
-    GET_SHARD_ITERATOR_PER_SECOND,
-    SHARD_READ_BYTES_PER_SECOND,
-    SHARD_READS_PER_SECOND,
-    SHARD_WRITE_BURST_BYTES,
-    SHARD_WRITE_BYTES_PER_SECOND,
-    SHARD_WRITE_RECORDS_PER_SECOND,
-    SUBSCRIBE_PER_SECOND,
-)
+from anabranch import limits
 from anabranch.local.errors import limit_exceeded
 
 
@@ -65,11 +57,11 @@ class ShardThroughput:
 
     def _create_buckets(self) -> TokenBucket:
         if self._write_bytes is None:
-            self._write_bytes = TokenBucket(SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_BURST_BYTES)
-            self._write_records = TokenBucket(SHARD_WRITE_RECORDS_PER_SECOND)
-            self._reads = TokenBucket(SHARD_READS_PER_SECOND)
-            self._read_bytes = TokenBucket(SHARD_READ_BYTES_PER_SECOND)
-            self._iterators = TokenBucket(GET_SHARD_ITERATOR_PER_SECOND)
+            self._write_bytes = TokenBucket(limits.SHARD_WRITE_BYTES_PER_SECOND, limits.SHARD_WRITE_BURST_BYTES)
+            self._write_records = TokenBucket(limits.SHARD_WRITE_RECORDS_PER_SECOND)
+            self._reads = TokenBucket(limits.SHARD_READS_PER_SECOND)
+            self._read_bytes = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND)
+            self._iterators = TokenBucket(limits.GET_SHARD_ITERATOR_PER_SECOND)
         return self._write_bytes
 
     def allows_write(self, size_bytes: int, now_ms: int) -> bool:
@@ -93,33 +85,38 @@ class ShardThroughput:
 
 # Calls per second and account, from the API reference of each operation. Calls with records have their own limits.
 _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
-    "AddTagsToStream": 5,
-    "CreateStream": 5,
-    "DecreaseStreamRetentionPeriod": 5,
-    "DeleteStream": 5,
-    "DeregisterStreamConsumer": 5,
-    "DescribeAccountSettings": 5,
+    **dict.fromkeys(
+        [
+            "AddTagsToStream",
+            "CreateStream",
+            "DecreaseStreamRetentionPeriod",
+            "DeleteStream",
+            "DeregisterStreamConsumer",
+            "DescribeAccountSettings",
+            "DisableEnhancedMonitoring",
+            "EnableEnhancedMonitoring",
+            "IncreaseStreamRetentionPeriod",
+            "ListStreamConsumers",
+            "ListStreams",
+            "ListTagsForStream",
+            "MergeShards",
+            "RegisterStreamConsumer",
+            "RemoveTagsFromStream",
+            "SplitShard",
+            "StartStreamEncryption",
+            "StopStreamEncryption",
+            "UpdateAccountSettings",
+            "UpdateStreamMode",
+            "UpdateStreamWarmThroughput",
+        ],
+        5,
+    ),
     "DescribeLimits": 1,
     "DescribeStream": 10,
     "DescribeStreamConsumer": 20,
     "DescribeStreamSummary": 20,
-    "DisableEnhancedMonitoring": 5,
-    "EnableEnhancedMonitoring": 5,
-    "IncreaseStreamRetentionPeriod": 5,
     "ListShards": 1000,
-    "ListStreamConsumers": 5,
-    "ListStreams": 5,
-    "ListTagsForStream": 5,
-    "MergeShards": 5,
-    "RegisterStreamConsumer": 5,
-    "RemoveTagsFromStream": 5,
-    "SplitShard": 5,
-    "StartStreamEncryption": 5,
-    "StopStreamEncryption": 5,
-    "UpdateAccountSettings": 5,
     "UpdateShardCount": 10,
-    "UpdateStreamMode": 5,
-    "UpdateStreamWarmThroughput": 5,
 }
 
 
@@ -140,5 +137,5 @@ class CallRates:
     def allows_subscription(self, consumer_arn: str, shard_id: str, now_ms: int) -> bool:
         if not self._is_enforced:
             return True
-        bucket = self._subscriptions.setdefault((consumer_arn, shard_id), TokenBucket(SUBSCRIBE_PER_SECOND))
+        bucket = self._subscriptions.setdefault((consumer_arn, shard_id), TokenBucket(limits.SUBSCRIBE_PER_SECOND))
         return bucket.take(1, now_ms)

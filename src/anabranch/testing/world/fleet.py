@@ -5,18 +5,22 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, lease_timing
 from anabranch._engine.leases.heartbeats import HeartbeatSender
+from anabranch.application import Application
+from anabranch.errors import LeaseError, UsageError
+from anabranch.reasons import StoppedByHandler, StoppedByPayload
+from anabranch.reports import FleetShard, FleetStatus
 from anabranch.testing.checkers import NoStandstill, all_checkers
 from anabranch.testing.journal import Journal, ProcessDied, RunEnded, UnseenError, Violation
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
 from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows
-from anabranch.testing.world.options import FleetOptions, ScriptAction, fleet_options_for
+from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
 from anabranch.testing.world.worker import APP, SimContext, SimulatedWorker, UserHandler
 
@@ -24,11 +28,19 @@ _AGGREGATE_MAX = 5
 _STEPS_MAX = 2_000_000
 """Twenty times what a large fleet takes, so a busy loop is found in seconds."""
 _CHECK_SECONDS = 1.0
+_OUTAGE_SECONDS_MAX = 20.0
+_LOOK_SECONDS = 2.0
+_SEEN_WITHIN_SECONDS = 60.0
+"""After the faults. A worker that has just lost its membership joins again first."""
 _EXPIRIES_MS = (4_000, 10_000, 25_000)
 _WRITES_AHEAD = 8
 """Store writes that a due commit may have to wait for: those of other shards, sixteen at a time, and retries of writes
 whose answer was lost.
 """
+
+
+Outcome = Literal["dead-lettered", "skipped", "stops"]
+"""Where a record ended that was not handled. `stops`: its shard is stopped at it."""
 
 
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +57,11 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     finishes: int
     commits: int
     zombies: int
+    letters: int = 0
+    """Records that are in the dead letters."""
+    skips: int = 0
+    outcomes: dict[int, Outcome] = {}
+    """By the number of the record, if it was not handled: where it ended."""
 
 
 class SimulatedFleet:
@@ -165,11 +182,17 @@ class SimulatedFleet:
         self.stream.create(options.shard_count)
         self._write_history()
         self.workers = [self.start_worker(index) for index in range(options.worker_count)]
+        viewer = SimulatedViewer(self) if options.is_watched else None
+        operator = SimulatedOperator(self) if options.poison else None
         faults = FaultSchedule(self)
         await self._write_all()
         faults.end()
         self.network.is_calm = True
         await self._settle()
+        if viewer is not None:
+            await viewer.close()
+        if operator is not None:
+            await operator.close()
         if self._has_unreported_change:
             self.journal.tell(
                 UnseenError(self.now_ms(), "no worker reported that the stream was deleted and created again")
@@ -193,11 +216,114 @@ class SimulatedFleet:
             self.restart_ended()
             await asyncio.sleep(_CHECK_SECONDS)
 
+    def outcomes(self) -> dict[int, Outcome]:
+        stopped = {
+            (row.key.shard_id, row.stopped.position) for row in self.rows.leases if row.stopped and not row.is_finished
+        }
+        found: dict[int, Outcome] = {}
+        for number, record in enumerate(self.stream.written):
+            if record in self.journal.letters:
+                found[number] = "dead-lettered"
+            elif record in self.journal.skips:
+                found[number] = "skipped"
+            elif (record.shard_id, record.position) in stopped:
+                found[number] = "stops"
+        return found
+
     def restart_ended(self) -> None:
         """Restarts every process that has ended, as a supervisor would."""
         for index, worker in enumerate(self.workers):
             if worker.task.done() or not worker.process.is_alive:
                 self.workers[index] = self.start_worker(index)
+
+
+class SimulatedViewer:
+    """Somebody who looks at the fleet through the store, as `anabranch top` does. Each shard that does not move must
+    have a reason, and once the faults are over, all live members must answer the watch mark.
+    """
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self._fleet = fleet
+        self._process = SimulatedProcess("viewer", fleet.loop, tell=fleet.journal.tell)
+        self._last: FleetStatus | None = None
+        self._task = self._process.spawn(self._look(), "viewer")
+
+    async def _look(self) -> None:
+        fleet = self._fleet
+        while True:
+            timing = lease_timing(LEASE_EXPIRY_MS_DEFAULT)
+            store = SimulatedLeaseStore(
+                APP, fleet.rows, fleet.network, self._process, call_deadline_ms=timing.call_deadline_ms
+            )
+            try:
+                async with Application(APP, leases=store, clock=self._process.clock) as application:
+                    while True:
+                        self._check(await application.status())
+                        await asyncio.sleep(_LOOK_SECONDS)
+            except LeaseError:
+                self._last = None  # no answer, or no application yet
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def _check(self, status: FleetStatus) -> None:
+        self._last = status
+        for shard in status.stalled_shards:
+            if shard.reason is None:
+                self._complain(f"{shard.shard_id} is {shard.state} without a reason")
+
+    def _complain(self, what: str) -> None:
+        self._fleet.journal.tell(UnseenError(self._fleet.now_ms(), f"a viewer sees that {what}"))
+
+    async def close(self) -> None:
+        until = self._fleet.loop.time() + _SEEN_WITHIN_SECONDS
+        while not self._sees_all() and self._fleet.loop.time() < until:  # noqa: ASYNC110 -- virtual time
+            await asyncio.sleep(_CHECK_SECONDS)
+        if not self._sees_all():
+            self._complain(f"members do not report: {self._last}")
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _sees_all(self) -> bool:
+        at_work = {worker.process.name for worker in self._fleet.workers if worker.is_at_work}
+        live = () if self._last is None else self._last.live_members
+        seen = {self._fleet.rows.processes[member.member_id] for member in live if member.status_seen}
+        return at_work <= seen
+
+
+class SimulatedOperator:
+    """Goes past the records at which shards are stopped, by the commands that people have: skips poison, and has other
+    records tried again.
+    """
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self._fleet = fleet
+        self._process = SimulatedProcess("operator", fleet.loop, tell=fleet.journal.tell)
+        self._task = self._process.spawn(self._work(), "operator")
+
+    async def _work(self) -> None:
+        fleet = self._fleet
+        deadline_ms = lease_timing(LEASE_EXPIRY_MS_DEFAULT).call_deadline_ms
+        store = SimulatedLeaseStore(APP, fleet.rows, fleet.network, self._process, call_deadline_ms=deadline_ms)
+        while True:
+            await asyncio.sleep(fleet.random.uniform(1, 5))
+            try:
+                async with Application(APP, leases=store, clock=self._process.clock) as application:
+                    for shard in (await application.status()).shards:
+                        await self._go_past(application, shard)
+            except (LeaseError, UsageError):
+                """No answer, no application yet, or the shard goes on already."""
+
+    async def _go_past(self, application: Application, shard: FleetShard) -> None:
+        if shard.stopped is None or shard.state != "stopped":
+            return
+        position = shard.stopped.position
+        if position is not None and isinstance(shard.reason, StoppedByHandler | StoppedByPayload):
+            await application.skip(shard.shard_id, position)
+        else:
+            await application.resume(shard.shard_id)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 class FaultSchedule:
@@ -215,6 +341,11 @@ class FaultSchedule:
             self._each(options.stop_every_seconds, self._stop, index)
         self._each(options.reshard_every_seconds, lambda _: fleet.stream.reshard(), 0)
         self._each(options.rescale_every_seconds, lambda _: fleet.stream.rescale(), 0)
+        self._each(options.taken_over_every_seconds, lambda _: fleet.stream.take_over(), 0)
+        self._each(options.consumer_deleted_every_seconds, lambda _: fleet.stream.delete_consumer(), 0)
+        self._each(options.handler_outage_every_seconds, lambda _: self._take_down("handler"), 0)
+        self._each(options.letters_down_every_seconds, lambda _: self._take_down("letters"), 0)
+        self._each(options.row_deleted_every_seconds, lambda _: fleet.rows.delete_lease(fleet.random), 0)
         if options.trims:
             self._loop().call_later(fleet.random.uniform(20, 40), self._trim)
         for at_seconds, action in options.script:
@@ -325,6 +456,10 @@ class FaultSchedule:
         for worker in self._fleet.workers:
             worker.process.report_commits_blocked(seconds)
 
+    def _take_down(self, service: str) -> None:
+        seconds = self._fleet.random.uniform(1, _OUTAGE_SECONDS_MAX)
+        self._fleet.network.down_until[service] = self._loop().time() + seconds
+
     def _roll_store_back(self) -> None:
         if not self._ended:
             self._fleet.rows.roll_back(int(self._fleet.options.roll_back_seconds * 1000))
@@ -370,12 +505,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def run_fleet(
     seed: int,
-    options: FleetOptions | None = None,
+    options: FleetOptions,
     *,
     user_handler: UserHandler | None = None,
     records: Sequence[tuple[str, bytes]] | None = None,
 ) -> FleetVerdict:
-    options = options or fleet_options_for(seed)
     loop = SimulationLoop(seed, order=options.loop_order, steps_max=_STEPS_MAX)
     fleet = SimulatedFleet(seed, options, loop, user_handler=user_handler, records=records)
     with _no_garbage_collection():
@@ -393,4 +527,7 @@ def run_fleet(
         finishes=journal.finishes,
         commits=journal.commits,
         zombies=journal.zombies,
+        letters=len(journal.letters),
+        skips=len(journal.skips),
+        outcomes=fleet.outcomes(),
     )

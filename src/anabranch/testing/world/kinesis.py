@@ -5,43 +5,38 @@ Everything that happens to the stream is told to the journal. To trim records, t
 the retention period: simulating a day of polling would take too long.
 """
 
-import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from anabranch._aws.errors import service_error
-from anabranch._model.hash_keys import HashKeyRange, md5_hash_key
+from anabranch._aws.kinesis_client import EventSubscription
+from anabranch._model.hash_keys import md5_hash_key
 from anabranch._model.leases import LeaseKey
-from anabranch._model.streams import BEFORE_FIRST_SUB, Position, Shard, ShardFilter, StartingPosition, StreamName
+from anabranch._model.streams import BEFORE_FIRST_SUB, Position, ShardFilter, StartingPosition, StreamName
 from anabranch._ports import Kinesis
+from anabranch._wire import bodies
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import (
-    ChildShard,
+    ConsumerDescription,
     GetRecordsResponse,
-    KinesisRecord,
     ListShardsResponse,
+    ListStreamConsumersResponse,
     StreamSummary,
 )
 from anabranch.errors import TransportError
+from anabranch.local.bodies import JSON
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
-from anabranch.testing.journal import (
-    Checker,
-    Fact,
-    Journal,
-    LeaseCreated,
-    RecordDeleted,
-    RecordExcused,
-    RecordWritten,
-    ShardOpened,
-    StreamRecord,
-    incarnation_name,
-)
+from anabranch.testing import journal as facts
+from anabranch.testing.loop import SimulationLoop
 from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.processes import Network, SimulatedProcess
+from anabranch.testing.world.subscriptions import SimulatedStreams
+
+T = TypeVar("T")
 
 STREAM = "orders"
 _WALL_MS = 1_700_000_000_000
@@ -49,7 +44,7 @@ _RETENTION_MS = 24 * 3_600_000
 _AGGREGATE_BYTES_MAX = 1 << 20
 
 
-class _ReadableShards(Checker):
+class _ReadableShards(facts.Checker):
     """Checks nothing. It notes which shards a worker could have read: those that had a lease while they were listed."""
 
     def __init__(self, stream: "SimulatedStream") -> None:
@@ -57,15 +52,16 @@ class _ReadableShards(Checker):
         self._stream = stream
         self.shards: dict[str, None] = {}
 
-    def tell(self, fact: Fact) -> None:
+    def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case LeaseCreated(write) if write.shard_id in self._stream.listed_shards():
+            case facts.LeaseCreated(write) if write.shard_id in self._stream.listed_shards():
                 self.shards[write.shard_id] = None
 
 
 class SimulatedStream:
-    def __init__(self, loop: asyncio.AbstractEventLoop, journal: Journal, random: Random) -> None:
-        self.state = LocalState(entropy=random)
+    def __init__(self, loop: SimulationLoop, journal: facts.Journal, random: Random) -> None:
+        self.subscriptions = SimulatedStreams(loop, self.now_ms, random)
+        self.state = LocalState(entropy=random, on_change=self.subscriptions.wake)
         self._loop = loop
         self._journal = journal
         self._random = random
@@ -80,7 +76,9 @@ class SimulatedStream:
         """The lowest sequence number of each incarnation."""
         self._parents: dict[str, tuple[str, ...]] = {}
         """The parents of every shard that ever existed, by its name in the journal."""
-        self._kept: dict[str, list[tuple[int, StreamRecord]]] = {}
+        self.written: list[facts.StreamRecord] = []
+        """In the order of the writes."""
+        self._kept: dict[str, list[tuple[int, facts.StreamRecord]]] = {}
         """The records of each shard that are not excused, with their arrival times."""
         self._first_count = 0
         self._ahead_ms = 0
@@ -98,7 +96,7 @@ class SimulatedStream:
 
     def journal_shard_id(self, shard_id: str, sequence_number: int) -> str:
         """The shard's name in the journal."""
-        return incarnation_name(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
+        return facts.incarnation_name(shard_id, max(0, bisect_right(self._beginnings, sequence_number) - 1))
 
     def incarnation_of(self, key: LeaseKey) -> int:
         return self._created[int(key.stream_key.rpartition(":")[2])]
@@ -121,11 +119,11 @@ class SimulatedStream:
         row of this stream, so a worker can notice.
         """
         self._was_known = self._was_known or is_known
-        self._call("DeleteStream", StreamName=STREAM)
+        self._call("DeleteStream", StreamName=STREAM, EnforceConsumerDeletion=True)
         self.exists = False
         for kept in self._kept.values():
             for _, record in kept:
-                self._journal.tell(RecordDeleted(record))
+                self._journal.tell(facts.RecordDeleted(record))
         self._kept.clear()
 
     def _list(self) -> list[dict[str, Any]]:
@@ -135,11 +133,13 @@ class SimulatedStream:
     def _note_shards(self) -> list[dict[str, Any]]:
         shards = self._list()
         for shard in shards:
-            name = incarnation_name(shard["ShardId"], self.incarnation)
+            name = facts.incarnation_name(shard["ShardId"], self.incarnation)
             if name not in self._parents:
                 parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self._parents[name] = tuple(incarnation_name(parent, self.incarnation) for parent in parents if parent)
-                self._journal.tell(ShardOpened(name, self._parents[name]))
+                self._parents[name] = tuple(
+                    facts.incarnation_name(parent, self.incarnation) for parent in parents if parent
+                )
+                self._journal.tell(facts.ShardOpened(name, self._parents[name]))
         return shards
 
     # writing
@@ -159,18 +159,21 @@ class SimulatedStream:
             self._note_written(answer, index, partition_key)
 
     def _named(self, partition_key: str) -> str:
-        return incarnation_name(partition_key, self.incarnation)
+        return facts.incarnation_name(partition_key, self.incarnation)
 
     def _put(self, partition_key: str, data: bytes) -> dict[str, Any]:
         return self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
 
     def _note_written(self, answer: dict[str, Any], sub_sequence_number: int, partition_key: str) -> None:
         position = Position(int(answer["SequenceNumber"]), sub_sequence_number)
-        record = StreamRecord(incarnation_name(answer["ShardId"], self.incarnation), position, partition_key)
+        record = facts.StreamRecord(
+            facts.incarnation_name(answer["ShardId"], self.incarnation), position, partition_key
+        )
         # It may be in the future in a new shard, whose records arrive after all records of its parents.
         arrival_ms = self.state.account.streams[STREAM].shards[answer["ShardId"]].log.records[-1].arrival_ms
         self._kept.setdefault(record.shard_id, []).append((arrival_ms, record))
-        self._journal.tell(RecordWritten(record))
+        self.written.append(record)
+        self._journal.tell(facts.RecordWritten(record))
 
     def shard_for(self, partition_key: str) -> str:
         routing = self.state.account.streams[STREAM].routing
@@ -185,7 +188,9 @@ class SimulatedStream:
     def listed_shards(self) -> set[str]:
         """The shards that have not been trimmed."""
         return (
-            {incarnation_name(shard["ShardId"], self.incarnation) for shard in self._list()} if self.exists else set()
+            {facts.incarnation_name(shard["ShardId"], self.incarnation) for shard in self._list()}
+            if self.exists
+            else set()
         )
 
     def excuse(self, shard_id: str, since_seconds: float | None) -> None:
@@ -198,11 +203,11 @@ class SimulatedStream:
             return
         listed = self.listed_shards()
         unseen = {name for name in self._parents if name not in listed and name not in self._readable.shards}
-        gone = {incarnation_name(shard_id, self.incarnation)}
+        gone = {facts.incarnation_name(shard_id, self.incarnation)}
         for name, parents in self._parents.items():  # in the order of their creation
             if name in unseen and any(parent in gone for parent in parents):
                 gone.add(name)
-        before = {incarnation_name(shard_id, self.incarnation)}
+        before = {facts.incarnation_name(shard_id, self.incarnation)}
         for name in reversed(self._parents):
             if name in before:
                 before.update(parent for parent in self._parents[name] if parent in unseen)
@@ -211,8 +216,31 @@ class SimulatedStream:
             first_ms = 0 if name in gone else since_ms
             kept = self._kept[name]
             for _, record in (lost := [entry for entry in kept if first_ms <= entry[0] <= horizon_ms]):
-                self._journal.tell(RecordExcused(record))
+                self._journal.tell(facts.RecordExcused(record))
             self._kept[name] = [entry for entry in kept if entry not in lost]
+
+    # fan-out
+
+    def take_over(self) -> None:
+        """Somebody else subscribes to a random shard with one of the stream's consumers, and goes away."""
+        consumers = list(self.state.account.streams[STREAM].consumers.values()) if self.exists else []
+        if not consumers:
+            return
+        consumer, shard = self._random.choice(consumers), self._random.choice(self._list())
+        request = {
+            "ConsumerARN": consumer.arn,
+            "ShardId": shard["ShardId"],
+            "StartingPosition": {"Type": "TRIM_HORIZON"},
+        }
+        try:
+            self.state.subscribe(request, now_ms=self.now_ms()).close()
+        except LocalError:
+            """It is too early for a take-over, or the consumer is not active."""
+
+    def delete_consumer(self) -> None:
+        consumers = list(self.state.account.streams[STREAM].consumers.values()) if self.exists else []
+        if consumers:
+            self._call("DeregisterStreamConsumer", ConsumerARN=self._random.choice(consumers).arn)
 
     # resharding
 
@@ -265,7 +293,7 @@ class SimulatedStream:
 
 
 class SimulatedKinesis(Kinesis):
-    """One process's Kinesis client."""
+    """One process's Kinesis client. Requests and answers pass through the codecs of the client and of the server."""
 
     def __init__(
         self,
@@ -281,25 +309,30 @@ class SimulatedKinesis(Kinesis):
         self._options = options
         self._random = random
 
-    async def _call(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        answer, _ = await self._timed_call(operation, request)
-        return answer
+    async def _call(self, operation: str, request: list[bytes]) -> tuple[bytes, float]:
+        """The answer's body, and the service's time in seconds: its clock may skip ahead while the answer travels."""
+        members = JSON.decode(operation, b"".join(request))
+        assert isinstance(members, dict)
 
-    async def _timed_call(self, operation: str, request: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """Also returns the service's time of the answer: its clock may skip ahead while the answer travels."""
-
-        def perform() -> tuple[dict[str, Any], int]:
-            self._refuse_sometimes(operation)
+        def perform() -> tuple[bytes, float]:
             now_ms = self._stream.now_ms()
+            answer = self._stream.state.call(operation, members, now_ms=now_ms)
+            return JSON.encode(answer), now_ms / 1000
+
+        return await self._send(operation, perform)
+
+    async def _send(self, operation: str, perform: Callable[[], T]) -> T:
+        def refuse_or_perform() -> T:
+            self._refuse_sometimes(operation)
             try:
-                return self._stream.state.call(operation, request, now_ms=now_ms), now_ms
+                return perform()
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
         def timeout_error() -> Exception:
             return TransportError(f"{operation}: no answer")
 
-        return await self._network.call(self._process, "stream", perform, timeout_error)  # type: ignore[no-any-return]
+        return await self._network.call(self._process, "stream", refuse_or_perform, timeout_error)  # type: ignore[no-any-return]
 
     def _refuse_sometimes(self, operation: str) -> None:
         if self._network.is_calm:
@@ -312,50 +345,23 @@ class SimulatedKinesis(Kinesis):
         if operation == "GetRecords" and dice < options.throttled + options.unavailable + options.expired:
             self._refuse(operation, "ExpiredIteratorException", 400)
 
+        if operation == "SubscribeToShard" and self._random.random() < options.in_use:
+            self._refuse(operation, "ResourceInUseException", 400)
+
     def _refuse(self, operation: str, code: str, status: int) -> NoReturn:
         raise service_error(operation, AwsError(code, "a simulated fault"), status=status)
 
-    # reading
-
     async def get_shard_iterator(self, stream: StreamName, shard_id: str, position: StartingPosition) -> str:
-        request: dict[str, Any] = {
-            "StreamName": stream.name,
-            "ShardId": shard_id,
-            "ShardIteratorType": position.type,
-        }
-        if position.sequence_number is not None:
-            request["StartingSequenceNumber"] = position.sequence_number
-        if position.timestamp_seconds is not None:
-            request["Timestamp"] = position.timestamp_seconds
-        answer = await self._call("GetShardIterator", request)
-        return str(answer["ShardIterator"])
+        request = bodies.encode_get_shard_iterator(stream, shard_id, position)
+        body, _ = await self._call("GetShardIterator", request)
+        return bodies.decode_get_shard_iterator(body)
 
     async def get_records(
         self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
     ) -> GetRecordsResponse:
-        del stream
-        request: dict[str, Any] = {"ShardIterator": shard_iterator}
-        if limit is not None:
-            request["Limit"] = limit
-        answer, now_ms = await self._timed_call("GetRecords", request)
-        records = [
-            KinesisRecord(
-                data=record["Data"],
-                partition_key=record["PartitionKey"],
-                sequence_number=record["SequenceNumber"],
-                arrival_seconds=record["ApproximateArrivalTimestamp"],
-            )
-            for record in (stored.members() for stored in answer["Records"])
-        ]
-        return GetRecordsResponse(
-            records,
-            answer.get("NextShardIterator"),
-            answer.get("MillisBehindLatest"),
-            tuple(_child(child) for child in answer.get("ChildShards", ())),
-            now_ms / 1000,
-        )
-
-    # describing
+        request = bodies.encode_get_records(stream, shard_iterator, limit=limit)
+        body, server_seconds = await self._call("GetRecords", request)
+        return bodies.decode_get_records(body, server_seconds=server_seconds)
 
     async def list_shards(
         self,
@@ -365,49 +371,45 @@ class SimulatedKinesis(Kinesis):
         next_token: str | None = None,
         max_results: int | None = None,
     ) -> ListShardsResponse:
-        request: dict[str, Any] = {"StreamName": stream.name} if next_token is None else {"NextToken": next_token}
-        if shard_filter is not None and next_token is None:
-            members = {
-                "Type": shard_filter.type,
-                "ShardId": shard_filter.shard_id,
-                "Timestamp": shard_filter.timestamp_seconds,
-            }
-            request["ShardFilter"] = {name: value for name, value in members.items() if value is not None}
-        if (page := max_results or self._options.listing_page) != 0:
-            request["MaxResults"] = page
-        answer = await self._call("ListShards", request)
-        return ListShardsResponse(tuple(_shard(shard) for shard in answer["Shards"]), answer.get("NextToken"))
+        page = max_results or self._options.listing_page or None
+        request = bodies.encode_list_shards(stream, shard_filter=shard_filter, next_token=next_token, max_results=page)
+        body, _ = await self._call("ListShards", request)
+        return bodies.decode_list_shards(body)
 
     async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
-        answer, now_ms = await self._timed_call("DescribeStreamSummary", {"StreamName": stream.name})
-        summary = answer["StreamDescriptionSummary"]
-        return StreamSummary(
-            name=summary["StreamName"],
-            arn=summary["StreamARN"],
-            status=summary["StreamStatus"],
-            created_seconds=float(summary["StreamCreationTimestamp"]),
-            retention_hours=summary["RetentionPeriodHours"],
-            open_shard_count=summary["OpenShardCount"],
-            server_seconds=now_ms / 1000,
+        body, server_seconds = await self._call("DescribeStreamSummary", bodies.encode_describe_stream_summary(stream))
+        return bodies.decode_describe_stream_summary(body, server_seconds=server_seconds)
+
+    async def subscribe_to_shard(
+        self, consumer_arn: str, shard_id: str, position: StartingPosition
+    ) -> EventSubscription:
+        body = b"".join(bodies.encode_subscribe_to_shard(consumer_arn, shard_id, position))
+        members = JSON.decode("SubscribeToShard", body)
+        assert isinstance(members, dict)
+        stream, streams = self._stream, self._stream.subscriptions
+        subscription = await self._send(
+            "SubscribeToShard", lambda: stream.state.subscribe(members, now_ms=stream.now_ms())
         )
+        opened = streams.open(subscription, self._process, self._network, self._options)
+        return EventSubscription(opened, streams)
 
+    async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
+        body, _ = await self._call("RegisterStreamConsumer", bodies.encode_register_stream_consumer(stream_arn, name))
+        return bodies.decode_register_stream_consumer(body)
 
-def _shard(members: Mapping[str, Any]) -> Shard:
-    numbers = members["SequenceNumberRange"]
-    ending = numbers.get("EndingSequenceNumber")
-    return Shard(
-        shard_id=members["ShardId"],
-        hash_key_range=_range(members["HashKeyRange"]),
-        starting_sequence_number=int(numbers["StartingSequenceNumber"]),
-        ending_sequence_number=None if ending is None else int(ending),
-        parent_shard_id=members.get("ParentShardId"),
-        adjacent_parent_shard_id=members.get("AdjacentParentShardId"),
-    )
+    async def describe_stream_consumer(
+        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
+    ) -> ConsumerDescription:
+        request = bodies.encode_describe_stream_consumer(stream_arn=stream_arn, name=name, consumer_arn=consumer_arn)
+        body, _ = await self._call("DescribeStreamConsumer", request)
+        return bodies.decode_describe_stream_consumer(body)
 
+    async def list_stream_consumers(
+        self, stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
+    ) -> ListStreamConsumersResponse:
+        request = bodies.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results)
+        body, _ = await self._call("ListStreamConsumers", request)
+        return bodies.decode_list_stream_consumers(body)
 
-def _child(members: Mapping[str, Any]) -> ChildShard:
-    return ChildShard(members["ShardId"], tuple(members["ParentShards"]), _range(members["HashKeyRange"]))
-
-
-def _range(members: Mapping[str, Any]) -> HashKeyRange:
-    return HashKeyRange(int(members["StartingHashKey"]), int(members["EndingHashKey"]))
+    async def deregister_stream_consumer(self, consumer_arn: str) -> None:
+        await self._call("DeregisterStreamConsumer", bodies.encode_deregister_stream_consumer(consumer_arn))

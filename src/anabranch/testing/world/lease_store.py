@@ -6,6 +6,7 @@ then reports another storage identity, and requests on their way to the old stor
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
 from anabranch._model.leases import (
@@ -25,6 +26,7 @@ from anabranch.testing.journal import (
     Journal,
     LeaseCommitted,
     LeaseCreated,
+    LeaseRowDeleted,
     LeaseWrite,
     MemberLeft,
     OwnerChanged,
@@ -139,6 +141,17 @@ class SimulatedRows(MemoryRows):
             row.is_finished or row.checkpoint.watermark is not None or row.checkpoint.seen_through_seconds is not None
             for row in self.leases
         )
+
+    def delete_lease(self, random: Random) -> None:
+        """Deletes a lease row as an operator would, behind the back of the fleet. One row stays."""
+        places = [
+            (rows, key) for rows in self.places.values() for key, row in rows.items() if isinstance(row, LeaseRow)
+        ]
+        if len(places) > 1:
+            rows, key = random.choice(places)
+            row = rows.pop(key)
+            assert isinstance(row, LeaseRow)
+            self._journal.tell(LeaseRowDeleted(self._lease_write(row).shard_id, row))
 
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
         """Deletes everything while these processes are running. `moves`: the store then reports another storage."""

@@ -1,13 +1,8 @@
-"""The options of a simulated fleet: sizes, faults and how records are consumed. `fleet_options_for` derives them from a
-seed.
-"""
+"""The options of a simulated fleet: sizes, faults and how records are consumed."""
 
-from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
-
-__all__ = ["OVERRUN_SECONDS_MAX", "ConsumeMode", "FleetOptions", "ScriptAction", "fleet_options_for"]
 
 ConsumeMode = Literal["batches", "manual_ack", "records", "run", "run_batches"]
 """How a process consumes: `run` and `run_batches` call a handler; the others loop over records or batches."""
@@ -27,6 +22,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     record_count: int = 100
     key_count: int = 10
     consume_mode: ConsumeMode = "run"
+    read: Literal["polling", "fanout"] = "polling"
     order: Literal["shard", "key", "none"] = "shard"
     concurrency: int = 8
     loop_order: Literal["fifo", "shuffle"] = "fifo"
@@ -47,6 +43,16 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Records that cannot be decoded while the faults last. They stop their shards; a process that starts later tries
     them again.
     """
+    poison: float = 0.0
+    """Records that can never be handled: their handler always fails, or in a loop, they do not decode. An operator goes
+    past those at which a shard stops.
+    """
+    then: Literal["stop", "skip", "dead_letter"] = "stop"
+    """What follows the last attempt."""
+    handler_outage_every_seconds: float = 0.0
+    """All handler calls fail for a few seconds."""
+    letters_down_every_seconds: float = 0.0
+    """The destination of dead letters gives no answer for a while."""
     overrunning: float = 0.0
     """Records whose first attempt takes far too long and does not end at once when cancelled."""
     timeout_seconds: float = 0.0
@@ -66,7 +72,15 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     unavailable: float = 0.0
     """Kinesis calls that fail with a 5xx status."""
     expired: float = 0.0
-    """Reads that fail because the iterator expired."""
+    """Reads that fail because the iterator expired. Subscriptions then last half a minute at most."""
+    broken_streams: float = 0.0
+    """Events of subscriptions at which the stream breaks inside a frame, falls silent, or ends with an error."""
+    in_use: float = 0.0
+    """Subscriptions that are refused because another one is active."""
+    taken_over_every_seconds: float = 0.0
+    """Somebody else subscribes to a random shard with the application's consumer."""
+    consumer_deleted_every_seconds: float = 0.0
+    """An operator deletes the application's consumer."""
     clock_error: float = 0.0
     """How much faster or slower a process's clock may run; 0.01 is 1 %."""
     clocks_stop: bool = False
@@ -106,6 +120,10 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """0: it is rolled back once."""
     store_is_emptied: bool = False
     """The store is emptied once while the fleet is running."""
+    row_deleted_every_seconds: float = 0.0
+    """Somebody deletes a random lease row, if it is not the last one."""
+    is_watched: bool = False
+    """Somebody looks at the fleet all the time, as `anabranch top` does."""
     same_worker_id: bool = False
     """All processes are configured with one worker id."""
     hand_off: Literal["keep", "force"] = "keep"
@@ -119,152 +137,3 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         attempts = 1 + 2 * self.failing
         return self.record_count * (attempts * self.handler_seconds_max + 3 * self.overrunning * OVERRUN_SECONDS_MAX)
-
-
-def fleet_options_for(seed: int) -> FleetOptions:
-    """Most seeds draw every option at random. Four last digits of the seed select special fleets:
-
-    - 1: the store is rolled back while workers are cut off, paused, stalled and stopped;
-    - 3: a backlog. Reads return many records, handlers are slow, and processes crash in the middle of a page. The seeds
-      take turns with consume modes and commit intervals;
-    - 5: the processes are jobs that end at the tip, and some records cannot be decoded at first;
-    - 7: shards are trimmed, leave the listing, and their lease rows are cleaned up. In half of these fleets everything
-      is read before it is trimmed; in the others, workers must report what was lost.
-    """
-    options = _random_options(seed)
-    if seed % 10 == 5:
-        return msgspec.structs.replace(
-            options, consume_mode=get_args(ConsumeMode)[seed // 10 % 5], ends_at_tip=True, undecodable=0.03
-        )
-    if seed % 10 == 3:
-        return msgspec.structs.replace(
-            options,
-            consume_mode=get_args(ConsumeMode)[seed // 10 % 5],
-            checkpoint_seconds=(1.0, 0.1, 3.0)[seed // 50 % 3],
-            worker_count=2,
-            shard_count=2,
-            record_count=400,
-            backlog=0.8,
-            faulty_seconds=60.0,
-            handler_seconds_max=0.5,
-            crash_every_seconds=8.0,
-            reshards_before=0,
-            budget_bytes=0,
-            roll_back_seconds=0.0,
-            **dict.fromkeys(("deleted", "store_is_emptied"), False),
-        )
-    if seed % 10 == 1:
-        return _roll_back_options(seed, options)
-    if seed % 10 != 7:
-        return options
-    if seed % 20 == 17:
-        return msgspec.structs.replace(
-            options,
-            trims=True,
-            trims_unread=True,
-            faulty_seconds=100.0,
-            store_outage_seconds=0.0,
-            roll_back_seconds=0.0,
-            **dict.fromkeys(("deleted", "store_is_emptied"), False),
-        )
-    return msgspec.structs.replace(
-        options,
-        trims=True,
-        faulty_seconds=100.0,
-        handler_seconds_max=0.02,
-        reshard_every_seconds=8.0,
-        **dict.fromkeys(
-            ("lost", "late", "throttled", "unavailable", "paused_starts", "overrunning", "store_outage_seconds"), 0.0
-        ),
-        **dict.fromkeys(
-            (
-                "pause_every_seconds",
-                "stall_every_seconds",
-                "cut_off_every_seconds",
-                "crash_every_seconds",
-                "roll_back_seconds",
-            ),
-            0.0,
-        ),
-        **dict.fromkeys(("deleted", "store_is_emptied"), False),
-        budget_bytes=0,
-    )
-
-
-def _roll_back_options(seed: int, options: FleetOptions) -> FleetOptions:
-    """Some workers notice the roll-back late, or start during it. All have the same lease expiry: a worker cannot wait
-    for the expiry of a member that it never saw because the store lost it.
-    """
-    random = Random(f"roll-back {seed}")  # noqa: S311 -- a simulation's dice, not a secret
-    return msgspec.structs.replace(
-        options,
-        worker_count=random.randrange(3, 6),
-        shard_count=random.randrange(3, 9),
-        record_count=400,
-        key_count=40,
-        faulty_seconds=60.0,
-        handler_seconds_max=0.3,
-        roll_back_seconds=round(random.uniform(4, 12), 1),
-        roll_back_every_seconds=random.choice([0.0, 10.0, 20.0]),
-        pause_every_seconds=random.choice([0.0, 15.0]),
-        stall_every_seconds=random.choice([0.0, 15.0]),
-        cut_off_every_seconds=random.choice([6.0, 9.0]),
-        stop_every_seconds=random.choice([6.0, 15.0]),
-        lost=random.choice([0.0, 0.05]),
-        late=random.choice([0.0, 0.05]),
-        **dict.fromkeys(("deleted", "expiries_differ", "store_is_emptied"), False),
-    )
-
-
-def _random_options(seed: int) -> FleetOptions:
-    random = Random(f"fleet {seed}")  # noqa: S311 -- a simulation's dice, not a secret
-    large = seed % 25 == 24
-
-    def sometimes(chance: float, low: float, high: float) -> float:
-        return round(random.uniform(low, high), 1) if random.random() < chance else 0.0
-
-    deleted = random.random() < 0.08
-    consume_mode: ConsumeMode = random.choice(["run", "run", "run", "run_batches", "records", "batches", "manual_ack"])
-    return FleetOptions(
-        consume_mode=consume_mode,
-        worker_count=random.randrange(6, 13) if large else random.randrange(1, 5),
-        shard_count=random.randrange(8, 33) if large else random.randrange(1, 5),
-        record_count=random.randrange(100, 400),
-        key_count=random.choice([3, 10, 40]),
-        order=random.choice(["shard", "key", "key", "none"]),
-        concurrency=random.choice([1, 4, 16]),
-        loop_order=random.choice(["fifo", "fifo", "shuffle"]),
-        faulty_seconds=random.uniform(20, 60) + (40 if deleted else 0),
-        handler_seconds_max=random.choice([0.02, 0.1, 0.5]),
-        failing=random.choice([0.0, 0.0, 0.1]),
-        overrunning=random.choice([0.0, 0.0, 0.01]),
-        timeout_seconds=random.choice([0.0, 1.5]),
-        aggregated=random.choice([0.0, 0.0, 0.3]),
-        budget_bytes=random.choice([0, 0, 1, 3_000]),
-        lost=random.choice([0.0, 0.0, 0.01, 0.05]),
-        late=random.choice([0.0, 0.0, 0.01, 0.05]),
-        repeated=random.choice([0.0, 0.0, 0.02]),
-        throttled=random.choice([0.0, 0.0, 0.05, 0.2]),
-        unavailable=random.choice([0.0, 0.0, 0.05]),
-        expired=random.choice([0.0, 0.0, 0.02]),
-        clock_error=random.choice([0.0, 0.005, 0.01]),
-        clocks_stop=random.random() < 0.2,
-        pause_every_seconds=sometimes(0.4, 10, 40),
-        stall_every_seconds=sometimes(0.3, 10, 40),
-        paused_starts=random.choice([0.0, 0.0, 0.005]),
-        cut_off_every_seconds=sometimes(0.4, 10, 40),
-        crash_every_seconds=sometimes(0.4, 10, 50),
-        stop_every_seconds=sometimes(0.4, 10, 50),
-        reshard_every_seconds=sometimes(0.5, 8, 30),
-        reshards_before=random.choice([0, 0, 0, 3, 8]),
-        rescale_every_seconds=sometimes(0.15, 10, 40),
-        deleted=deleted,
-        hand_off=random.choice(["keep", "force"]),
-        listing_page=random.choice([0, 0, 0, 1, 3]) * (10 if large else 1),
-        expiries_differ=random.random() < 0.2,
-        store_outage_seconds=sometimes(0.1, 3, 30),
-        roll_back_seconds=sometimes(0.05, 1, 10),
-        store_is_emptied=random.random() < 0.05,
-        same_worker_id=random.random() < 0.1,
-        drain_seconds=random.choice([30.0, 30.0, 0.1]),
-    )

@@ -155,6 +155,10 @@ class SimulatedClock:
     def wall_ms(self) -> int:
         return _WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
 
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        now_ms = self.now_ms()
+        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
+
     async def sleep_until_ms(self, at_ms: int) -> None:
         if at_ms <= self.now_ms():
             await asyncio.sleep(0)
@@ -206,6 +210,9 @@ class Network:
         self.down_until: dict[str, float] = {}
         """By service: until when it is down."""
 
+    def is_down(self, service: str) -> bool:
+        return self._loop.time() < self.down_until.get(service, 0.0)
+
     async def call(
         self,
         process: SimulatedProcess,
@@ -241,7 +248,7 @@ class Network:
         answer: "asyncio.Future[Any] | None" = None,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
-        if self.is_closed or self._loop.time() < self.down_until.get(service, 0.0) or self._is_cut(process, service):
+        if self.is_closed or self.is_down(service) or self._is_cut(process, service):
             on_trouble()
             return
         outcome: Any

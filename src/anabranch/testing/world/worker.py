@@ -17,11 +17,19 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consumer_run import ConsumerRun
+from anabranch._engine.consumer_run import (
+    ConsumerRun,
+    EngineMode,
+    HandleBatches,
+    HandleRecords,
+    IterateBatches,
+    IterateRecords,
+    RunPlan,
+)
+from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.ports import Ports
 from anabranch._engine.stop_conditions import StopConditions
-from anabranch._engine.worker import WorkerPlan
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Kinesis, LeaseStore
@@ -29,29 +37,17 @@ from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import (
     AnabranchError,
+    DeadLetterError,
     LeaseStoreInvalidError,
     ShardStoppedError,
     StreamError,
     StreamNotFoundError,
 )
-from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, StreamChanged, ZombieCall
-from anabranch.policies import Retry
-from anabranch.records import Batch, Context, Record
-from anabranch.testing.journal import (
-    BytesMeasured,
-    CallAbandoned,
-    CallFinished,
-    CallStarted,
-    CleanStop,
-    Journal,
-    LeaseLossReported,
-    ProcessDied,
-    RecordCall,
-    SuccessReported,
-    UnseenError,
-    ZombieReported,
-    incarnation_name,
-)
+from anabranch.events import DataLost, Event, LeaseLost, LeaseTaken, RecordSkipped, StreamChanged, ZombieCall
+from anabranch.letters import Letter
+from anabranch.policies import DeadLetter, Retry, Skip, Stop
+from anabranch.records import Batch, BatchFailure, Context, Record
+from anabranch.testing import journal as facts
 from anabranch.testing.world.kinesis import STREAM, SimulatedStream
 from anabranch.testing.world.lease_store import SimulatedRows
 from anabranch.testing.world.options import OVERRUN_SECONDS_MAX, ConsumeMode, FleetOptions
@@ -59,7 +55,8 @@ from anabranch.testing.world.processes import Network, SimulatedProcess
 
 APP = "billing"
 
-Handler = Callable[[Record[Any], Context], Awaitable[Any]]
+Handler = Callable[[Any, Context], Awaitable[Any]]
+"""Of records, or of batches."""
 
 
 class UserHandler(NamedTuple):
@@ -76,7 +73,7 @@ class SimContext(NamedTuple):
     options: FleetOptions
     random: Random
     network: Network
-    journal: Journal
+    journal: facts.Journal
     stream: SimulatedStream
     rows: SimulatedRows
     user_handler: UserHandler
@@ -89,6 +86,40 @@ _WAS_PAUSED: contextvars.ContextVar[bool] = contextvars.ContextVar("was_paused",
 
 class SimulatedError(Exception):
     """A simulated handler failed on purpose."""
+
+
+def is_poison(data: bytes, options: FleetOptions) -> bool:
+    return crc32(b"poison" + data) % 1000 / 1000 < options.poison
+
+
+class SimulatedLetters:
+    """One process's way to the dead letters."""
+
+    def __init__(self, process: SimulatedProcess, context: SimContext) -> None:
+        self._process = process
+        self._context = context
+
+    def __str__(self) -> str:
+        return "simulated letters"
+
+    async def check(self, retention_hours: int) -> list[str]:  # noqa: ARG002 -- it keeps them forever
+        return []
+
+    async def write(self, letter: Letter) -> None:
+        await self._context.network.call(
+            self._process, "letters", lambda: self._keep(letter), lambda: DeadLetterError("no answer")
+        )
+
+    def _keep(self, letter: Letter) -> None:
+        context, position = self._context, Position(int(letter.sequence_number), letter.sub_sequence_number)
+        shard_id = context.stream.journal_shard_id(letter.shard_id, position.sequence_number)
+        record = facts.StreamRecord(shard_id, position, letter.partition_key or "")
+        context.journal.tell(
+            facts.LetterWritten(self._process.world_ms(), self._process.name, record, letter.idempotency_key)
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 class SimulatedHandler:
@@ -113,24 +144,25 @@ class SimulatedHandler:
     async def handle(self, record: Record[Any], context: Context) -> None:
         given = self._context.user_handler.handler
         body = self._simulate_work([record], context.attempt) if given is None else given(record, context)
-        await self._end(self._start([record], context.fence_token), body)
+        await self._end(self._start([record], context.fence_token, context.attempt), body)
 
     async def handle_batch(self, batch: Batch[Any], context: Context) -> None:
-        body = self._simulate_work(batch.records, context.attempt)
-        await self._end(self._start(batch.records, context.fence_token), body)
+        given = self._context.user_handler.handler
+        body = self._simulate_work(batch.records, context.attempt) if given is None else given(batch, context)
+        await self._end(self._start(batch.records, context.fence_token, context.attempt), body)
 
     async def handle_in_loop(self, records: Sequence[Record[Any]]) -> None:
         """The body of an `async for` loop."""
         await self.work(records, self.begin(records))
 
-    def begin(self, records: Sequence[Record[Any]]) -> list[RecordCall]:
+    def begin(self, records: Sequence[Record[Any]]) -> list[facts.RecordCall]:
         """Tells the journal that the records start. Call `work` or `work_until_done` next."""
         return self._start(records, self.tokens[records[0].shard_id])
 
-    async def work(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
+    async def work(self, records: Sequence[Record[Any]], calls: list[facts.RecordCall]) -> None:
         await self._end(calls, self._try(records))
 
-    async def work_until_done(self, records: Sequence[Record[Any]], calls: list[RecordCall]) -> None:
+    async def work_until_done(self, records: Sequence[Record[Any]], calls: list[facts.RecordCall]) -> None:
         """Retries by itself, as a caller with manual acknowledgement does. To the engine this is one call."""
         await self._end(calls, self._try_until_done(records))
 
@@ -157,34 +189,48 @@ class SimulatedHandler:
     def decode(self, data: bytes) -> bytes:
         if not self._network.is_calm and crc32(data) % 1000 / 1000 < self._options.undecodable:
             raise SimulatedError("a simulated failure")
+        if self._is_loop and is_poison(data, self._options):
+            raise SimulatedError("poison")
         return data
+
+    @property
+    def _is_loop(self) -> bool:
+        return self._options.consume_mode not in {"run", "run_batches"}
 
     # the journal
 
-    def _start(self, records: Sequence[Record[Any]], fence_token: int) -> list[RecordCall]:
+    def _start(self, records: Sequence[Record[Any]], fence_token: int, attempt: int = 0) -> list[facts.RecordCall]:
         was_paused = _WAS_PAUSED.get()
         _WAS_PAUSED.set(False)
         self._batch_count += 1
         batch = self._batch_count if len(records) > 1 else 0
-        calls = [self._call(record, fence_token, was_paused=was_paused, batch=batch) for record in records]
+        calls = [
+            self._call(record, fence_token, was_paused=was_paused, batch=batch, attempt=attempt) for record in records
+        ]
         for call in calls:
-            self._journal.tell(CallStarted(call))
+            self._journal.tell(facts.CallStarted(call))
         self._measure()
         return calls
 
-    async def _end(self, calls: list[RecordCall], body: Awaitable[Any]) -> None:
+    async def _end(self, calls: list[facts.RecordCall], body: Awaitable[Any]) -> None:
         try:
             await body
-        except BaseException:
-            for call in calls:
-                self._journal.tell(CallAbandoned(replace(call, at_ms=self._process.world_ms())))
+        except BaseException as error:
+            failed = {record.position for record in error.failed} if isinstance(error, BatchFailure) else {}
+            is_done = bool(failed)
+            for call in calls:  # what precedes the first failed record is finished
+                is_done = is_done and call.position not in failed
+                kind = facts.CallFinished if is_done else facts.CallAbandoned
+                self._journal.tell(kind(replace(call, at_ms=self._process.world_ms())))
             raise
         for call in calls:
-            self._journal.tell(CallFinished(replace(call, at_ms=self._process.world_ms())))
+            self._journal.tell(facts.CallFinished(replace(call, at_ms=self._process.world_ms())))
         self._measure()
 
-    def _call(self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int) -> RecordCall:
-        return RecordCall(
+    def _call(
+        self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int, attempt: int
+    ) -> facts.RecordCall:
+        return facts.RecordCall(
             self._process.world_ms(),
             self._process.name,
             self._context.stream.journal_shard_id(record.shard_id, record.position.sequence_number),
@@ -193,13 +239,14 @@ class SimulatedHandler:
             fence_token,
             was_paused,
             batch,
+            attempt,
         )
 
     def _measure(self) -> None:
         budget = self._budget
         now_ms, name = self._process.world_ms(), self._process.name
-        self._journal.tell(BytesMeasured(now_ms, name, budget.used_bytes, budget.limit_bytes))
-        self._journal.tell(BytesMeasured(now_ms, name, budget.peak_bytes, budget.limit_bytes))
+        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.used_bytes, budget.limit_bytes))
+        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.peak_bytes, budget.limit_bytes))
 
     # the simulated work
 
@@ -209,6 +256,12 @@ class SimulatedHandler:
         seconds = self._random.uniform(-longest / 2, longest)  # a third of the calls return at once
         mark = crc32(records[0].data)
         dice = mark % 1000 / 1000
+        if poison := [record for record in records if not self._is_loop and is_poison(record.data, options)]:
+            await self._take(seconds / 2)
+            raise BatchFailure(poison) if len(records) > 1 and mark % 2 else SimulatedError("poison")
+        if self._network.is_down("handler"):
+            await self._take(0.05)  # time passes: some callers try again at once
+            raise SimulatedError("a simulated outage")
         if dice < options.failing and attempt <= 1 + mark // 1000 % 2:
             await self._take(seconds / 2)
             raise SimulatedError("a simulated failure")
@@ -244,13 +297,8 @@ _MANUAL_ACK_TASKS: Final = 8
 """Records in progress at once with manual acknowledgement."""
 
 
-async def _run(run: ConsumerRun, handler: SimulatedHandler) -> None:
-    await run.start(run.handle_records(HandlerCall(handler.handle, threads=1)))
-    await run.wait()
-
-
-async def _run_batches(run: ConsumerRun, handler: SimulatedHandler) -> None:
-    await run.start(run.handle_batches(HandlerCall(handler.handle_batch, threads=1), _BATCHES))
+async def _run(run: ConsumerRun, handler: SimulatedHandler) -> None:  # noqa: ARG001 -- the run calls it
+    await run.start()
     await run.wait()
 
 
@@ -265,7 +313,7 @@ async def _each_record(run: ConsumerRun, handler: SimulatedHandler) -> None:
 
 async def _each_batch(run: ConsumerRun, handler: SimulatedHandler) -> None:
     try:
-        async with aclosing(run.batches(_BATCHES)) as batches:
+        async with aclosing(run.batches()) as batches:
             async for batch in batches:
                 await handler.handle_in_loop(batch.records)
     finally:
@@ -275,7 +323,7 @@ async def _each_batch(run: ConsumerRun, handler: SimulatedHandler) -> None:
 async def _manual_ack(run: ConsumerRun, handler: SimulatedHandler) -> None:
     slots = asyncio.Semaphore(_MANUAL_ACK_TASKS)
     try:
-        async with asyncio.TaskGroup() as group, aclosing(run.records(manual_ack=True)) as records:
+        async with asyncio.TaskGroup() as group, aclosing(run.records()) as records:
             async for record in records:
                 # Begin in the step that hands the record out: after a wait, the fence may have passed.
                 group.create_task(_acknowledge(record, handler.begin([record]), run, handler, slots))
@@ -285,7 +333,11 @@ async def _manual_ack(run: ConsumerRun, handler: SimulatedHandler) -> None:
 
 
 async def _acknowledge(
-    record: Record[Any], calls: list[RecordCall], run: ConsumerRun, handler: SimulatedHandler, slots: asyncio.Semaphore
+    record: Record[Any],
+    calls: list[facts.RecordCall],
+    run: ConsumerRun,
+    handler: SimulatedHandler,
+    slots: asyncio.Semaphore,
 ) -> None:
     try:
         await handler.work_until_done([record], calls)
@@ -304,13 +356,15 @@ CONSUME_MODES: Final[dict[ConsumeMode, Callable[[ConsumerRun, SimulatedHandler],
     "manual_ack": _manual_ack,
     "records": _each_record,
     "run": _run,
-    "run_batches": _run_batches,
+    "run_batches": _run,
 }
 
 
 _STOP_SECONDS = 20.0
 _ATTEMPTS = 10
 """More than ever fail, also if pauses add timeouts."""
+_ATTEMPTS_AT_POISON = 3
+_THEN: Final[dict[str, Stop | Skip | DeadLetter]] = {"stop": Stop(), "skip": Skip(), "dead_letter": DeadLetter()}
 
 
 class SimulatedWorker:
@@ -328,8 +382,10 @@ class SimulatedWorker:
         self._context = context
         self._journal = context.journal
         self._options = context.options
-        limit_bytes = READ_RESERVE_BYTES + self._options.budget_bytes
-        self._budget = Budget(limit_bytes) if self._options.budget_bytes else Budget()
+        self._budget = Budget()
+        if self._options.budget_bytes:  # room for one read, also at the tip
+            self._budget = Budget(READ_RESERVE_BYTES + self._options.budget_bytes)
+            self._budget.tip_reserve_bytes = READ_RESERVE_BYTES
         self._handler = SimulatedHandler(process, context, self._budget)
         ports = Ports(
             kinesis=kinesis,
@@ -337,29 +393,38 @@ class SimulatedWorker:
             clock=process.clock,
             entropy=context.random,
             emit=self._on_event,
+            letters=SimulatedLetters(process, context) if self._writes_letters else None,
             before_call=self._handler.before_call if self._options.paused_starts else None,
         )
-        self._consumer_run = ConsumerRun(ports, self._plan(timing), self._handler_options(), self._budget)
+        self._consumer_run = ConsumerRun(
+            ports, self._plan(timing), self._engine_mode(), self._handler_options(), self._budget
+        )
         self.task = process.spawn(self._live(), process.name)
 
     @property
+    def _writes_letters(self) -> bool:
+        given = self._context.user_handler.policy
+        return self._options.then == "dead_letter" or (given is not None and isinstance(given.then, DeadLetter))
+
+    @property
     def has_joined(self) -> bool:
-        return self._consumer_run.worker.has_joined
+        return self._consumer_run.has_joined
 
     @property
     def is_at_work(self) -> bool:
         return self.has_joined and self.process.is_alive and not self.task.done()
 
-    def _plan(self, timing: LeaseTiming) -> WorkerPlan:
+    def _plan(self, timing: LeaseTiming) -> RunPlan:
         options, random = self._options, self._context.random
         name = "billing" if options.same_worker_id else self.process.name
-        return WorkerPlan(
+        return RunPlan(
             app=AppRow(app=APP, app_id=f"{random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
-            profile=MemberProfile(worker_id=name, fingerprint=f"order {options.order}"),
+            profile=MemberProfile(worker_id=name, order=options.order),
             timing=timing,
             pace=PaceLimits(),
+            fanout=FanOutPlan(app=APP) if options.read == "fanout" else None,
             stop_conditions=StopConditions(at_tip=options.ends_at_tip),
             settings=ConsumerSettings(
                 checkpoints=CheckpointSettings(interval=options.checkpoint_seconds),
@@ -367,10 +432,27 @@ class SimulatedWorker:
             ),
         )
 
+    def _engine_mode(self) -> EngineMode:
+        match self._options.consume_mode:
+            case "run":
+                return HandleRecords(HandlerCall(self._handler.handle, threads=1))
+            case "run_batches":
+                return HandleBatches(HandlerCall(self._handler.handle_batch, threads=1), _BATCHES)
+            case "batches":
+                return IterateBatches(_BATCHES)
+            case mode:
+                return IterateRecords(manual_ack=mode == "manual_ack")
+
     def _handler_options(self) -> HandlerOptions:
         options, given = self._options, self._context.user_handler
-        policy = given.policy or Retry(attempts=_ATTEMPTS, timeout=options.timeout_seconds or None)
-        decode = self._handler.decode if given.decode is None and options.undecodable else given.decode
+        policy = given.policy or Retry(
+            attempts=_ATTEMPTS if not options.poison else _ATTEMPTS_AT_POISON,
+            timeout=options.timeout_seconds or None,
+            then=_THEN[options.then],
+        )
+        decode = given.decode
+        if decode is None and (options.undecodable or options.poison):
+            decode = self._handler.decode
         return HandlerOptions(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
 
     def _on_event(self, event: Event) -> None:
@@ -383,11 +465,18 @@ class SimulatedWorker:
             self._handler.tokens[shard_id] = event.fence_token
         elif isinstance(event, LeaseLost):
             for incarnation in range(stream.incarnation + 1):
-                self._journal.tell(LeaseLossReported(self.process.name, incarnation_name(shard_id, incarnation)))
+                self._journal.tell(
+                    facts.LeaseLossReported(self.process.name, facts.incarnation_name(shard_id, incarnation))
+                )
         elif isinstance(event, ZombieCall):
             position = Position.parse(event.position)
             journal_id = stream.journal_shard_id(shard_id, position.sequence_number)
-            self._journal.tell(ZombieReported(self.process.name, journal_id, position))
+            self._journal.tell(facts.ZombieReported(self.process.name, journal_id, position))
+        elif isinstance(event, RecordSkipped):
+            position = Position.parse(event.position)
+            journal_id = stream.journal_shard_id(shard_id, position.sequence_number)
+            record = facts.StreamRecord(journal_id, position, event.partition_key)
+            self._journal.tell(facts.RecordSkipped(self.process.world_ms(), self.process.name, record))
         elif isinstance(event, DataLost):
             stream.excuse(shard_id, event.read_through_seconds)
 
@@ -395,7 +484,7 @@ class SimulatedWorker:
         try:
             await CONSUME_MODES[self._options.consume_mode](self._consumer_run, self._handler)
             if not self.is_stopping:
-                self._journal.tell(SuccessReported(self.process.world_ms(), self.process.name))
+                self._journal.tell(facts.SuccessReported(self.process.world_ms(), self.process.name))
         except SimulatedError as error:
             # The loop's body failed on purpose. The fleet restarts the process.
             if isinstance(error.__context__, AnabranchError):
@@ -403,12 +492,12 @@ class SimulatedWorker:
         except Exception as error:  # noqa: BLE001 -- any error is judged
             self._judge(error)
         finally:
-            self._journal.tell(ProcessDied(self.process.world_ms(), self.process.name))
+            self._journal.tell(facts.ProcessDied(self.process.world_ms(), self.process.name))
 
     def _judge(self, error: Exception) -> None:
         if self.has_joined and not self._is_explained(error):
             what = f"{self.process.name} ended in {type(error).__name__}: {error}"
-            self._journal.tell(UnseenError(self.process.world_ms(), what))
+            self._journal.tell(facts.UnseenError(self.process.world_ms(), what))
 
     def _is_explained(self, error: Exception) -> bool:
         """Whether the faults so far explain that the worker ended in this error."""
@@ -431,4 +520,4 @@ class SimulatedWorker:
         except Exception:  # noqa: BLE001 -- `_live` reports it
             return
         if report.committed and report.released and not report.leftovers:
-            self._journal.tell(CleanStop(self.process.world_ms(), self.process.name, self._budget.used_bytes))
+            self._journal.tell(facts.CleanStop(self.process.world_ms(), self.process.name, self._budget.used_bytes))

@@ -27,14 +27,82 @@ def test_a_batch_that_is_full_by_count_is_handed_out_at_once():
     assert numbers(lane.next(0, ended=False)) == [1, 2]
 
 
-def test_a_batch_is_the_last_one_if_nothing_was_read_beyond_it():
+def test_a_failing_record_is_the_only_one_left_if_it_is_alone_and_nothing_was_read_beyond_it():
     lane, _ = make_lane(*some(3), max_records=2, max_wait_ms=0)
-    assert not lane.is_last
     lane.next(0, ended=True)
-    assert not lane.is_last
+    lane.retry_at(5, 1)
+    assert lane.only_failing is None  # the third record follows
+    lane.next(5, ended=True)
     lane.finish_through(2)
+    (record,) = lane.next(5, ended=True)
+    assert lane.only_failing is None  # it runs
+    lane.retry_at(9, 2)
+    assert lane.only_failing == (record, 2)
+
+
+def fail_batches_with(lane, poison, *, attempts_max=3):
+    """Handles everything; what contains the record fails. Returns the pieces that were handed out, failed or not."""
+    handed_out = []
+    while (piece := lane.next(0, ended=True)) is not None:
+        handed_out.append(numbers(piece))
+        if poison not in numbers(piece):
+            lane.finish_through(len(piece))
+        elif len(piece) == 1 and lane.attempts + 1 == attempts_max:
+            lane.finish_through(1)  # as if it were skipped
+        else:
+            lane.retry_at(0, lane.attempts + 1)
+    return handed_out
+
+
+def test_a_batch_that_fails_twice_is_halved_until_the_record_that_fails_is_alone():
+    lane, _ = make_lane(*some(8), max_records=8)
+    assert fail_batches_with(lane, 6) == [
+        [1, 2, 3, 4, 5, 6, 7, 8],
+        [1, 2, 3, 4, 5, 6, 7, 8],  # an outage of a second ends here
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+        [5, 6],
+        [5],
+        [6], [6], [6],
+        [7, 8],
+    ]  # fmt: skip
+    assert lane.checkpoint().watermark == Position(8)
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_of_any_batch_only_the_record_that_fails_is_given_up(count):
+    for poison in range(1, count + 1):
+        lane, window = make_lane(*some(count), max_records=count)
+        handed_out = fail_batches_with(lane, poison)
+        finished = [piece for piece in handed_out if poison not in piece] + [[poison]]
+        assert sorted(number for piece in finished for number in piece) == list(range(1, count + 1))
+        assert handed_out.count([poison]) == 3
+        assert lane.unfinished_count == 0
+        assert window.is_empty
+
+
+def test_a_record_that_failed_alone_is_alone_for_the_next_owner_too_and_keeps_its_attempts():
+    lane, _ = make_lane(*some(4), max_records=4)
+    for _ in range(4):  # whole, whole, [1, 2], [1]: and now record 1 has failed once
+        lane.next(0, ended=True)
+        lane.retry_at(0, lane.attempts + 1)
+    heir, _ = make_lane(*some(4), max_records=4, checkpoint=lane.checkpoint())
+    assert (numbers(heir.next(0, ended=True)), heir.attempts) == ([1], 1)
+    heir.finish_through(1)
+    assert (numbers(heir.next(0, ended=True)), heir.attempts) == ([2, 3, 4], 0)
+
+
+def test_what_was_finished_before_a_failed_record_is_not_handed_out_again():
+    lane, _ = make_lane(*some(4), max_records=4)
     lane.next(0, ended=True)
-    assert lane.is_last
+    lane.finish_through(2)
+    lane.retry_at(0, 1)
+    assert lane.checkpoint().watermark == Position(2)
+    assert numbers(lane.next(0, ended=True)) == [3, 4]
+    lane.retry_at(0, 1)
+    assert numbers(lane.next(0, ended=True)) == [3, 4]  # whole once more, as this is progress
+    lane.retry_at(0, 2)
+    assert numbers(lane.next(0, ended=True)) == [3]
 
 
 def test_a_wary_lane_hands_out_one_record_at_a_time():
@@ -128,8 +196,10 @@ def test_a_batch_can_be_finished_record_by_record():
 def test_attempts_are_counted_for_each_batch():
     lane, _ = make_lane(*some(2), max_records=1)
     lane.next(0, ended=False)
-    lane.fail()
-    lane.fail()
+    lane.retry_at(0, 1)
+    lane.next(0, ended=False)
+    lane.retry_at(0, 2)
+    lane.next(0, ended=False)
     assert lane.attempts == 2
     lane.finish_through(1)
     lane.next(0, ended=False)
@@ -139,7 +209,7 @@ def test_attempts_are_counted_for_each_batch():
 def test_attempts_are_counted_on_by_every_owner_that_has_the_batch_in_hand():
     lane, _ = make_lane(*some(2), max_records=1)
     lane.next(0, ended=False)
-    lane.fail()
+    lane.retry_at(0, 1)
     checkpoint = lane.checkpoint()
     for _ in range(2):  # owners that hand it out, and end before it does
         heir, _ = make_lane(*some(2), max_records=1, checkpoint=checkpoint)

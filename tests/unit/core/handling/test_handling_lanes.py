@@ -6,6 +6,7 @@ from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, LaneLimits, Re
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
 from anabranch.budget import READ_RESERVE_BYTES, Budget
+from anabranch.reasons import HeldBackBytesLimit, NoRoomForHeldBack, OpenKeysLimit, ReplayBytesLimit
 from shard_records import aggregated, make_window, plain
 
 
@@ -53,13 +54,13 @@ def test_a_failing_record_is_the_only_one_left_when_all_others_are_finished_or_w
     lane.retry_at(first, 100)
     assert lane.only_failing is None  # another one runs
     lane.retry_at(second, 50)
-    assert lane.only_failing is second  # the first in the stream, whichever is due first
+    assert lane.only_failing == (second.record, 0)  # the first in the stream, whichever is due first
     (again,) = start_all(lane, 60)
     lane.finish(again)
     assert lane.only_failing is None  # one that waited behind it is ready
     (follower,) = start_all(lane, 60)
     lane.finish(follower)
-    assert lane.only_failing is first
+    assert lane.only_failing == (first.record, 0)
 
 
 def test_a_failing_record_is_not_the_only_one_left_while_records_wait_to_be_looked_at():
@@ -147,7 +148,7 @@ def test_what_the_owner_before_finished_is_passed_over_and_its_bytes_are_freed()
 def test_as_many_keys_as_allowed_are_open_at_once():
     lane = make_lane("key", "abcd", LaneLimits(open_keys_max=2))
     first, _ = start_all(lane)
-    assert lane.stall_reason == "2 keys have unfinished records, which is the limit"
+    assert lane.stall_reason == OpenKeysLimit(key_count=2)
     lane.finish(first)
     assert numbers(start_all(lane)) == [3]
 
@@ -165,7 +166,7 @@ def test_without_order_as_many_records_as_allowed_are_open_at_once():
 def test_what_waits_behind_a_busy_key_is_bounded_in_bytes():
     lane = make_lane("key", "aaaaab", LaneLimits(held_back_bytes_max=2 * ENTRY_BYTES))
     (first,) = start_all(lane)
-    assert lane.stall_reason == f"{2 * (ENTRY_BYTES + 7)} bytes of records wait for unfinished records of their keys"
+    assert lane.stall_reason == HeldBackBytesLimit(held_back_bytes=2 * (ENTRY_BYTES + 7))
     lane.finish(first)
     assert numbers(start_all(lane)) == [2]  # one was freed, and the fourth took its place
     assert lane.stall_reason is not None
@@ -176,7 +177,7 @@ def test_what_a_fail_over_would_read_again_is_bounded():
     parked = lane.next(0)
     while (entry := lane.next(0)) is not None:
         lane.finish(entry)
-    assert lane.stall_reason == "record 1 of key 'a' is unfinished and 30 bytes of later records are finished"
+    assert lane.stall_reason == ReplayBytesLimit(position="1", partition_key="a", replay_bytes=30)
     lane.finish(parked)
     assert lane.stall_reason is None
     assert numbers(start_all(lane)) == [4, 5, 6]
@@ -229,9 +230,7 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
     )
     assert numbers(start_all(first)) == [1]
     assert budget.held_back_bytes == first.held_back_bytes == 4 * (ENTRY_BYTES + 7)
-    assert first.stall_reason.startswith(
-        f"{4 * (ENTRY_BYTES + 7)} bytes of records of all shards wait for unfinished records"
-    )
+    assert first.stall_reason == HeldBackBytesLimit(held_back_bytes=4 * (ENTRY_BYTES + 7), all_shards=True)
     assert numbers(start_all(second)) == [1]
     assert budget.held_back_bytes == 5 * (ENTRY_BYTES + 7)  # one record more of each lane, so that it has seen one
     assert numbers(start_all(third)) == [1, 2]  # a shard without such keys does not notice
@@ -261,7 +260,7 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")), plain(2, "a"))
     lane = RecordLane(Checkpoint(), "key", window, None, budget)
     (first,) = start_all(lane)
-    assert "no room" in lane.stall_reason
+    assert lane.stall_reason == NoRoomForHeldBack()
     assert budget.used_bytes == budget.limit_bytes
     lane.finish(first)
     second = lane.next(0)

@@ -4,7 +4,6 @@ from msgspec.structs import replace
 from anabranch._core.leases.admission import (
     Admission,
     Review,
-    fingerprint,
     incompatible_members,
     is_incompatible,
     joined_before,
@@ -15,9 +14,9 @@ from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow
 
-ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=500)
+ME = MemberRow(member_id="me#1", expiry_ms=10_000, order="key", joined_wall_ms=500)
 LIKE = replace(ME, member_id="like#1")
-OTHER = replace(ME, member_id="other#1", fingerprint="order shard", joined_wall_ms=400)
+OTHER = replace(ME, member_id="other#1", order="shard", joined_wall_ms=400)
 LATER = replace(OTHER, joined_wall_ms=600)
 ADMITTED, WAITS = Review(is_admitted=True), Review()
 
@@ -103,13 +102,13 @@ def test_only_strangers_that_live_are_seen():
     assert incompatible_members(ME, detector, 1_000) == [beating]
 
 
-def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newer_protocol():
-    me = replace(ME, fingerprint=fingerprint(["b", "a"], "key"))
-    by_shard = replace(OTHER, fingerprint=fingerprint(["a", "b"], "shard"), counter=1)
-    elsewhere = replace(by_shard, fingerprint=fingerprint(["a"], "key"))
+def test_who_may_joins_workers_of_any_order_but_never_of_a_newer_protocol_and_streams_may_differ():
+    me = replace(ME, streams=("a", "b"))
+    by_shard = replace(OTHER, streams=("a", "b"), counter=1)
+    elsewhere = replace(by_shard, order="key", streams=("a",))
     newer = replace(by_shard, protocol="2.0")
-    assert [is_incompatible(me, row) for row in (by_shard, elsewhere, newer)] == [True, True, True]
-    assert [is_incompatible(me, row, any_order=True) for row in (by_shard, elsewhere, newer)] == [False, True, True]
+    assert [is_incompatible(me, row) for row in (by_shard, elsewhere, newer)] == [True, False, True]
+    assert [is_incompatible(me, row, any_order=True) for row in (by_shard, elsewhere, newer)] == [False, False, True]
     assert Admission(me, lease_timing(), any_order=True).review([by_shard], (), 0) == ADMITTED
     detector = FailureDetector(lease_timing())
     detector.observe([by_shard], 0)
@@ -117,17 +116,6 @@ def test_who_may_joins_workers_of_any_order_but_never_of_other_streams_or_a_newe
     assert incompatible_members(me, detector, 1_000, any_order=True) == []
 
 
-def test_a_stream_may_be_named_by_one_and_given_as_an_arn_by_another():
-    arn, elsewhere = (f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in (111122223333, 444455556666))
-    by_name = replace(ME, fingerprint=fingerprint(["audit", "orders"], "key"))
-    by_arn = replace(ME, fingerprint=fingerprint(["audit", arn], "key"))
-    assert not is_incompatible(by_name, by_arn)
-    assert not is_incompatible(by_arn, by_name)
-    assert is_incompatible(by_arn, replace(ME, fingerprint=fingerprint(["audit", elsewhere], "key")))
-    assert is_incompatible(by_name, replace(ME, fingerprint=fingerprint([arn], "key")))
-    assert is_incompatible(by_name, replace(ME, fingerprint=fingerprint([arn, "payments"], "key")))
-
-
 def test_namesakes_are_live_members_of_the_same_worker_id():
     mine, over = replace(ME, member_id="me#0"), replace(ME, member_id="me#-1", state="left")
-    assert members_with_worker_id("me", [mine, over, replace(OTHER, worker_id="other")]) == [mine]
+    assert members_with_worker_id("me", [mine, over, OTHER]) == [mine]

@@ -4,8 +4,8 @@ from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow
 
-A = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000, counter=1)
-B = MemberRow(member_id="b#1", worker_id="b", expiry_ms=10_000, counter=1)
+A = MemberRow(member_id="a#1", expiry_ms=10_000, counter=1)
+B = MemberRow(member_id="b#1", expiry_ms=10_000, counter=1)
 SEALED = replace(A, state="sealed")
 
 
@@ -130,7 +130,7 @@ def test_members_known_to_be_dead_can_be_sealed_at_once():
 def test_what_others_plan_by_is_a_change_and_a_heartbeat_is_none():
     detector = watching((0, [A]))
     assert not detector.observe([replace(A, counter=2)], 1_000)
-    for change in ({"lease_version": 1}, {"draining": True}, {"reads_healthy": False}, {"state": "left"}):
+    for change in ({"change_count": 1}, {"draining": True}, {"reads_healthy": False}, {"state": "left"}):
         detector = watching((0, [A]))
         assert detector.observe([replace(A, counter=2, **change)], 1_000), change
 
@@ -150,7 +150,7 @@ def test_a_store_that_went_back_in_time_is_watched_anew():
 
 
 def test_a_change_of_the_membership_is_timed_and_news_of_a_member_are_none():
-    detector = watching((1_000, [A]), (2_000, [replace(A, counter=2, lease_version=1, reads_healthy=False)]))
+    detector = watching((1_000, [A]), (2_000, [replace(A, counter=2, change_count=1, reads_healthy=False)]))
     assert detector.membership_changed_ms == 1_000
     for now_ms, rows in (
         (3_000, [A, B]),

@@ -10,7 +10,7 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
-ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000)
+ME = MemberRow(member_id="me#1", expiry_ms=10_000)
 BUSY = replace(ME, member_id="busy#1", load=4)
 IDLE = replace(ME, member_id="idle#1", load=1)
 

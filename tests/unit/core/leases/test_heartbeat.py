@@ -2,13 +2,14 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.store_calls import NoAnswer
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 
 WALL = 1_700_000_000_000
 REPORT = HeartbeatWrite(member_id="", attempt=0, load=3)
-ROW = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000)
-SEALED = MemberRow(member_id="a#1", worker_id="a", expiry_ms=10_000, state="sealed")
+ROW = MemberRow(member_id="a#1", expiry_ms=10_000)
+SEALED = MemberRow(member_id="a#1", expiry_ms=10_000, state="sealed")
 
 
 def heart():
@@ -39,7 +40,7 @@ def test_validity_counts_from_before_the_request_however_late_the_answer():
 def test_a_repeated_registration_does_not_renew_the_fence():
     beating = heart()
     beating.begin_registration(0, WALL)
-    beating.failed(1_500, "away")
+    beating.failed(1_500, NoAnswer("away"))
     assert beating.next_heartbeat_ms == 1_500
     beating.begin_registration(6_000, WALL + 6_000)
     beating.answered(ROW)
@@ -50,7 +51,7 @@ def test_a_repeated_registration_does_not_renew_the_fence():
 def test_attempts_grow_over_failures_and_carry_the_report():
     beating = registered()
     first = beating.begin(2_500, WALL, REPORT)
-    beating.failed(4_000, "away")
+    beating.failed(4_000, NoAnswer("away"))
     second = beating.begin(4_000, WALL, REPORT)
     assert [first.attempt, second.attempt] == [1, 2]
     assert (second.member_id, second.load) == ("a#1", 3)
@@ -61,8 +62,8 @@ def test_a_failure_is_told_and_changes_nothing_but_the_time_of_the_next_try():
     status = beating.status
     beating.begin(2_500, WALL, REPORT)
     assert beating.next_heartbeat_ms is None
-    beating.failed(2_600, "away")
-    assert beating.status == replace(status, trouble="away")
+    beating.failed(2_600, NoAnswer("away"))
+    assert beating.status == replace(status, trouble=NoAnswer("away"))
     assert beating.next_heartbeat_ms == 4_000
 
 
@@ -75,7 +76,7 @@ def test_three_tries_fit_before_the_fence():
     ):
         began_ms = beating.next_heartbeat_ms
         beating.begin(began_ms, WALL, REPORT)
-        beating.failed(began_ms + 1_500, "away")
+        beating.failed(began_ms + 1_500, NoAnswer("away"))
         tries += 1
     assert tries == 3
 
@@ -97,13 +98,13 @@ def test_after_the_end_late_answers_and_failures_change_nothing():
     assert beating.status.fence.ending == "rolled_back"
     assert beating.next_heartbeat_ms is None
     beating.begin_registration(3_000, WALL)
-    beating.failed(4_000, "away")
+    beating.failed(4_000, NoAnswer("away"))
     assert beating.next_heartbeat_ms is None
 
 
 def test_a_failure_without_an_attempt_is_nothing():
     beating = registered()
-    beating.failed(100, "away")
+    beating.failed(100, NoAnswer("away"))
     assert beating.next_heartbeat_ms == 2_500
 
 

@@ -18,10 +18,10 @@ from anabranch._model.leases import (
 from anabranch._model.streams import TRIM_HORIZON
 
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
-MEMBER = MemberRow(member_id="a#1", worker_id="a", counter=3, expiry_ms=10_000)
+MEMBER = MemberRow(member_id="a#1", counter=3, expiry_ms=10_000)
 SEALED = replace(MEMBER, state="sealed")
 LEFT = replace(MEMBER, state="left")
-REQUEST = HandOffRequest(KEY, "b#1")
+REQUEST = HandOffRequest(KEY, "b#1").short_name
 LEASE = LeaseRow(key=KEY, owner="a#1", version=7, epoch=2, takes_without_progress=1)
 
 
@@ -31,13 +31,13 @@ def take(row, **overrides):
 
 
 def test_a_heartbeat_raises_the_counter_and_reports():
-    beat = HeartbeatWrite(member_id="a#1", attempt=5, load=2, lease_version=9, reads_healthy=False, draining=True)
+    beat = HeartbeatWrite(member_id="a#1", attempt=5, load=2, change_count=9, reads_healthy=False, draining=True)
     row = rows.heartbeat(MEMBER, beat)
-    assert row == replace(MEMBER, counter=5, load=2, lease_version=9, reads_healthy=False, draining=True)
+    assert row == replace(MEMBER, counter=5, load=2, change_count=9, reads_healthy=False, draining=True)
 
 
 def test_a_heartbeat_removes_the_requests_it_answered_and_keeps_the_others():
-    other = HandOffRequest(KEY, "c#1")
+    other = HandOffRequest(KEY, "c#1").short_name
     row = rows.heartbeat(
         replace(MEMBER, wanted=(REQUEST, other)), HeartbeatWrite(member_id="a#1", attempt=4, answered=(REQUEST,))
     )
@@ -156,8 +156,8 @@ def test_somebody_who_looks_raises_the_watch_of_that_application():
 def test_a_donor_has_at_most_eight_open_requests():
     row = MEMBER
     for number in range(9):
-        row = rows.request_hand_off(row, HandOffRequest(replace(KEY, shard_id=f"shard-{number}"), "b#1"))
-    assert [request.key.shard_id for request in row.wanted] == [f"shard-{number}" for number in range(8)]
+        row = rows.request_hand_off(row, f"request {number}")
+    assert row.wanted == tuple(f"request {number}" for number in range(8))
     answered = HeartbeatWrite(member_id="a#1", attempt=9, answered=row.wanted[:1])
     row = rows.request_hand_off(rows.heartbeat(row, answered), REQUEST)
     assert row.wanted[-1] == REQUEST

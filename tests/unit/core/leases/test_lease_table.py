@@ -1,7 +1,9 @@
+import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.lease_table import LEASES_READ_INTERVAL_MS, LeaseTable, weight
-from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, Stopped
+from anabranch._core.leases.lease_table import FINISHED_KEPT_MS, LEASES_READ_INTERVAL_MS, LeaseTable, weight
+from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow, Stopped
+from anabranch.reasons import StoppedByCrashes
 
 P, Q = (LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(2))
 MINE = LeaseRow(key=P, owner="me#1", version=3, epoch=1)
@@ -52,7 +54,7 @@ def test_a_lease_that_went_away_and_came_back_is_another_holding():
     known.observe_lease(replace(MINE, version=5, epoch=3), 1_000)
     assert known.held[P].state == "held"
     assert known.held[P].pending_transfer is None
-    assert not known.is_unanswered(REQUEST)
+    assert not known.unanswered([REQUEST.short_name])
 
 
 def test_a_lease_in_transfer_is_never_started_again():
@@ -75,10 +77,10 @@ def test_a_release_names_nobody_and_leaves_the_epoch():
 def test_a_drain_that_takes_too_long_keeps_the_lease_and_answers():
     known = table(MINE)
     known.drain(REQUEST)
-    assert not known.is_unanswered(REQUEST)
+    assert not known.unanswered([REQUEST.short_name])
     known.keep(P, 1_000)
     assert known.is_startable(P)
-    assert list(known.answered) == [REQUEST]
+    assert list(known.answered) == [REQUEST.short_name]
 
 
 def test_a_lease_that_was_drained_for_nobody_can_be_kept():
@@ -89,13 +91,14 @@ def test_a_lease_that_was_drained_for_nobody_can_be_kept():
     assert not known.answered
 
 
-def test_the_set_of_held_leases_has_a_version():
+def test_changes_of_leases_are_numbered_and_named_but_commits_are_not():
     known = table(MINE)
-    before = known.lease_version
+    before = known.change_count
     known.acknowledge(replace(MINE, version=4))
-    assert known.lease_version == before
+    assert known.change_count == before
     known.acknowledge(replace(MINE, version=5, finish=Finish("end")))
-    assert known.lease_version == before + 1
+    assert known.change_count == before + 1
+    assert known.changed_last[-1] == P.short_name
     assert not known.held
 
 
@@ -103,7 +106,7 @@ def test_a_new_member_holds_nothing_and_reads_again():
     known = table(MINE)
     known.become("me#2")
     assert not known.held
-    assert known.wants_leases(1)
+    assert known.wants_all_leases(1)
     assert known.changed
 
 
@@ -121,21 +124,92 @@ def test_rows_that_are_listed_no_more_are_forgotten_but_not_what_is_held_or_know
 
 def test_leases_are_read_when_there_is_reason_and_once_a_minute():
     known = table(MINE)
-    assert not known.wants_leases(LEASES_READ_INTERVAL_MS - 1)
-    assert known.wants_leases(LEASES_READ_INTERVAL_MS)
+    assert not known.wants_all_leases(LEASES_READ_INTERVAL_MS - 1)
+    assert known.wants_all_leases(LEASES_READ_INTERVAL_MS)
     known.read_again()
-    assert known.wants_leases(1)
-    assert LeaseTable("me#1", 10_000).wants_leases(0)
+    assert known.wants_all_leases(1)
+    assert LeaseTable("me#1", 10_000).wants_all_leases(0)
 
 
-def test_leases_are_read_while_an_answer_is_missing():
+def test_a_lease_is_read_while_the_answer_to_its_take_is_missing():
     known = table(MINE)
-    known.doubt(0)
+    known.doubt(Q, 0)
     known.observe_leases([MINE], 1)
-    assert known.wants_leases(19_999)
-    assert not known.wants_leases(20_000)
-    known.asked[Q] = 0
-    assert known.wants_leases(20_000)
+    assert not known.wants_all_leases(19_999)
+    assert known.leases_to_read(19_999) == [Q]
+    assert known.leases_to_read(20_000) == []
+
+
+KEYS = [LeaseKey(P.stream_key, 0, f"shardId-{number:012d}") for number in range(20)]
+
+
+def other(change_count, *keys, member_id="b#1"):
+    names = tuple(key.short_name for key in keys)
+    return MemberRow(member_id=member_id, expiry_ms=1, change_count=change_count, changed=names)
+
+
+def test_what_another_member_names_is_read_and_once_only():
+    known = table(MINE)
+    known.hear_changes(other(1, KEYS[1]))
+    known.hear_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
+    assert not known.wants_all_leases(1)
+    assert known.leases_to_read(1) == KEYS[1:4]
+    for key in KEYS[1:4]:
+        known.observe_read(key, LeaseRow(key=key), 1)
+    known.hear_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
+    assert known.leases_to_read(2) == []
+    assert list(known.leases) == [P, *KEYS[1:4]]
+
+
+def test_a_lease_that_could_not_be_read_is_read_later():
+    known = table(MINE)
+    known.hear_changes(other(1, KEYS[1]))
+    assert known.leases_to_read(1) == known.leases_to_read(2) == [KEYS[1]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [other(9, *KEYS[:8])],
+        [other(1, KEYS[0]), other(10, *KEYS[2:10])],
+        [other(5, *KEYS[:5]), other(4, *KEYS[5:9], member_id="c#1")],
+        [other(1, LeaseKey("a stream that nobody here reads", 0, KEYS[0].shard_id))],
+        [other(1, LeaseKey(P.stream_key, 0, "not a usual name"))],
+        [other(2, KEYS[0])],
+    ],
+    ids=["a first look", "a gap", "many members", "unknown stream", "unusual name", "fewer names than changes"],
+)
+def test_all_leases_are_read_if_more_changed_than_is_named_or_than_is_cheap(rows):
+    known = table(MINE)
+    for row in rows:
+        known.hear_changes(row)
+    assert known.wants_all_leases(1)
+    known.observe_leases([MINE], 2)
+    assert not known.wants_all_leases(3)
+    assert known.leases_to_read(3) == []
+
+
+def test_what_this_member_changed_itself_is_not_read():
+    known = table(MINE)
+    known.hear_changes(other(9, *KEYS[:8], member_id="me#1"))
+    assert not known.wants_all_leases(1)
+
+
+def test_a_known_lease_that_is_gone_makes_all_leases_worth_reading():
+    known = table(MINE)
+    known.observe_read(KEYS[1], None, 1)
+    assert not known.wants_all_leases(1)
+    known.observe_read(P, None, 1)
+    assert known.wants_all_leases(1)
+
+
+def test_a_finished_lease_is_forgotten_after_a_while():
+    known = table(replace(MINE, owner=None, finish=Finish("end")))
+    known.observe_leases([], 0)
+    known.observe_leases([], FINISHED_KEPT_MS)
+    assert list(known.leases) == [P]
+    known.observe_leases([], FINISHED_KEPT_MS + 1)
+    assert not known.leases
 
 
 def test_changes_of_owner_are_remembered_with_the_one_before():
@@ -159,7 +233,7 @@ def test_a_store_that_went_back_in_time_is_forgotten_but_for_its_epochs():
 
 
 def test_shards_that_stand_still_on_purpose_weigh_nothing():
-    stopped = replace(MINE, stopped=Stopped("poison", None, None, "me#1", 0))
+    stopped = replace(MINE, stopped=Stopped(StoppedByCrashes(owner_count=5), None, None, "me#1", 0))
     assert weight(stopped) == weight(replace(MINE, paused=True)) == 0
     assert table(MINE).load == 1
     assert table(stopped).load == 0
@@ -171,16 +245,18 @@ def test_a_pause_is_a_change_for_the_plan():
     assert known.changed
 
 
-def test_leases_of_streams_that_this_member_does_not_read_are_none_of_its_business():
+def test_leases_of_streams_that_this_member_does_not_read_are_known_and_never_held():
     known = table()
     known.streams = ("another stream",)
     known.observe_leases([MINE], 0)
-    assert not known.leases
+    assert list(known.leases) == [P]
     assert not known.held
 
 
 def test_a_stopped_shard_is_tried_again_by_who_found_it_so_when_it_came():
-    stopped = Stopped(reason="a record", position=None, partition_key=None, member_id="b#1", at_wall_ms=9_999_999)
+    stopped = Stopped(
+        reason=StoppedByCrashes(owner_count=5), position=None, partition_key=None, member_id="b#1", at_wall_ms=9_999_999
+    )
     found, moving = replace(MINE, stopped=stopped), replace(MINE, key=Q)
     known = table(found, moving)
     assert known.tries_again(found)

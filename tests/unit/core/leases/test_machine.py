@@ -7,8 +7,19 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, ReportChanged
 from anabranch._core.leases.plan import Drain, Write
-from anabranch._core.leases.store_calls import Description, PollStore, ReadLease, RegisterMember, TakeLease
+from anabranch._core.leases.store_calls import (
+    Answer,
+    CreateLease,
+    Description,
+    ListShards,
+    NoAnswer,
+    PollStore,
+    ReadLease,
+    RegisterMember,
+    TakeLease,
+)
 from anabranch._core.leases.timing import lease_timing
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import (
     AppRow,
     Finish,
@@ -19,21 +30,25 @@ from anabranch._model.leases import (
     MemberRow,
     ShardStatus,
 )
+from anabranch._model.streams import Shard
 from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import (
     MemberDiffers,
     MemberEnded,
+    MemberJoined,
     MemberSealed,
     StandstillBegan,
     StoreReset,
     StoreRolledBack,
     StoreUnanswered,
 )
+from anabranch.limits import HASH_KEY_MAX
+from anabranch.reasons import ReadsThrottled, WorkersFull
 from anabranch.stores import Changed, Found, MemoryLeaseStore
 from lease_machine_driver import APP, STREAM, Driver, now
 from memory_rows import forget, replace_rows, set_app, stored
 
-DEAD = MemberRow(member_id="dead#1", worker_id="dead", expiry_ms=10_000)
+DEAD = MemberRow(member_id="dead#1", expiry_ms=10_000)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
 
 
@@ -182,7 +197,7 @@ def test_a_shard_that_nobody_may_own_is_told_of_once():
     assert len(driver.held) == 1
     (told,) = driver.events(StandstillBegan)
     assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
-    assert "max_shards" in told.reason
+    assert told.reason == WorkersFull()
 
 
 # writing and giving
@@ -287,6 +302,7 @@ def test_a_member_that_was_sealed_goes_on_as_a_new_one():
     assert driver.lost == ["no longer ours"]
     assert driver.events(MemberEnded) == [MemberEnded(member_id=before, reason="sealed")]
     assert driver.machine.member_id != before
+    assert driver.events(MemberJoined) == [MemberJoined(member_id=driver.machine.member_id)]
     assert [type(change) for change in driver.changes if isinstance(change, Joined | Ended)] == [Joined, Ended, Joined]
     assert len(driver.held) == 2, "it takes what its predecessor held"
 
@@ -332,9 +348,7 @@ def _meet_a_stranger(joined_wall_ms):
     """A member with other settings that works beside this one, as after a store was rolled back."""
     store = MemoryLeaseStore()
     driver = Driver(store).join()
-    stranger = MemberRow(
-        member_id="b#1", worker_id="b", expiry_ms=10_000, fingerprint="order key", joined_wall_ms=joined_wall_ms
-    )
+    stranger = MemberRow(member_id="b#1", expiry_ms=10_000, order="key", joined_wall_ms=joined_wall_ms)
     now(store.register_member(stranger))
     for attempt in (1, 2):
         driver.round()
@@ -345,7 +359,7 @@ def _meet_a_stranger(joined_wall_ms):
 
 def test_a_member_that_came_before_one_with_other_settings_says_so_once_and_stays():
     strangers = _meet_a_stranger(10**15).events(MemberDiffers)
-    assert [(event.member_id, event.fingerprint) for event in strangers] == [("b#1", "order key")]
+    assert [(event.member_id, event.settings) for event in strangers] == [("b#1", "order key; protocol 1.0")]
 
 
 def test_a_member_that_came_after_one_with_other_settings_ends():
@@ -353,8 +367,8 @@ def test_a_member_that_came_after_one_with_other_settings_ends():
         _meet_a_stranger(-1)
 
 
-EARLIER = MemberRow(member_id="pod-0#1", worker_id="pod-0", expiry_ms=10_000, fingerprint="order shard", counter=7)
-NEIGHBOUR = replace(EARLIER, member_id="pod-1#1", worker_id="pod-1", fingerprint="order key")
+EARLIER = MemberRow(member_id="pod-0#1", expiry_ms=10_000, order="shard", counter=7)
+NEIGHBOUR = replace(EARLIER, member_id="pod-1#1", order="key")
 
 
 def states(store):
@@ -362,7 +376,7 @@ def states(store):
 
 
 def _look_around(store, *, is_exclusive):
-    driver = Driver(store, worker_id="pod-0", fingerprint="order key", is_exclusive=is_exclusive)
+    driver = Driver(store, worker_id="pod-0", order="key", is_exclusive=is_exclusive)
     for row in (EARLIER, NEIGHBOUR):
         now(store.register_member(row))
     driver.do(driver.machine.look_around)
@@ -401,7 +415,7 @@ class LateHeartbeats(MemoryLeaseStore):
 @pytest.mark.parametrize("late, state", [(1, "sealed"), (3, "live")])
 def test_a_late_heartbeat_delays_the_seal_and_a_member_that_goes_on_is_left_to_its_expiry(late, state):
     store = LateHeartbeats(late)
-    driver = Driver(store, worker_id="pod-0", fingerprint="order shard", is_exclusive=True)
+    driver = Driver(store, worker_id="pod-0", order="shard", is_exclusive=True)
     now(store.register_member(EARLIER))
     driver.do(driver.machine.look_around)
     assert states(store) == {"pod-0#1": state}
@@ -679,7 +693,7 @@ def test_a_member_writes_its_status_in_the_round_that_sees_a_viewer():
 
 def test_a_new_reason_is_written_without_a_viewer_and_leaves_the_heartbeat_as_it_is():
     driver = holder()
-    stalled = ShardStatus(KEY.shard_id, "throttled", 5, 0.0, KEY.stream_key)
+    stalled = ShardStatus(KEY.short_name, ReadsThrottled(error="x", failure_count=1), 5, 0.0)
     driver.described = Description(shards=(stalled,))
     before = driver.machine.heartbeat.report
     driver.round()
@@ -698,8 +712,57 @@ def test_a_status_that_the_store_does_not_answer_is_written_in_a_later_round():
     now(driver.store.renew_watch())
     driver.round()
     assert driver.machine.ending is None
-    assert driver.machine.trouble == "away"
+    assert driver.machine.trouble == NoAnswer("away")
     driver.store.write_status = partial(MemoryLeaseStore.write_status, driver.store)
     driver.round()
     (row,) = now(driver.store.read_statuses())
     assert row.revision == 2
+
+
+def test_workers_that_begin_a_stream_together_share_the_creation_of_its_leases():
+    """Ten of them take turns, call by call."""
+    store, count = MemoryLeaseStore(), 1_000
+    edges = [(HASH_KEY_MAX + 1) * number // count for number in range(count + 1)]
+    listing = [
+        Shard(
+            shard_id=f"shardId-{number:012d}",
+            hash_key_range=HashKeyRange(edges[number], edges[number + 1] - 1),
+            starting_sequence_number=1,
+        )
+        for number in range(count)
+    ]
+    proposal = replace(STREAM, stream_key="1:large:1", bootstrapped=False)
+    drivers = [Driver(store) for _ in range(10)]
+    for number, driver in enumerate(drivers):
+        driver.machine._entropy.seed(number)
+    running = {driver: (driver.machine.begin_stream(proposal, driver.moment), None) for driver in drivers}
+    created = 0
+    while running:
+        for driver, (steps, answer) in list(running.items()):
+            try:
+                action = steps.send(answer)
+            except StopIteration:
+                del running[driver]
+                continue
+            created += isinstance(action, CreateLease)
+            is_listing = isinstance(action, ListShards)
+            running[driver] = (steps, Answer(listing, driver.moment) if is_listing else driver.perform(action))
+    assert len(now(store.read_leases())) == count
+    assert created < 3 * count
+
+
+def test_a_row_that_is_gone_is_not_created_again_by_a_member_that_lost_the_lease_while_it_looked():
+    driver = holder()
+    (holding,) = driver.held
+    machine, row = driver.machine, holding.row
+    forget(driver.store, LeaseRow)  # the next owner finished the shard, and its row was cleaned up
+    steps, answer, asked = machine.write(Write(row, row.version), driver.moment), None, []
+    with pytest.raises(StopIteration) as done:  # noqa: PT012 -- the step that ends it is any of them
+        while True:
+            action = steps.send(answer)
+            asked.append(type(action).__name__)
+            answer = driver.perform(action)
+            machine.table.held.pop(KEY, None)  # it was sealed, and joins as another member
+    assert done.value.value == "lost"
+    assert "CreateLease" not in asked
+    assert stored(driver.store, LeaseRow) == []

@@ -18,8 +18,8 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Finish, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 KEYS = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
-ME = MemberRow(member_id="me#1", worker_id="me", expiry_ms=10_000)
-DONOR = MemberRow(member_id="donor#1", worker_id="donor", expiry_ms=10_000)
+ME = MemberRow(member_id="me#1", expiry_ms=10_000)
+DONOR = MemberRow(member_id="donor#1", expiry_ms=10_000)
 
 
 def lease(number, owner=None, **fields):
@@ -98,7 +98,7 @@ def test_a_live_member_is_asked_for_what_it_has_too_much_of():
 def test_a_request_that_still_lies_before_the_donor_is_not_repeated():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
     member.plan()
-    wanted = (HandOffRequest(KEYS[1], "me#1"),)
+    wanted = (HandOffRequest(KEYS[1], "me#1").short_name,)
     member.detector.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
     assert member.plan(ASK_AGAIN_MS) == []
 
@@ -106,7 +106,7 @@ def test_a_request_that_still_lies_before_the_donor_is_not_repeated():
 def test_an_unanswered_request_is_forgotten_in_the_end():
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1, "donor#1")])
     member.plan()
-    wanted = (HandOffRequest(KEYS[1], "me#1"),)
+    wanted = (HandOffRequest(KEYS[1], "me#1").short_name,)
     member.detector.observe([ME, replace(DONOR, counter=1, wanted=wanted)], 1_000)
     member.plan(3 * ASK_AGAIN_MS + 1)
     assert not member.table.asked
@@ -114,7 +114,7 @@ def test_an_unanswered_request_is_forgotten_in_the_end():
 
 def asked_for(number, requester="me#1", **donor):
     """The donor's view: it was asked for one of its leases."""
-    row = replace(DONOR, wanted=(HandOffRequest(KEYS[number], requester),), **donor)
+    row = replace(DONOR, wanted=(HandOffRequest(KEYS[number], requester).short_name,), **donor)
     return Member([ME, row], [lease(0, "donor#1"), lease(1, "donor#1")], "donor#1")
 
 
@@ -141,7 +141,7 @@ def test_a_request_that_is_not_fair_in_the_donors_own_plan_is_void():
 
 
 def test_a_request_for_a_stopped_or_paused_shard_is_void():
-    row = replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1"),))
+    row = replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1").short_name,))
     donor = Member([ME, row], [lease(0, "donor#1"), lease(1, "donor#1", paused=True)], "donor#1")
     assert donor.plan() == []
     assert donor.table.answered
@@ -149,7 +149,7 @@ def test_a_request_for_a_stopped_or_paused_shard_is_void():
 
 def test_a_request_of_a_member_that_died_is_void():
     donor = Member(
-        [replace(ME, state="sealed"), replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1"),))],
+        [replace(ME, state="sealed"), replace(DONOR, wanted=(HandOffRequest(KEYS[1], "me#1").short_name,))],
         [lease(0, "donor#1"), lease(1, "donor#1")],
         "donor#1",
     )
@@ -160,11 +160,11 @@ def test_a_request_of_a_member_that_died_is_void():
 def test_a_request_that_was_refused_and_is_made_again_is_looked_at_again():
     donor = asked_for(1)
     request = HandOffRequest(KEYS[1], "me#1")
-    donor.table.answered[request] = None
+    donor.table.answered[request.short_name] = None
     assert donor.plan() == []
     donor.detector.observe([ME, replace(DONOR, counter=1)], 1_000)
     donor.plan(1_000)
-    donor.detector.observe([ME, replace(DONOR, counter=2, wanted=(request,))], 2_000)
+    donor.detector.observe([ME, replace(DONOR, counter=2, wanted=(request.short_name,))], 2_000)
     assert donor.plan(2_000) == [Drain(request)]
 
 
@@ -187,12 +187,12 @@ def test_a_lease_that_did_not_drain_stays_for_a_while_without_another_try():
     for counter, now_ms in enumerate((30_000, 60_000, 29_999 + MOVE_COOL_DOWN_MS), 1):
         donor.detector.observe([ME, replace(DONOR, counter=counter)], now_ms)
         donor.plan(now_ms)
-        donor.detector.observe([ME, replace(DONOR, counter=counter, wanted=(request,))], now_ms)
+        donor.detector.observe([ME, replace(DONOR, counter=counter, wanted=(request.short_name,))], now_ms)
         assert donor.plan(now_ms) == []
     later_ms = 30_000 + MOVE_COOL_DOWN_MS
     donor.detector.observe([ME, replace(DONOR, counter=8)], later_ms)
     donor.plan(later_ms)
-    donor.detector.observe([ME, replace(DONOR, counter=8, wanted=(request,))], later_ms)
+    donor.detector.observe([ME, replace(DONOR, counter=8, wanted=(request.short_name,))], later_ms)
     assert donor.plan(later_ms) == [Drain(request)]
 
 
@@ -201,7 +201,7 @@ def test_a_lease_that_was_given_to_a_joiner_may_go_on_to_the_next_one():
     donor = Member([DONOR, third], [lease(0, "donor#1"), lease(1, "donor#1"), lease(2, "third#1")], "donor#1")
     donor.table.moved[KEYS[0]] = donor.table.moved[KEYS[1]] = (SETTLING_MS + 1, "third#1")
     request = HandOffRequest(KEYS[1], "me#1")
-    donor.detector.observe([ME, third, replace(DONOR, wanted=(request,))], SETTLING_MS)
+    donor.detector.observe([ME, third, replace(DONOR, wanted=(request.short_name,))], SETTLING_MS)
     assert donor.plan(SETTLING_MS + 2) == [Drain(request)]
 
 
@@ -290,6 +290,6 @@ def test_a_donor_is_asked_for_at_most_eight_leases_at_a_time():
     first = [step.request.key for step in member.plan() if isinstance(step, RequestHandOff)]
     assert len(first) == 8
     assert list(member.table.asked) == first
-    busy = replace(DONOR, wanted=tuple(HandOffRequest(key, "other#1") for key in keys[:7]))
+    busy = replace(DONOR, wanted=tuple(HandOffRequest(key, "other#1").short_name for key in keys[:7]))
     member = Member([ME, busy], leases)
     assert sum(isinstance(step, RequestHandOff) for step in member.plan()) == 1

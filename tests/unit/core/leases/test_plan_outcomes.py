@@ -11,7 +11,7 @@ FREE = LeaseRow(key=KEY, version=3, epoch=1)
 MINE = replace(FREE, owner="me#1", version=4, epoch=2)
 TAKE = Take(KEY, None, 3)
 WRITE = Write(MINE, 4)
-OTHER = MemberRow(member_id="b#1", worker_id="b", expiry_ms=10_000, counter=1)
+OTHER = MemberRow(member_id="b#1", expiry_ms=10_000, counter=1)
 
 
 def table(*rows):
@@ -52,13 +52,13 @@ def test_a_take_without_an_answer_is_looked_for():
     known = table(FREE)
     apply_take(known, TAKE, None, 1)
     known.observe_leases([FREE], 2)
-    assert known.wants_leases(3)
+    assert known.leases_to_read(3) == [KEY]
 
 
 def test_a_lease_that_vanished_is_read_again():
     known = table(FREE)
     apply_take(known, TAKE, Conflict(None), 1)
-    assert known.wants_leases(2)
+    assert known.wants_all_leases(2)
 
 
 def test_an_answer_older_than_what_was_seen_proves_that_the_store_went_back():
@@ -118,11 +118,19 @@ def test_a_write_of_what_is_not_held_any_more_is_lost():
     assert apply_write(table(FREE), WRITE, replace(MINE, version=5), 1) == "lost"
 
 
-def test_news_of_members_make_the_leases_worth_reading():
+def test_a_member_that_ended_makes_the_leases_worth_reading():
+    for end in ([replace(OTHER, state="left")], []):
+        known, detector = table(MINE), FailureDetector(lease_timing())
+        apply_members(known, detector, [OTHER], 1)
+        assert not known.wants_all_leases(1)
+        apply_members(known, detector, end, 2)
+        assert known.wants_all_leases(2)
+
+
+def test_news_of_members_are_a_reason_to_plan():
     known, detector = table(MINE), FailureDetector(lease_timing())
     apply_members(known, detector, [OTHER], 1)
     assert known.changed
-    assert known.wants_leases(2)
     apply_leases(known, detector, [MINE, replace(FREE, key=replace(KEY, shard_id="x"), owner="z#1")], 3)
     known.changed = False
     apply_members(known, detector, [replace(OTHER, counter=2)], 4)

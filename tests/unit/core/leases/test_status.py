@@ -2,14 +2,22 @@
 
 import pytest
 
-from anabranch._core.leases import rows
 from anabranch._core.leases.status import StatusReporter
-from anabranch._model.leases import HandOffRequest, HeartbeatWrite, LeaseKey, MemberRow, ShardStatus
+from anabranch._model.leases import LeaseKey, ShardStatus
+from anabranch.reasons import PausedByProgram, ReadsFailing, ReadsThrottled
 from anabranch.stores.row_codec import decode_row, encode_row
+from reason_samples import SAMPLES
 
 STREAM = "123456789012:orders:1700000000"
-FINE = (ShardStatus("shardId-000000000000", None, 5, 1.5, STREAM),)
-STALLED = (ShardStatus("shardId-000000000000", "throttled", 5, 1.5, STREAM),)
+
+
+def name(number):
+    return LeaseKey(STREAM, 0, f"shardId-{number:012d}").short_name
+
+
+THROTTLED = ReadsThrottled(error="Rate exceeded for shard shardId-000000000000", failure_count=4)
+FINE = (ShardStatus(name(0), None, 5, 1.5),)
+STALLED = (ShardStatus(name(0), THROTTLED, 5, 1.5),)
 
 
 class Member:
@@ -81,9 +89,7 @@ def test_a_write_without_an_answer_is_repeated_with_a_higher_revision():
 
 
 def test_the_status_of_500_shards_has_the_totals_and_the_20_worst():
-    shards = tuple(
-        ShardStatus(f"shardId-{n:012d}", "throttled" if n < 30 else None, n, 0.1, STREAM) for n in range(500)
-    )
+    shards = tuple(ShardStatus(name(n), PausedByProgram() if n < 30 else None, n, 0.1) for n in range(500))
     ((_, row),) = Member().rounds(1, shards)
     assert (row.shard_count, row.stalled_count, row.millis_behind_latest, row.records_per_second) == (500, 30, 499, 50)
     assert row.shards == shards[:20]
@@ -91,42 +97,32 @@ def test_the_status_of_500_shards_has_the_totals_and_the_20_worst():
     assert decode_row("status", encode_row(row)) == row
 
 
+def test_the_shard_that_is_furthest_behind_is_always_in_the_status():
+    shards = tuple(ShardStatus(name(n), PausedByProgram(), 0, 0.1, None, n, 100) for n in range(100))
+    ((_, row),) = Member().rounds(1, shards)
+    assert row.shards == (shards[99], *shards[:19])
+    assert decode_row("status", encode_row(row)) == row
+
+
 @pytest.mark.parametrize("letter", ["x", "\u00e9", '"'])
 def test_long_reasons_and_names_leave_a_status_under_4_kb(letter):
-    stream = f"123456789012:{'s' * 128}:1700000000"
-    shards = tuple(ShardStatus(f"shardId-{n:012d}", letter * 200, 10**9, 0.1, stream) for n in range(500))
+    reason = ReadsFailing(error=letter * 200, failure_count=9)
+    shards = tuple(ShardStatus(name(n), reason, 10**9, 0.1) for n in range(500))
     ((_, row),) = Member().rounds(1, shards)
     assert len(row.shards) >= 3
+    assert row.shards[0].reason == reason.shortened(120)
     assert len(encode_row(row)) < 4096
 
 
-def member_id(number):
-    return f"orders-7d4b9c6f5-x2x7q:1#{number:032x}"
+@pytest.mark.parametrize("reason", SAMPLES, ids=lambda reason: reason.code)
+def test_most_of_the_20_worst_shards_fit_whatever_their_reason(reason):
+    shards = tuple(ShardStatus(name(n), reason, 12_345, 0.1) for n in range(20))
+    ((_, row),) = Member().rounds(1, shards)
+    assert len(row.shards) >= 13
+    assert len(encode_row(row)) < 4096
+    assert decode_row("status", encode_row(row)) == row
 
 
-def test_the_heartbeat_row_of_a_member_with_500_shards_and_8_requests_stays_under_1_kb():
-    row = MemberRow(
-        member_id=member_id(0),
-        worker_id=member_id(0).partition("#")[0],
-        expiry_ms=10_000,
-        fingerprint="order=key",
-        streams=(STREAM,),
-        joined_wall_ms=1_700_000_000_000,
-    )
-    row = rows.heartbeat(row, HeartbeatWrite(member_id=row.member_id, attempt=500_000, load=500, lease_version=5_000))
-    for number in range(9):
-        request = HandOffRequest(LeaseKey(STREAM, 0, f"shardId-{9_000 + number:012d}"), member_id(number))
-        row = rows.request_hand_off(row, request)
-    assert len(row.wanted) == 8
-    assert len(encode_row(row)) < 1024
-    assert decode_row("member", encode_row(row)) == row
-
-
-@pytest.mark.parametrize(
-    "shard_id", ["shardId-000000000012", "shardId-12", "shardId-0000000000012", "shard-\u0661" * 3, "7"]
-)
-def test_a_request_for_a_shard_of_any_name_is_kept(shard_id):
-    row = MemberRow(
-        member_id="a#1", worker_id="a", expiry_ms=1, wanted=(HandOffRequest(LeaseKey("b", 2, shard_id), "b"),)
-    )
-    assert decode_row("member", encode_row(row)) == row
+def test_a_status_with_few_stalled_shards_has_their_texts_for_readers_of_another_version():
+    ((_, row),) = Member().rounds(1, tuple(ShardStatus(name(0), reason) for reason in SAMPLES[:5]))
+    assert all(reason.text in encode_row(row).decode() for reason in SAMPLES[:5])

@@ -4,7 +4,6 @@ from msgspec.structs import replace
 from anabranch._core.shards.bootstrap import missing_leases
 from anabranch._core.shards.gate import (
     ShardEnd,
-    adoptable,
     classify_missing_shard,
     open_parents,
     plan_end,
@@ -59,13 +58,6 @@ def test_a_child_shard_waits_for_both_parents_of_a_merge():
 def test_a_parent_of_another_generation_opens_and_shuts_no_gate():
     others = [LeaseRow(key=LeaseKey("s", 1, "a")), LeaseRow(key=LeaseKey("t", 0, "a"))]
     assert open_parents(lease("c", waits_for=("a",)), by_key(*others)) == ()
-
-
-def test_the_last_finisher_adopts_what_can_run_and_nobody_has():
-    free, owned, over = lease("a"), lease("b", owner="m"), lease("c", finish=Finish("end"))
-    waiting = lease("d", waits_for=("p",))
-    assert adoptable([free, owned, over, waiting], by_key(lease("p"))) == (free,)
-    assert adoptable([waiting], {}) == (waiting,)
 
 
 # the end of a shard

@@ -1,11 +1,12 @@
-"""Listings, results and a hand-driven pipeline for the tests of the producer's core."""
+"""Listings, results and a hand-driven writer for the tests of the producer's core."""
 
 import random
 
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.pipeline import Pipeline, WriteOptions
+from anabranch._core.writing.lanes import WriteOptions
+from anabranch._core.writing.stream_writer import StreamWriter
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
-from anabranch._model.streams import Shard
+from anabranch._model.streams import Shard, StreamName
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
 
 HIGHEST = (1 << 128) - 1
@@ -46,7 +47,7 @@ def refused(code="ProvisionedThroughputExceededException", message="Rate exceede
 
 
 class Desk:
-    """A pipeline, a manual clock, and the calls without a response."""
+    """A stream writer, a manual clock, and the calls without a response."""
 
     def __init__(self, shards=None, *, now_ms=1_000, **rules):
         self.now_ms = now_ms
@@ -54,39 +55,46 @@ class Desk:
         self.calls = []
         self.refreshes = 0
         self.settled = []
-        self.pipeline = Pipeline(
-            "orders", WriteOptions(**rules), OutgoingRecord, entropy=random.Random(7), notify=self.events.append
+        self.writer = StreamWriter(
+            StreamName("orders"), WriteOptions(**rules), OutgoingRecord, self, entropy=random.Random(7)
         )
         if shards is not None:
-            self.pipeline._shard_map.begin(now_ms)
+            self.writer._shard_map.begin(now_ms)
             self.list(shards)
 
     def put(self, data=b"x", key="k", explicit_hash_key=None):
-        return self.pipeline.put(data, key, explicit_hash_key, cost_of(data, key), self.now_ms)
+        return self.writer.put(data, key, explicit_hash_key, cost_of(data, key), self.now_ms)
 
     def list(self, shards, described=None):
-        self.pipeline.on_listing(shards, described, self.now_ms)
-        self.collect_settled()
+        self.perform(self.writer.on_listing(shards, described, self.now_ms))
+
+    def fail_listing(self, error):
+        self.perform(self.writer.on_listing_failed(error, self.now_ms))
 
     def tick(self, later_ms=0):
         self.now_ms += later_ms
-        steps = self.pipeline.tick(self.now_ms, self.now_ms + 5_000)
-        self.calls += steps.calls
-        self.refreshes += steps.refresh
-        self.collect_settled()
+        steps = self.writer.tick(self.now_ms, self.now_ms + 5_000)
+        self.perform(steps)
         return steps
 
     def answer(self, *slots, call=None, request_id="request-1"):
         call = self.calls.pop(0) if call is None else call
-        self.pipeline.on_response(call, PutRecordsResponse(list(slots), request_id=request_id), self.now_ms)
-        self.collect_settled()
+        response = PutRecordsResponse(list(slots), request_id=request_id)
+        self.perform(self.writer.on_response(call, response, self.now_ms))
 
     def fail(self, error):
-        self.pipeline.on_response(self.calls.pop(0), error, self.now_ms)
-        self.collect_settled()
+        self.perform(self.writer.on_response(self.calls.pop(0), error, self.now_ms))
 
-    def collect_settled(self):
-        for bundle in self.pipeline.take_settled():
+    def abandon(self):
+        self.perform(self.writer.abandon(None, self.now_ms))
+
+    def perform(self, steps):
+        self.calls += steps.calls
+        self.refreshes += steps.refresh
+        while steps.events:
+            self.events.append(steps.events.popleft())
+        while steps.ended:
+            bundle = steps.ended.popleft()
             self.settled += [record for record in bundle.records if bundle.is_settled]
             bundle.release()
 

@@ -1,8 +1,9 @@
 import pytest
 from stream_of_shards import MIDDLE, Desk, listing, shard, shard_id, written
 
-from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_BUSY
-from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, open_aggregate
+from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_BUSY, OutgoingRecord, cost_of
+from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, TRACE_TAG, Tag, open_aggregate
+from anabranch._wire.messages import PutRecordsResultEntry
 from anabranch.limits import MIB
 
 
@@ -124,7 +125,7 @@ def test_a_legal_record_of_the_largest_size_is_taken_and_one_byte_more_is_not():
     assert desk.put(b"x" * (10 * MIB - 1), "k")
     with pytest.raises(ValueError, match=r"has 10485761 bytes .* at most 10485760"):
         desk.put(b"x" * (10 * MIB), "k")
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     desk.tick()
     desk.list(listing(1), None)
     assert desk.put(b"x" * (10 * MIB - 1), "k")
@@ -152,7 +153,7 @@ def test_keys_that_the_service_would_not_accept_are_refused_at_once(key, hash_ke
     desk = Desk(listing(1))
     with pytest.raises(ValueError, match="key"):
         desk.put(b"x", key, hash_key)
-    assert desk.pipeline.is_idle
+    assert desk.writer.is_idle
 
 
 def test_by_key_each_key_has_its_own_aggregate():
@@ -173,3 +174,66 @@ def test_an_aggregate_of_one_key_is_right_wherever_it_lands():
     desk.tick()
     desk.answer(written(9, number=33))
     assert [delivery.put_result.shard_id for delivery in deliveries] == [shard_id(33)] * 2
+
+
+PARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+
+
+class TaggedRecord(OutgoingRecord, gc=False, eq=False):
+    @property
+    def tags(self):
+        return (Tag(TRACE_TAG, PARENT),)
+
+
+def put_tagged(desk, data, key):
+    record = TaggedRecord(None, 0, key, None, data, desk.now_ms)
+    return desk.writer.put_made(record, cost_of(data, key), desk.now_ms)
+
+
+def test_a_record_with_a_trace_parent_keeps_it_when_its_records_are_packed_again():
+    desk = Desk(listing(1))
+    for number in range(40):
+        if number % 2:
+            put_tagged(desk, b"%d" % number, f"key-{number}")
+        else:
+            desk.put(b"%d" % number, f"key-{number}")
+    desk.tick()
+    (entry,) = desk.calls[0].entries
+    assert sorted(open_aggregate(entry.data).trace_parents) == list(range(1, 40, 2))
+    # It landed in a child of its shard, where not all of its records belong: all are sent again, to both children.
+    desk.answer(PutRecordsResultEntry("77", shard_id(1)))
+    desk.tick()
+    desk.list([shard(1, 0, MIDDLE - 1), shard(2, MIDDLE)])
+    desk.tick(10_000)
+    found = {}
+    for call in desk.calls:
+        for entry in call.entries:
+            aggregate = open_aggregate(entry.data)
+            for index, (key, _, _) in enumerate(aggregate.sub_records()):
+                found[key] = aggregate.trace_parents.get(index)
+    assert found == {f"key-{number}": PARENT if number % 2 else None for number in range(40)}
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_lone_record_with_a_trace_parent_is_wrapped_only_if_that_is_wanted(wraps):
+    desk = Desk(listing(1), wraps_tagged=wraps)
+    record = put_tagged(desk, b"alone", "k")
+    desk.tick()
+    (entry,) = desk.calls[0].entries
+    if wraps:
+        assert opened(entry) == [("k", b"alone")]
+        assert open_aggregate(entry.data).trace_parents == {0: PARENT}
+    else:
+        assert entry.data == b"alone"
+    desk.answer(written(77))
+    assert record.put_result.sub_sequence_number == (0 if wraps else -1)
+
+
+def test_the_largest_record_with_a_trace_parent_fits_when_it_is_wrapped():
+    desk = Desk(listing(1), wraps_tagged=True)
+    key = "\N{GRINNING FACE}" * 256
+    put_tagged(desk, bytes(desk.writer.tagged_bytes_max), key)
+    desk.tick()
+    (entry,) = desk.calls[0].entries
+    assert len(entry.data) + len(entry.partition_key.encode()) <= MIB
+    assert open_aggregate(entry.data) is not None

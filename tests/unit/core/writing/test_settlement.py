@@ -64,7 +64,7 @@ def test_a_throttled_slot_is_sent_again_with_the_same_bytes_after_a_pause():
     desk.answer(refused())
     desk.tick()
     assert not desk.calls
-    assert desk.pipeline.next_deadline_ms > desk.now_ms
+    assert desk.writer.tick_at_ms > desk.now_ms
     assert isinstance(desk.events[-1], WriteThrottled)
     assert "70 %" in str(desk.events[-1])
     desk.tick(60)
@@ -166,7 +166,7 @@ def test_a_listing_asked_for_before_the_landing_does_not_decide_it():
     desk = Desk(listing(1))
     two_in_one_aggregate(desk)
     desk.tick()
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     desk.tick(100)
     assert desk.refreshes == 1
     desk.now_ms += 5
@@ -184,7 +184,7 @@ def test_a_known_parent_that_holds_all_records_is_as_good():
     desk = Desk(listing(1))
     desk.put(b"0", "j")
     desk.tick()
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     split(desk)
     desk.answer(written(4))
     deliveries = two_in_one_aggregate(desk, "1", "2")
@@ -202,7 +202,7 @@ def test_a_merge_that_lags_behind_its_listing_is_tried_again_after_a_pause():
     desk.answer(
         written(4, number=0) if desk.calls[0].bundles[0].predicted.shard_id == shard_id(0) else written(4, number=1)
     )
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     desk.put(b"1", "j")
     desk.tick(5)
     desk.list([shard(2, starts=9)])
@@ -249,8 +249,8 @@ def test_pauses_after_failed_calls_grow_and_are_bounded():
         desk.tick()
         desk.fail(TransportError("cut"))
         desk.tick()
-        pauses.append(desk.pipeline.next_deadline_ms - desk.now_ms)
-        desk.now_ms = desk.pipeline.next_deadline_ms
+        pauses.append(desk.writer.tick_at_ms - desk.now_ms)
+        desk.now_ms = desk.writer.tick_at_ms
     assert pauses[0] <= 51
     assert max(pauses) <= 5_001
     assert min(pauses[10:]) > 2_500
@@ -290,7 +290,7 @@ def test_an_error_that_will_not_go_away_fails_everything_at_once(error):
     assert deliveries[0].put_result.error == f"{getattr(error, 'code', 'CredentialsError')}: " + (
         getattr(error, "message", None) or str(error)
     )
-    assert desk.pipeline.is_idle
+    assert desk.writer.is_idle
 
 
 def test_a_missing_stream_makes_the_map_forget_it():
@@ -298,7 +298,7 @@ def test_a_missing_stream_makes_the_map_forget_it():
     desk.put(b"1", "k")
     desk.tick()
     desk.fail(service(StreamNotFoundError))
-    assert not desk.pipeline._shard_map.shards
+    assert not desk.writer._shard_map.shards
 
 
 def test_a_poison_record_is_found_and_fails_alone():
@@ -339,7 +339,7 @@ def test_shard_ids_in_throttle_messages_teach_the_map():
     desk.answer(refused(message=f"Rate exceeded for shard {shard_id(4)} in stream orders under account 123."))
     desk.tick()
     assert desk.refreshes == 1
-    assert not desk.pipeline._shard_map.shards
+    assert not desk.writer._shard_map.shards
 
 
 def test_records_that_waited_through_a_reshard_teach_the_map_the_next_one():
@@ -396,4 +396,4 @@ def test_calls_that_fail_together_count_once():
     for _ in range(8):
         desk.fail(TransportError("cut"))
     desk.tick()
-    assert desk.pipeline.next_deadline_ms - desk.now_ms <= 51
+    assert desk.writer.tick_at_ms - desk.now_ms <= 51

@@ -11,7 +11,7 @@ DENIED = AccessDeniedError("no", operation="PutRecords", code="AccessDeniedExcep
 
 
 def relist(desk, shards):
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     desk.now_ms += 5
     desk.tick()
     desk.now_ms += 5
@@ -48,7 +48,7 @@ def test_without_order_everything_that_is_full_goes_at_once_and_the_rest_lingers
     desk.put(b"x", "k")
     desk.tick()
     assert len(desk.calls) == 1
-    assert desk.pipeline.next_deadline_ms == desk.now_ms + 100
+    assert desk.writer.tick_at_ms == desk.now_ms + 100
     desk.tick(99)
     assert len(desk.calls) == 1
     desk.tick(1)
@@ -217,7 +217,7 @@ def test_a_key_that_goes_alone_again_waits_for_its_record_in_flight():
     desk.tick()
     desk.now_ms += 5
     desk.list(listing(1))
-    desk.pipeline._shard_map.clear()
+    desk.writer._shard_map.clear()
     desk.put(b"2", "k")
     desk.tick()
     assert len(desk.calls) == 1
@@ -253,7 +253,7 @@ def test_later_records_of_a_failed_key_fail_too_until_the_failure_is_seen():
     assert third.bundle.is_settled
     assert third.put_result.error.startswith("OrderKept")
     assert not desk.put(b"b", "l").bundle.is_settled
-    desk.pipeline.failures.mark_seen(failed)
+    desk.writer.failures.mark_seen(failed)
     assert not desk.put(b"4", "k").bundle.is_settled
 
 
@@ -282,21 +282,16 @@ def test_only_the_later_records_of_the_failed_key_fail_in_a_shared_lane():
     assert [record.data for record in desk.calls[0].bundles[0].records] == [b"a", b"b"]
 
 
-def test_failures_hold_their_place_in_the_buffer_until_they_are_seen():
+def test_each_failure_is_seen_once():
     desk = Desk(listing(1))
-    calls = []
-    desk.pipeline.failures.on_seen = lambda: calls.append(1)
     first, second = desk.put(b"1", "k"), desk.put(b"2", "l")
     desk.tick()
     desk.fail(DENIED)
-    failures = desk.pipeline.failures
-    assert failures.take_freed_bytes() == 0
-    failures.mark_seen(first)
-    failures.mark_seen(first)
-    assert failures.take_freed_bytes() == 256 + 2
-    assert [record.data for record in failures.take_all()] == [b"2"]
-    assert failures.take_freed_bytes() == 256 + 2
-    assert calls == [1, 1]
+    failures = desk.writer.failures
+    assert failures.mark_seen(first)
+    assert not failures.mark_seen(first)
+    assert failures.take_all() == [second]
+    assert not failures.take_all()
     assert second.put_result.data == b"2"
 
 
@@ -316,7 +311,7 @@ def test_records_that_wait_too_long_fail_and_younger_ones_stay():
     desk.answer(written(5))
     desk.tick()
     assert desk.sent() == [b"a"]
-    assert desk.pipeline.next_deadline_ms == 2_500  # when the young one would be late
+    assert desk.writer.tick_at_ms == 2_500  # when the young one would be late
 
 
 def test_what_was_perhaps_written_and_then_timed_out_is_marked():
@@ -326,12 +321,12 @@ def test_what_was_perhaps_written_and_then_timed_out_is_marked():
     desk.tick(900)
     desk.fail(TransportError("cut"))
     desk.now_ms += 100
-    desk.pipeline._settlement.paused_until_ms = desk.now_ms + 1
+    desk.writer._paused_until_ms = desk.now_ms + 1
     desk.tick()
     assert delivery.put_result.maybe_written
     assert [attempt.code for attempt in delivery.put_result.attempts] == ["TransportError", "DeliveryTimeout"]
-    assert desk.pipeline.is_idle
-    assert desk.pipeline.next_deadline_ms is None
+    assert desk.writer.is_idle
+    assert desk.writer.tick_at_ms is None
 
 
 def test_what_waits_for_a_listing_that_fails_is_sent_again_record_by_record():
@@ -341,7 +336,7 @@ def test_what_waits_for_a_listing_that_fails_is_sent_again_record_by_record():
     desk.tick(50)
     desk.answer(written(5, number=9))
     assert desk.tick().refresh
-    desk.pipeline.on_listing_failed(TransportError("no"), desk.now_ms)
+    desk.fail_listing(TransportError("no"))
     desk.tick(60)
     assert desk.sent() == [b"1", b"2"]
     desk.answer(written(6, number=9), written(7, number=10))
@@ -361,7 +356,7 @@ def test_what_waits_for_a_listing_that_does_not_answer_times_out_as_perhaps_writ
     desk.tick(2_000)
     assert [delivery.put_result.maybe_written for delivery in deliveries] == [True, True]
     assert deliveries[0].put_result.attempts[-1].code == "DeliveryTimeout"
-    assert desk.pipeline.is_idle
+    assert desk.writer.is_idle
 
 
 def test_the_memory_of_keys_is_bounded(monkeypatch):
@@ -369,7 +364,7 @@ def test_the_memory_of_keys_is_bounded(monkeypatch):
     desk = Desk(listing(1))
     for number in range(25):
         desk.put(b"x", f"key-{number}")
-    assert len(desk.pipeline._lane_of_key) <= 10
+    assert len(desk.writer._lane_of_key) <= 10
     assert REMEMBERED_KEYS_MAX == 1 << 16
 
 
@@ -385,13 +380,13 @@ def test_a_service_that_places_records_itself_gets_each_one_alone(order):
     desk.list(listing(2), summary(record_distribution="AUTO"))
     desk.put(b"3", "k")
     desk.tick()
-    assert desk.pipeline.is_auto
+    assert desk.writer.is_auto
     assert [entry.data for call in desk.calls for entry in call.entries] == [b"0", b"1", b"2", b"3"]
     assert "AUTO" in str(desk.events[-1])
     for call in list(desk.calls):
         desk.answer(*(written(9, number=i % 2) for i in range(len(call.entries))))
     assert len(desk.settled) == 4
-    assert desk.pipeline.is_idle
+    assert desk.writer.is_idle
 
 
 def test_a_key_is_not_aggregated_before_it_is_known_who_places_records():
@@ -422,7 +417,7 @@ def test_a_service_that_places_records_itself_is_told_once_and_stays_so():
     desk.tick()
     desk.now_ms += 5
     desk.list(listing(2), summary(record_distribution="AUTO"))
-    desk.pipeline._shard_map.request_refresh()
+    desk.writer._shard_map.request_refresh()
     desk.tick(5)
     desk.list(listing(2), summary(record_distribution="AUTO"))
     assert len(desk.events) == 1

@@ -19,6 +19,29 @@ def drain(pace, size_bytes, until_ms):
     return count
 
 
+def test_limits_of_bytes_and_records_hold_each_for_itself():
+    assert abs(drain(ShardPace(1.0, 0, records_per_second=100), 10, 10_000) - 1_100) <= 2
+    assert abs(drain(ShardPace(1.0, 0, bytes_per_second=100_000), 1_000, 10_000) - 1_100) <= 2
+    both = ShardPace(1.0, 0, bytes_per_second=100_000, records_per_second=50)
+    assert abs(drain(both, 1_000, 10_000) - 550) <= 2
+
+
+def test_the_lower_of_share_and_limit_counts():
+    assert abs(drain(ShardPace(0.1, 0, records_per_second=500), 10, 10_000) - 1_100) <= 2
+    assert drain(ShardPace(0.1, 0, bytes_per_second=MIB), MIB, 20_000) == drain(ShardPace(0.1, 0), MIB, 20_000)
+
+
+def test_a_record_that_is_larger_than_a_second_s_limit_is_sent_and_paid_for():
+    pace = ShardPace(1.0, 0, bytes_per_second=1_000)
+    assert pace.open_at_ms(50_000, 0) == 0
+    pace.take(50_000)
+    assert 49_000 <= pace.open_at_ms(1, 0) <= 51_000
+
+
+def test_less_than_one_record_a_second_is_a_limit_too():
+    assert 5 <= drain(ShardPace(1.0, 0, records_per_second=0.5), 10, 10_000) <= 6
+
+
 def test_a_shard_takes_a_thousand_small_records_a_second_after_a_burst_of_as_many():
     assert abs(drain(ShardPace(1.0, 0), 10, 10_000) - 11_000) <= 2
 

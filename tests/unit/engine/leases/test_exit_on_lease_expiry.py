@@ -14,7 +14,7 @@ from anabranch.testing import ManualClock
 from stream_world import run
 
 TIMING = lease_timing()
-ROW = MemberRow(member_id="a#1", worker_id="a", expiry_ms=TIMING.expiry_ms)
+ROW = MemberRow(member_id="a#1", expiry_ms=TIMING.expiry_ms)
 CALL = ZombieCall(position="1", fence_token=7)
 
 

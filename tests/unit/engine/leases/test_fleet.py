@@ -27,7 +27,7 @@ def make_fleet(store, group, changes):
     return Fleet(
         ports,
         lease_timing(),
-        MemberProfile(worker_id="w", fingerprint=""),
+        MemberProfile(worker_id="w"),
         group,
         stall_limit_ms=120_000,
         on_change=changes.append,

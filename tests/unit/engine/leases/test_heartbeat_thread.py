@@ -9,7 +9,7 @@ import pytest
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.leases import heartbeats
 from anabranch._engine.leases.heartbeats import HeartbeatThread
-from anabranch.events import LoopBlocked, LoopStalled
+from anabranch.events import LoopBlocked, LoopStalled, LoopUnblocked
 
 from stream_world import run, until
 
@@ -71,6 +71,25 @@ def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_g
     run(main)
 
 
+def test_a_loop_that_runs_again_is_said_to_once(said):
+    async def main():
+        thread = HeartbeatThread(SystemClock(), 3_600_000, said.append)
+        thread.start(NoHeartbeats())
+        block_until(lambda: said)
+
+        def has_ended():
+            thread.tick()
+            return any(isinstance(one, LoopUnblocked) for one in said)
+
+        await until(has_ended, "the end of it")
+        thread.stop()
+        assert isinstance(said[0], LoopBlocked)
+        assert said[-1].blocked_ms >= 60
+        assert sum(isinstance(one, LoopUnblocked) for one in said) == 1
+
+    run(main)
+
+
 def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
     async def main():
         clock = SuspendingClock()
@@ -94,6 +113,16 @@ def test_a_thread_that_cannot_start_keeps_nobody_waiting(monkeypatch):
     thread.start(None)
     thread._thread.join()
     assert "too many open files" in str(thread.failure)
+    assert thread.death == "the heartbeat thread has ended: OSError('too many open files')"
+
+
+def test_a_loop_that_is_blocked_for_too_long_is_a_reason_to_restart_and_a_shorter_time_is_not():
+    thread = HeartbeatThread(SystemClock(), 100, lambda event: None)
+    assert thread.death is None
+    block_until(thread.is_stalled)
+    assert thread.death == "the event loop has been blocked for longer than 0.1 s"
+    thread.tick()
+    assert thread.death is None
 
 
 def test_nothing_is_renewed_for_a_thread_that_is_gone():

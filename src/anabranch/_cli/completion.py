@@ -1,0 +1,38 @@
+"""`anabranch completion SHELL`: prints a script that lets a shell complete commands, options and files."""
+
+import argparse
+from typing import Final
+
+from anabranch._cli.output import DONE, show_lines
+
+_SHELLS: Final = ("bash", "zsh", "tcsh")
+_EXAMPLES: Final = """\
+examples:
+  source <(anabranch completion bash)
+  anabranch completion zsh > ~/.zfunc/_anabranch
+  anabranch completion tcsh | source /dev/stdin
+
+Put the first line into ~/.bashrc. For zsh, the folder must be in $fpath before
+compinit runs.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    from anabranch._cli.command_line import load, make_parser
+
+    files = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "FILE.svg": shtab.FILE}
+    parser, subparsers = make_parser(for_completion=True)
+    for name, subparser in subparsers.items():
+        load(name).add_arguments(subparser)
+        for action in subparser._actions:  # noqa: SLF001 -- argparse has no public way to list them
+            if action.metavar in files:
+                action.complete = files[action.metavar]  # type: ignore[attr-defined]
+    show_lines(shtab.complete(parser, shell=arguments.shell).splitlines())
+    return DONE

@@ -1,0 +1,401 @@
+"""`anabranch dlq ls | show | drop | export | redrive | worker`: the dead letters at a URL."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from anabranch._cli.options import (
+    Actions,
+    add_aws_options,
+    add_json_option,
+    aws_from,
+    bounded_number,
+    end_argument,
+    perform,
+    positive_integer,
+    timestamp,
+)
+from anabranch._cli.output import (
+    DONE,
+    FAILED,
+    confirm,
+    counted,
+    make_console,
+    one_line,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    show,
+    show_lines,
+    wrapped,
+)
+from anabranch._cli.progress import progress
+from anabranch._cli.run import add_log_option, configure_logging, find_consumer
+from anabranch.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from anabranch.dead_letters import DeadLetters, LetterFilter, RedriveReport
+    from anabranch.letters import Letter
+
+T = TypeVar("T")
+
+_EXAMPLES: Final = """\
+examples:
+  anabranch dlq ls sqs://billing-failures
+  anabranch dlq show sqs://billing-failures 3fa9c1
+  anabranch dlq redrive sqs://billing-failures app:consumer --dry-run
+  anabranch dlq redrive sqs://billing-failures app:consumer --rate 10
+  anabranch dlq redrive sqs://billing-failures --to-stream
+  anabranch dlq worker app:consumer sqs://billing-failures --review sqs://review
+
+URL is sqs://NAME, s3://bucket/prefix or sqlite:///path, as in DeadLetter(URL).
+"""
+_MESSAGE_COLUMNS: Final = 200
+_PAYLOAD_SHOWN: Final = 2_000
+_LETTER_DIGITS: Final = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EXAMPLES
+    actions = Actions(parser)
+    ls = actions.add("ls", _ls, "list dead letters, grouped by failure", example="sqs://billing-failures")
+    ls.add_argument("--letters", action="store_true", help="each letter, instead of groups")
+    one = actions.add("show", _show, "show one dead letter", example="sqs://billing-failures 3fa9c1")
+    drop = actions.add("drop", _drop, "delete dead letters for good", example="sqs://billing-failures --letter 3fa9c1")
+    drop.add_argument("--all", action="store_true", help="all letters, if no filter is given")
+    drop.add_argument("--yes", action="store_true", help="delete without asking")
+    export = actions.add("export", _export, "write dead letters to a file, as lines of JSON", example="URL out.jsonl")
+    redrive = actions.add("redrive", _redrive, "deliver dead letters again", example="sqs://failures app:consumer")
+    worker = actions.add("worker", _worker, "deliver dead letters again as they come", example="app:consumer URL")
+    worker.add_argument("target", metavar="MODULE:NAME", help="a Consumer with a handler")
+    for action in (ls, one, drop, export, redrive, worker):
+        action.add_argument("url", metavar="URL", help="sqs://NAME, s3://bucket/prefix or sqlite:///path")
+    one.add_argument("letter", metavar="LETTER", help="the first digits of its idempotency key")
+    export.add_argument("file", metavar="FILE", help="a new file")
+    redrive.add_argument("target", metavar="MODULE:NAME", nargs="?", help="a Consumer: its handler gets the records")
+    redrive.add_argument(
+        "--to-stream", nargs="?", const="", metavar="STREAM", help="put the records back into their stream, or another"
+    )
+    redrive.add_argument("--dry-run", action="store_true", help="only count the letters")
+    for action in (redrive, worker):
+        _add_redrive_options(action)
+    worker.add_argument("--idle", type=bounded_number("number of seconds", 0.1, 3600), default=5.0, metavar="SECONDS",
+                        help="the pause when there are no letters (default: 5)")  # fmt: skip
+    add_log_option(worker)
+    for action in (ls, drop, export, redrive):
+        _add_filters(action)
+    for action in (ls, one, redrive):
+        add_json_option(action)
+    for action in (ls, one, drop, export, redrive, worker):
+        add_aws_options(action)
+
+
+def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--review", metavar="REVIEW_URL", help="where letters go that fail again")
+    parser.add_argument(
+        "--attempts", type=positive_integer, default=3, metavar="N", help="calls per letter (default: 3)"
+    )
+    parser.add_argument("--backoff", type=bounded_number("number of seconds", 0, 3600), default=1.0, metavar="SECONDS",
+                        help="the longest first pause; it doubles (default: 1)")  # fmt: skip
+    parser.add_argument(
+        "--rate", type=bounded_number("rate", 0.001, 1e6), metavar="N", help="letters per second at most"
+    )
+    parser.add_argument(
+        "--concurrency", type=positive_integer, default=8, metavar="N", help="keys at once (default: 8)"
+    )
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("filters", "all that are given must fit")
+    group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure; its first digits are enough")
+    group.add_argument("--key", help="the partition key")
+    group.add_argument("--letter", metavar="DIGITS", help="the first digits of the idempotency key")
+    group.add_argument("--since", type=end_argument, metavar="TIME", help="written then or later: -1h, or an ISO time")
+    group.add_argument("--until", type=end_argument, metavar="TIME", help="written before that")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return perform(arguments)
+
+
+def _where(arguments: argparse.Namespace) -> "LetterFilter":
+    from anabranch.dead_letters import LetterFilter
+
+    since, until = arguments.since, arguments.until
+    return LetterFilter(
+        fingerprint=arguments.fingerprint,
+        key=arguments.key,
+        letter=arguments.letter,
+        since_seconds=None if since is None else since.timestamp(),
+        until_seconds=None if until is None else until.timestamp(),
+    )
+
+
+def _with_letters(arguments: argparse.Namespace, work: "Callable[[DeadLetters], Coroutine[Any, Any, T]]") -> T:
+    from anabranch.dead_letters import DeadLetters
+
+    if arguments.url.startswith("sqs:"):
+        say("reading a queue hides its messages for a moment, and raises their receive counts")
+
+    async def main() -> T:
+        async with DeadLetters(arguments.url, aws=aws_from(arguments)) as letters:
+            result = await work(letters)
+            if letters.unreadable:
+                say(f"{len(letters.unreadable)} of what is there is no letter, and left alone: {letters.unreadable[0]}")
+            return result
+
+    return asyncio.run(main())
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    where = _where(arguments)
+    if arguments.letters:
+        found = _with_letters(arguments, lambda box: _collect(box, where))
+        return _print_letters(found, as_json=arguments.json)
+    groups = _with_letters(arguments, lambda box: box.groups(where))
+    if arguments.json:
+        print_json(groups)
+    elif not groups:
+        say("no letters")
+    else:
+        rows = [
+            (
+                str(group.count), str(group.keys), _second(group.last_seconds), group.fingerprint,
+                _brief(group.error_type, group.message),
+            )
+            for group in groups
+        ]  # fmt: skip
+        print_table(("LETTERS", "KEYS", "LAST", "FINGERPRINT", "FAILURE"), rows, right=("LETTERS", "KEYS"))
+    return DONE
+
+
+async def _collect(box: "DeadLetters", where: "LetterFilter") -> "list[Letter]":
+    return [msgspec.structs.replace(letter, payload=None, stack="") async for letter in box.letters(where)]
+
+
+def _print_letters(letters: "list[Letter]", *, as_json: bool) -> int:
+    if as_json:
+        print_json([_document(letter, whole=False) for letter in letters])
+    elif not letters:
+        say("no letters")
+    else:
+        rows = [
+            (
+                letter.idempotency_key[:_LETTER_DIGITS], _second(letter.written_seconds), letter.partition_key or "-",
+                str(letter.attempts), str(letter.redrive_count), _brief(letter.error_type, letter.message),
+            )
+            for letter in letters
+        ]  # fmt: skip
+        headings = ("LETTER", "WRITTEN", "KEY", "CALLS", "REDRIVEN", "FAILURE")
+        print_table(headings, rows, right=("CALLS", "REDRIVEN"))
+    return DONE
+
+
+def _time(seconds: float) -> str:
+    """Letters may come from anybody: not every number is a time."""
+    try:
+        return timestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def _second(seconds: float) -> str:
+    """For tables, which have little room."""
+    whole, dot, _ = _time(seconds).partition(".")
+    return f"{whole}Z" if dot else whole
+
+
+def _brief(error_type: str, message: str) -> str:
+    text = one_line(f"{error_type}: {message}" if message else error_type)
+    return text if len(text) <= _MESSAGE_COLUMNS else f"{text[:_MESSAGE_COLUMNS]}..."
+
+
+def _document(letter: "Letter", *, whole: bool) -> dict[str, Any]:
+    """As the letter is stored, so that a script sees one form."""
+    from anabranch.letters import encode_letter
+
+    fields: dict[str, Any] = msgspec.json.decode(encode_letter(letter))
+    return fields if whole else {name: fields[name] for name in fields if name not in {"payload", "stack"}}
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    letter = _with_letters(arguments, lambda box: box.get(arguments.letter))
+    if arguments.json:
+        print_json(_document(letter, whole=True))
+        return DONE
+    print_facts(
+        [
+            ("letter", letter.idempotency_key),
+            ("application", letter.app),
+            ("record", letter.place),
+            ("key", letter.partition_key or "unknown: the record was trimmed from the stream"),
+            ("arrived", "-" if letter.arrival_seconds is None else _time(letter.arrival_seconds)),
+            ("written", _time(letter.written_seconds) + (" by a new owner" if letter.recovered else "")),
+            ("calls", f"{letter.attempts}: {', '.join(map(_time, letter.attempted_seconds)) or 'times unknown'}"),
+            ("redriven", str(letter.redrive_count)),
+            ("fingerprint", letter.fingerprint),
+            ("failure", _brief(letter.error_type, letter.message)),
+        ]
+    )
+    if letter.stack:
+        show()
+        for line in letter.stack.rstrip("\n").split("\n"):
+            show(line)
+    show()
+    show(_payload(letter.payload))
+    return DONE
+
+
+def _payload(payload: bytes | None) -> str:
+    if payload is None:
+        return "no payload: it was trimmed from the stream, or redacted"
+    shown = payload[:_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
+    more = "" if len(payload) <= _PAYLOAD_SHOWN else " (the beginning; --json has all)"
+    return f"payload, {counted(len(payload), 'byte')}{more}: {shown}"
+
+
+def _drop(arguments: argparse.Namespace) -> int:
+    from anabranch.dead_letters import LetterFilter
+
+    where = _where(arguments)
+    if where == LetterFilter() and not arguments.all:
+        raise ConfigurationError("say which letters: give a filter such as --letter or --fingerprint, or --all")
+    if not arguments.yes:
+        found = _with_letters(arguments, lambda box: _collect(box, where))
+        if not found:
+            say("no letters")
+            return DONE
+        confirm(f"Delete {counted(len(found), 'letter')} of {arguments.url} for good?", yes=False)
+    count = _with_letters(arguments, lambda box: box.delete(where))
+    show(f"{counted(count, 'letter')} deleted")
+    return DONE
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    path = Path(arguments.file)
+    if path.exists():
+        raise ConfigurationError(f"{path} exists: name a new file")
+    try:
+        count = _with_letters(arguments, lambda box: box.export(path, _where(arguments)))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
+    show(f"{counted(count, 'letter')} written to {path}")
+    return DONE
+
+
+def _policy(arguments: argparse.Namespace) -> Any:
+    from anabranch.policies import Retry
+
+    backoff: float = arguments.backoff
+    return Retry(attempts=arguments.attempts, backoff=backoff, backoff_max=max(60.0, backoff))
+
+
+def _redrive(arguments: argparse.Namespace) -> int:
+    if (arguments.target is None) == (arguments.to_stream is None):
+        raise ConfigurationError(
+            "say where the records go: MODULE:NAME, a consumer whose handler gets them, or --to-stream"
+        )
+    consumer = None if arguments.target is None else find_consumer(arguments.target)
+    is_terminal = make_console(stderr=True).is_terminal
+    configure_logging(argparse.Namespace(log="error" if is_terminal else "warning", log_format="text"))
+    where = _where(arguments)
+    options = {
+        "where": where, "policy": _policy(arguments), "review": arguments.review, "rate": arguments.rate,
+        "dry_run": arguments.dry_run,
+    }  # fmt: skip
+
+    async def work(box: "DeadLetters") -> "tuple[RedriveReport, bool]":
+        total = await box.count()
+        with progress("redriving") as tell:
+
+            def on_progress(report: "RedriveReport") -> None:
+                done = report.delivered + report.reviewed + report.failed + report.held_back + report.without_payload
+                if is_terminal or done == total or done % max(1, total // 10) == 0:
+                    tell(done / max(total, done, 1), f"{done} of about {max(total, done)}")
+
+            async with _stop_on_signals() as stop:
+                if consumer is None:
+                    report = await box.put_back(
+                        arguments.to_stream or None, stop=stop, on_progress=on_progress, **options
+                    )
+                else:
+                    report = await box.redrive(
+                        consumer, concurrency=arguments.concurrency, stop=stop, on_progress=on_progress, **options
+                    )
+                return report, stop.is_set()
+
+    report, is_stopped = _with_letters(arguments, work)
+    if arguments.json:
+        print_json(report)
+    elif arguments.dry_run:
+        show(f"{counted(report.matched, 'letter')} would be redriven")
+    else:
+        _tell(report, is_stopped=is_stopped)
+    return DONE if arguments.dry_run or (report.is_complete and not is_stopped) else FAILED
+
+
+def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
+    parts = [
+        (report.delivered, "delivered"),
+        (report.reviewed, "failed again and moved to review"),
+        (report.failed, "failed again and left"),
+        (report.held_back, "left, behind a failed letter of the same key"),
+        (report.without_payload, "left, without a payload"),
+    ]
+    told = ", ".join(f"{count} {what}" for count, what in parts if count)
+    show(f"{counted(report.matched, 'letter')}: {told}" if told else "no letters")
+    if report.last_error is not None:
+        show_lines(wrapped(f"the last failure: {one_line(report.last_error)[:_MESSAGE_COLUMNS]}", make_console()))
+    if is_stopped:
+        say("stopped; run the same command again to go on")
+
+
+@asynccontextmanager
+async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
+    """The first Ctrl-C lets running calls finish; the second kills, and the next redrive goes on from there."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        stop.set()
+        say("finishing the letters that are being delivered; a second signal ends at once")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # a call in a thread would be waited for
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    consumer = find_consumer(arguments.target)
+    configure_logging(arguments)
+
+    async def work(box: "DeadLetters") -> None:
+        async with _stop_on_signals() as stop:
+            say(f"redriving {arguments.url} until Ctrl-C or SIGTERM")
+            await box.work(
+                consumer,
+                policy=_policy(arguments),
+                review=arguments.review,
+                rate=arguments.rate,
+                concurrency=arguments.concurrency,
+                idle=arguments.idle,
+                stop=stop,
+            )
+
+    _with_letters(arguments, work)
+    sys.stdout.flush()
+    return DONE

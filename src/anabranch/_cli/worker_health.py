@@ -1,0 +1,163 @@
+"""The health of several worker processes as one: `anabranch run --workers N --health-port P` (rule O2).
+
+Each worker serves its own health on a free port of the loopback interface, and tells the port through a pipe. The
+parent asks all of them for each request: it is live if all running workers are, and ready only if all N are. Their
+metrics are served together, with the label `worker`.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from anabranch._http.server.exchange import Request, Response
+from anabranch.health import PATHS, Answer, HealthApp, HealthServer, as_response
+
+ASK_SECONDS: Final = 3.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class Worker:
+    """One worker process, as far as its health is concerned."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._read_end, self.write_end = os.pipe()
+        self.port: int | None = None
+        self.has_ended = False
+
+    def started(self) -> None:
+        """The process has its end of the pipe: waits for the port in the background."""
+        os.close(self.write_end)
+        asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
+
+    def _on_port(self) -> None:
+        text = os.read(self._read_end, 100)
+        self.close()
+        if text:
+            self.port = int(text)
+
+    def close(self) -> None:
+        if self._read_end >= 0:
+            asyncio.get_running_loop().remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1
+
+    async def ask(self, path: str) -> "Asked":
+        if self.has_ended:
+            return Asked(self, None, "it has ended")
+        if self.port is None:
+            return Asked(self, None, "it is starting")
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                status, body = await _get(self.port, path)
+        except (OSError, TimeoutError, ValueError, EOFError) as error:
+            return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
+        return Asked(self, Answer(status, "", body), "")
+
+
+class Asked(NamedTuple):
+    worker: Worker
+    answer: Answer | None
+    why: str
+    """Why there is no answer."""
+
+
+async def _get(port: int, path: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection(_LOOPBACK, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {_LOOPBACK}\r\nconnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1]), await reader.read()
+    finally:
+        writer.close()
+
+
+async def serve_to_parent(app: HealthApp, pipe: int) -> HealthServer:
+    """In a worker: serves its health, and tells the parent where."""
+    server = HealthServer(app, host=_LOOPBACK, port=0)
+    url = await server.start()
+    os.write(pipe, url.rpartition(":")[2].encode())
+    os.close(pipe)
+    return server
+
+
+class FleetHealth:
+    """In the parent: the answers of all workers as one."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+
+    async def handle(self, request: Request) -> Response:
+        path = request.path
+        if request.method not in {"GET", "HEAD"} or path not in PATHS:
+            text = f"there is no {request.method} {path}; there are {', '.join(PATHS)}\n"
+            return as_response(Answer(404, "text/plain", text.encode()))
+        asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
+        if path == "/metrics":
+            return as_response(_merged_metrics(asked))
+        if path == "/status.json":
+            return as_response(_as_json(200, {"workers": {one.worker.number: _document(one) for one in asked}}))
+        what = path[1:]
+        # A worker that starts or has ended is no reason to restart the others.
+        counted = [one for one in asked if what == "ready" or not (one.worker.has_ended or one.worker.port is None)]
+        failing = {one.worker.number: _why(one) for one in counted if one.answer is None or one.answer.status != 200}
+        return as_response(_as_json(503 if failing else 200, {what: not failing, "workers": failing}))
+
+
+def _as_json(status: int, document: Any) -> Answer:
+    return Answer(status, "application/json", msgspec.json.encode(document))
+
+
+def _document(one: Asked) -> Any:
+    return {"error": one.why} if one.answer is None else msgspec.Raw(one.answer.body)
+
+
+def _why(one: Asked) -> list[str]:
+    if one.answer is None:
+        return [one.why]
+    try:
+        return [str(reason) for reason in msgspec.json.decode(one.answer.body)["reasons"]]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return [f"HTTP {one.answer.status}"]
+
+
+def _merged_metrics(asked: Iterable[Asked]) -> Answer:
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    except ImportError:
+        return Answer(501, "text/plain", b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+    families = list(_merged_families(asked))
+
+    class Merged:
+        def describe(self) -> list[Any]:
+            return []
+
+        def collect(self) -> Iterator[Any]:
+            return iter(families)
+
+    registry = CollectorRegistry()
+    registry.register(Merged())
+    return Answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+
+
+def _merged_families(asked: Iterable[Asked]) -> Iterator[Any]:
+    """Each family once, with the samples of all workers."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    merged: dict[str, Any] = {}
+    for one in asked:
+        if one.answer is None or one.answer.status != 200:
+            continue
+        for family in text_string_to_metric_families(one.answer.body.decode()):
+            samples = [
+                sample._replace(labels={**sample.labels, "worker": str(one.worker.number)}) for sample in family.samples
+            ]
+            if family.name in merged:
+                merged[family.name].samples += samples
+            else:
+                family.samples = samples
+                merged[family.name] = family
+    return iter(merged.values())

@@ -1,0 +1,118 @@
+"""How the lease core talks to the store: one call after another, each with the time of its answer.
+
+The base of `LeaseMachine`. It repeats calls without an answer, counts failures, and recognises the application. It
+knows nothing of leases.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadApp, Steps, StoreCall, Wait
+from anabranch._model.leases import AppRow
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
+from anabranch.events import StoreAnswered, StoreReset, StoreUnanswered
+
+T = TypeVar("T")
+
+RETRY_MS: Final = 500
+TRIES_MAX: Final = 60
+TOLD_TRIES: Final = 2
+"""So many failures in a row are reported: one may be chance."""
+
+
+class StoreDialogue:
+    def __init__(self) -> None:
+        self.app = AppRow(app="", app_id="", created_wall_ms=0)
+        """As it was opened."""
+        self.trouble: NoAnswer | None = None
+        """Why the last store call had no answer; None if it had one."""
+        self._moment = Moment(0, 0)
+        self._changes: list[Any] = []
+        self._failure_count = 0
+        """Store calls without an answer. After one, the next call may reach another storage (rule L13)."""
+
+    def call(self, call: StoreCall[T], moment: Moment) -> Steps[T | None]:
+        """A read, or a write whose outcome no lease depends on; None if there was no answer."""
+        self._moment = moment
+        answer = yield from self._ask(call)
+        return None if isinstance(answer, NoAnswer) else answer
+
+    def _ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
+        try:
+            answer = yield call
+        except BaseException:
+            self._failure_count += 1  # cancelled, or refused for good: it may have taken effect
+            raise
+        self._moment = answer.moment
+        value: T | NoAnswer = answer.value
+        if isinstance(value, NoAnswer):
+            self._failure_count += 1
+            self.trouble = value
+        else:
+            self.trouble = None
+        return value
+
+    def _insist(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
+        """The answer of the first try that has one. An unreachable store delays a start; it does not fail it."""
+        return (yield from self._repeat(lambda: self._ask(make())))
+
+    def _repeat(self, attempt: Callable[[], Steps[T | NoAnswer]]) -> Steps[T]:
+        """The result of the first attempt in which every call has an answer."""
+        began_ms = self._moment.now_ms
+        for tries in range(1, TRIES_MAX + 1):
+            result = yield from attempt()
+            if not isinstance(result, NoAnswer):
+                if tries > TOLD_TRIES:
+                    seconds = (self._moment.now_ms - began_ms) / 1000
+                    self._changes.append(StoreAnswered(failure_count=tries - 1, seconds=seconds))
+                return result
+            self._tell_unanswered(tries)
+            yield from self._wait(RETRY_MS)
+        assert self.trouble is not None
+        raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
+
+    def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
+        self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
+
+    def _tell_unanswered(self, failures: int) -> None:
+        """From the second failure on, then less and less often."""
+        if failures >= TOLD_TRIES and failures & (failures - 1) == 0:
+            assert self.trouble is not None
+            error, code = self.trouble.error, self.trouble.code
+            self._changes.append(StoreUnanswered(error=error, code=code, failure_count=failures))
+
+    # the application
+
+    def _find_app(self) -> Steps[AppRow | NoAnswer]:
+        """Raises if the application is gone, or another is in its place (rule L14)."""
+        app = yield from self._ask(ReadApp())
+        return app if isinstance(app, NoAnswer) else self._recognise(app)
+
+    def _recognise(self, app: AppRow | None) -> AppRow:
+        if app is None or app.app_id != self.app.app_id:
+            self.raise_store_reset()
+        return self._at_home(app)
+
+    def _at_home(self, app: AppRow) -> AppRow:
+        """A copy and a start may happen together: each looks after it has written."""
+        if app.place == "moved":
+            raise LeaseStoreInvalidError(
+                f"application {app.app!r} was moved to {app.other_store}",
+                code="moved",
+                advice="name that store in leases=",
+            )
+        if app.place != "here":
+            raise LeaseStoreInvalidError(
+                f"application {app.app!r} is being copied here from {app.other_store}, and the copy is not complete",
+                code="moved",
+                advice="repeat `anabranch apps copy`",
+            )
+        return app
+
+    def raise_store_reset(self) -> NoReturn:
+        """The application is gone from the store, or is another one. Nothing is created in its place (rule L14)."""
+        self._changes.append(StoreReset())
+        raise LeaseStoreInvalidError(
+            f"the lease store no longer holds application {self.app.app!r} as this worker knows it: it was "
+            "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
+        )

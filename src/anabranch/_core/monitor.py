@@ -1,0 +1,290 @@
+"""What a run says about itself, decided once a second from what it has counted: progress, alerts, the lease store, and
+shards that stay stopped.
+
+It is pure: measures and the time go in, events come out. What happens to a single shard or call is reported where it
+happens.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from anabranch.alerts import Alert
+from anabranch.errors import LeaseStoreCode
+from anabranch.events import (
+    AlertCleared,
+    AlertFired,
+    ConsumerProgress,
+    Event,
+    RetentionRunsOut,
+    ShardProgress,
+    ShardStillStopped,
+    StoreAnswered,
+    StoreUnanswered,
+)
+from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures
+from anabranch.reasons import Reason, StoppedAtRecord
+from anabranch.reports import FleetShard, FleetStatus
+
+PROGRESS_EVERY_MS: Final = 60_000
+STILL_STOPPED_EVERY_MS: Final = 300_000
+RETENTION_SHARE: Final = 0.25
+"""A share of the retention: if less is left until the oldest unfinished record is trimmed, we warn."""
+STORE_AWAY_AFTER_MS: Final = 2_000
+"""One call without an answer may be chance."""
+EARLY_MS: Final = 100
+"""A look may come a little early: a period is not stretched by a whole look for that."""
+
+UNHANDLED_STATES: Final = frozenset({"orphaned", "unowned", "stopped"})
+
+AlertEvent: TypeAlias = AlertFired | AlertCleared
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """The largest lag of several shards, and whose it is."""
+
+    seconds: float
+    stream: str
+    shard_id: str
+    reason: Reason | None = None
+
+
+class AlertState:
+    """One alert: collects the largest lag of each period."""
+
+    def __init__(self, alert: Alert, now_ms: int) -> None:
+        self.alert = alert
+        self._period_ms = round(alert.period * 1000)
+        self._began_ms = now_ms
+        self._worst: Lag | None = None
+        """Of this period."""
+        self._breach_count = 0
+        self._since_ms: int | None = None
+        """Since when it is on; None if it is off."""
+
+    def observe(self, lag: Lag | None, now_ms: int) -> AlertEvent | None:
+        """`lag` is None if there is no shard, or nothing is known yet."""
+        if lag is not None and (self._worst is None or lag.seconds >= self._worst.seconds):
+            self._worst = lag
+        if now_ms < self._began_ms + self._period_ms - EARLY_MS:
+            return None
+        worst, self._worst, self._began_ms = self._worst, None, now_ms
+        if worst is None:
+            return None  # nothing is known of this period: neither better nor worse
+        if worst.seconds > self.alert.lag:
+            return self._breached(worst, now_ms)
+        return self._passed(worst, now_ms)
+
+    def _breached(self, worst: Lag, now_ms: int) -> AlertFired | None:
+        self._breach_count += 1
+        if self._since_ms is not None or self._breach_count < self.alert.for_periods:
+            return None
+        self._since_ms = now_ms
+        return AlertFired(
+            stream=worst.stream,
+            shard_id=worst.shard_id,
+            lag=worst.seconds,
+            limit=self.alert.lag,
+            seconds=self._breach_count * self.alert.period,
+            reason=worst.reason,
+        )
+
+    def _passed(self, worst: Lag, now_ms: int) -> AlertCleared | None:
+        self._breach_count, since_ms = 0, self._since_ms
+        if since_ms is None:
+            return None
+        self._since_ms = None
+        return AlertCleared(
+            stream=worst.stream,
+            shard_id=worst.shard_id,
+            lag=worst.seconds,
+            limit=self.alert.lag,
+            seconds=(now_ms - since_ms) / 1000,
+        )
+
+
+def worst_lag(shards: Sequence[ShardMeasures]) -> Lag | None:
+    """None if no lag is known."""
+    lags = [Lag(shard.lag, shard.stream, shard.shard_id, shard.reason) for shard in shards if shard.lag is not None]
+    return max(lags, key=lambda lag: lag.seconds, default=None)
+
+
+class FleetLag:
+    """The worst lag of a fleet between looks. Nobody reports a shard that no worker handles: it is behind at least by
+    the time that it was seen like that.
+    """
+
+    def __init__(self) -> None:
+        self._unhandled_ms: dict[tuple[str, str], int] = {}
+        """Since when."""
+
+    def observe(self, status: FleetStatus, now_ms: int) -> Lag | None:
+        """None if no lag is known."""
+        unhandled = {(shard.stream, shard.shard_id) for shard in status.shards if shard.state in UNHANDLED_STATES}
+        self._unhandled_ms = {key: self._unhandled_ms.get(key, now_ms) for key in sorted(unhandled)}
+        lags = [
+            Lag(seconds, shard.stream, shard.shard_id, shard.reason)
+            for shard in status.unfinished_shards
+            if (seconds := self._lag_of(shard, now_ms)) is not None
+        ]
+        return max(lags, key=lambda lag: lag.seconds, default=None)
+
+    def _lag_of(self, shard: FleetShard, now_ms: int) -> float | None:
+        since_ms = self._unhandled_ms.get((shard.stream, shard.shard_id))
+        return (now_ms - since_ms) / 1000 if shard.lag is None and since_ms is not None else shard.lag
+
+
+class RunMonitor:
+    def __init__(self, alerts: Sequence[Alert], now_ms: int) -> None:
+        self._alerts = [AlertState(alert, now_ms) for alert in alerts]
+        self._flowed: dict[tuple[str, str], Counters] = {}
+        """What was reported of each shard."""
+        self._looked_ms = now_ms
+        self._progress_ms = now_ms
+        self._counted = Counters()
+        """At the last progress line."""
+        self._stopped_ms: dict[tuple[str, str], int] = {}
+        self._retention_told: dict[tuple[str, str], float] = {}
+        """The seconds left at the last warning about a shard."""
+        self._troubled_since_ms: int | None = None
+        self._troubled_count = 0
+        """Failed store calls before the present trouble."""
+        self._is_told = False
+
+    def wants_measures(self, now_ms: int) -> bool:
+        """Whether `look` needs to know about all shards this time. That costs something for each of them."""
+        return bool(self._alerts or self._stopped_ms) or now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS
+
+    def look(self, measures: ConsumerMeasures, now_ms: int) -> list[Event]:
+        """What there is to say about all shards together, and about those that are stopped."""
+        found = [*self._still_stopped(measures.shards, now_ms), *self._retention(measures.shards)]
+        if now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS:
+            found.append(self._progress(measures, now_ms))
+        return found
+
+    def look_at_alerts(self, measures: ConsumerMeasures, now_ms: int) -> list[tuple[Alert, AlertEvent]]:
+        """The alerts that fire or clear now."""
+        lag = worst_lag(measures.shards)
+        told = [(state.alert, state.observe(lag, now_ms)) for state in self._alerts]
+        return [(alert, event) for alert, event in told if event is not None]
+
+    # what flows
+
+    def look_at_shard(
+        self, stream: str, shard_id: str, counters: Counters, lag: float | None, now_ms: int
+    ) -> ShardProgress | None:
+        """What flowed through a shard whose counters have changed. Call `looked` after all of them."""
+        return self._flow_of(stream, shard_id, counters, now_ms, lag=lag)
+
+    def looked(self, now_ms: int) -> None:
+        self._looked_ms = now_ms
+
+    def on_gone(self, stream: str, shard_id: str, counters: Counters, now_ms: int) -> ShardProgress | None:
+        """The lease is gone: what flowed since the last look."""
+        event = self._flow_of(stream, shard_id, counters, now_ms, lag=None)
+        self._flowed.pop((stream, shard_id), None)
+        return event
+
+    def _flow_of(
+        self, stream: str, shard_id: str, counters: Counters, now_ms: int, *, lag: float | None
+    ) -> ShardProgress | None:
+        before = self._flowed.get((stream, shard_id), _NOTHING)
+        if counters == before:
+            return None
+        self._flowed[stream, shard_id] = counters
+        new = counters.since(before)
+        return ShardProgress(
+            stream=stream,
+            shard_id=shard_id,
+            seconds=(now_ms - self._looked_ms) / 1000,
+            read_count=new.read_count,
+            read_bytes=new.read_bytes,
+            handled_count=new.handled_count,
+            handled_bytes=new.handled_bytes,
+            committed_count=new.committed_count,
+            failed_count=new.failed_count,
+            calls=new.calls,
+            lag=lag,
+        )
+
+    def _progress(self, measures: ConsumerMeasures, now_ms: int) -> ConsumerProgress:
+        new, seconds = measures.counters.since(self._counted), (now_ms - self._progress_ms) / 1000
+        self._counted, self._progress_ms = measures.counters, now_ms
+        shards = measures.shards
+        worst = max(shards, key=lambda shard: (shard.reason is not None, shard.lag or 0.0), default=None)
+        left = [shard.retention_left for shard in shards if shard.retention_left is not None]
+        return ConsumerProgress(
+            worst_shard=None if worst is None else f"{worst.stream}/{worst.shard_id}",
+            handled_count=new.handled_count,
+            seconds=seconds,
+            records_per_second=round(new.handled_count / seconds, 1),
+            lag=measures.lag,
+            retention_left=min(left, default=None),
+            shard_count=len(shards),
+            stalled_count=sum(shard.reason is not None for shard in shards),
+            failed_count=new.failed_count,
+            reason=None if worst is None else worst.reason,
+        )
+
+    # what lasts
+
+    def _still_stopped(self, shards: Sequence[ShardMeasures], now_ms: int) -> list[Event]:
+        stopped = {
+            (shard.stream, shard.shard_id): shard for shard in shards if isinstance(shard.reason, StoppedAtRecord)
+        }
+        self._stopped_ms = {key: self._stopped_ms.get(key, now_ms) for key in stopped}
+        told: list[Event] = []
+        for key, shard in stopped.items():
+            if now_ms >= self._stopped_ms[key] + STILL_STOPPED_EVERY_MS and shard.reason is not None:
+                self._stopped_ms[key] = now_ms
+                told.append(
+                    ShardStillStopped(stream=shard.stream, shard_id=shard.shard_id, reason=shard.reason, lag=shard.lag)
+                )
+        return told
+
+    def stopped(self, stream: str, shard_id: str, now_ms: int) -> None:
+        """The shard stopped at a record."""
+        self._stopped_ms.setdefault((stream, shard_id), now_ms)
+
+    def _retention(self, shards: Sequence[ShardMeasures]) -> list[Event]:
+        """Tells which shards are about to lose records, again each time that the time left has halved."""
+        told: list[Event] = []
+        left_told: dict[tuple[str, str], float] = {}
+        for shard in shards:
+            key, left, lag = (shard.stream, shard.shard_id), shard.retention_left, shard.lag
+            if left is None or lag is None or left > (lag + left) * RETENTION_SHARE:
+                continue
+            before = self._retention_told.get(key)
+            if before is None or left <= before / 2:
+                before = left
+                told.append(
+                    RetentionRunsOut(
+                        stream=shard.stream, shard_id=shard.shard_id, seconds=left, lag=lag, reason=shard.reason
+                    )
+                )
+            left_told[key] = before
+        self._retention_told = left_told
+        return told
+
+    def look_at_store(self, failure_count: int, trouble: tuple[str, LeaseStoreCode] | None, now_ms: int) -> list[Event]:
+        """Reports once that the store does not respond, and once that it responds again. `trouble`: why it does not
+        respond; None if it does.
+        """
+        if trouble is None:
+            since_ms, self._troubled_since_ms = self._troubled_since_ms, None
+            count, self._troubled_count = failure_count - self._troubled_count, failure_count
+            if since_ms is None or not self._is_told:
+                return []
+            self._is_told = False
+            return [StoreAnswered(failure_count=count, seconds=(now_ms - since_ms) / 1000)]
+        if self._troubled_since_ms is None:
+            self._troubled_since_ms = now_ms
+        if self._is_told or now_ms - self._troubled_since_ms < STORE_AWAY_AFTER_MS:
+            return []
+        self._is_told = True
+        error, code = trouble
+        return [StoreUnanswered(error=error, code=code, failure_count=failure_count - self._troubled_count)]
+
+
+_NOTHING: Final = Counters()

@@ -1,0 +1,107 @@
+"""How a fleet comes to one registered consumer per stream, and how the last worker removes it (rule F5).
+
+The stream's row says what the application believes, DescribeStreamConsumer what there is. One table decides the next
+step from both. Every write of the row is conditional on its version, so workers that start together agree; one
+that loses a write reads the row again.
+"""
+
+import re
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from anabranch._model.leases import FanOutConsumer
+from anabranch._wire.messages import ConsumerDescription
+
+NAME_CHARACTERS_MAX: Final = 128
+_ID_DIGITS: Final = 8
+_PREFIX: Final = "anabranch-"
+_NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_.-]")
+LOOK_EVERY_MS: Final = 1_000
+REMOVING_MS_MAX: Final = 30_000
+"""How long a joining worker waits for one that removes the consumer. It may have died."""
+
+
+def own_name(app: str | None, identity: str) -> str:
+    """The name that the application gives its consumer. `identity` is the application's id, so that an application
+    that was deleted and created again does not share a consumer with its former workers.
+    """
+    tail = identity[:_ID_DIGITS]
+    if app is None:
+        return f"{_PREFIX}{tail}"
+    room = NAME_CHARACTERS_MAX - len(_PREFIX) - len(tail) - 1
+    return f"{_PREFIX}{_NOT_ALLOWED.sub('-', app)[:room]}-{tail}"
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a consumer has a name such as applications give."""
+    return re.fullmatch(rf"{_PREFIX}(.+-)?[0-9a-f]{{{_ID_DIGITS}}}", name) is not None
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether it was made for one run without an application, which removes it on exit."""
+    return re.fullmatch(rf"{_PREFIX}[0-9a-f]{{{_ID_DIGITS}}}", name) is not None
+
+
+class Look(NamedTuple):
+    """Call DescribeStreamConsumer, now."""
+
+
+class Register(NamedTuple):
+    """Call RegisterStreamConsumer. That it exists already is no error."""
+
+
+class Store(NamedTuple):
+    """Write the stream's row."""
+
+    fanout: FanOutConsumer
+
+
+class LookAgain(NamedTuple):
+    """Wait a moment, then read the row and call DescribeStreamConsumer."""
+
+
+class Ready(NamedTuple):
+    """The consumer can be used."""
+
+    arn: str
+
+
+Step: TypeAlias = Look | Register | Store | LookAgain | Ready
+Found: TypeAlias = ConsumerDescription | Literal["missing", "unknown"]
+
+
+def next_step(name: str, stored: FanOutConsumer | None, found: Found, *, waited_ms: int, is_own: bool) -> Step:
+    """`found` is "unknown" before the first check. `is_own`: the name is generated, so no other application uses it.
+
+    | the row says | unknown | missing           | CREATING, DELETING | ACTIVE                           |
+    |--------------|---------|-------------------|--------------------|----------------------------------|
+    | nothing      | look    | write registering | look again         | write found, or registered (own) |
+    | registering  | look    | register          | look again         | write registered                 |
+    | registered   | ready   | write registering | look again         | ready, or write the new ARN      |
+    | found        | ready   | write registering | look again         | ready, or write the new ARN      |
+    | removing     | look again; after 30 s write registering, whatever was found                           |
+    """
+    if stored is not None and stored.name != name:
+        stored = None  # another consumer_name is configured now
+    if stored is not None and stored.state == "removing":
+        return LookAgain() if waited_ms < REMOVING_MS_MAX else Store(replace(stored, state="registering"))
+    is_settled = stored is not None and stored.state in {"registered", "found"}
+    if found == "unknown":
+        return Ready(stored.arn) if stored is not None and is_settled else Look()
+    if found == "missing":
+        is_announced = stored is not None and stored.state == "registering"
+        return Register() if is_announced else Store(FanOutConsumer(name=name, state="registering"))
+    if found.status != "ACTIVE":
+        return LookAgain()
+    if stored is None:
+        return Store(FanOutConsumer(name=name, arn=found.arn, state="registered" if is_own else "found"))
+    if is_settled and stored.arn == found.arn:
+        return Ready(stored.arn)
+    state = stored.state if is_settled else "registered"
+    return Store(replace(stored, arn=found.arn, state=state))
+
+
+def may_remove(stored: FanOutConsumer | None, name: str) -> bool:
+    """Whether the application registered this consumer, so that its last worker may remove it."""
+    return stored is not None and stored.name == name and stored.state == "registered"

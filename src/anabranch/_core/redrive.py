@@ -1,0 +1,146 @@
+"""What a redrive decides: which letters are meant, how they group, and which wait for an earlier one of their key.
+
+Letters come in stream order. Of one key the next starts when the one before is done; one that failed and was left where
+it is holds back the later ones of its key (rule D10).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from anabranch.letters import Failure, Letter
+
+RedriveOutcome: TypeAlias = Literal["delivered", "reviewed", "failed", "held_back", "without_payload"]
+
+
+class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """All that are given must fit."""
+
+    fingerprint: str | None = None
+    """Its first digits are enough."""
+    key: str | None = None
+    """The partition key of the record."""
+    letter: str | None = None
+    """The idempotency key of the letter, or its first digits."""
+    since_seconds: float | None = None
+    """Written at that time or later, in seconds since 1970."""
+    until_seconds: float | None = None
+
+    def matches(self, letter: Letter) -> bool:
+        return (
+            (self.fingerprint is None or letter.fingerprint.startswith(self.fingerprint))
+            and (self.key is None or letter.partition_key == self.key)
+            and (self.letter is None or letter.idempotency_key.startswith(self.letter))
+            and (self.since_seconds is None or letter.written_seconds >= self.since_seconds)
+            and (self.until_seconds is None or letter.written_seconds < self.until_seconds)
+        )
+
+
+class LetterGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The letters of one kind of failure."""
+
+    fingerprint: str
+    error_type: str
+    message: str
+    """Of the newest letter."""
+    count: int
+    keys: int
+    """How many partition keys they have."""
+    first_seconds: float
+    last_seconds: float
+    redriven: int
+    """How many of them were redriven before, and failed again."""
+
+
+def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
+    """The largest group first."""
+    members: dict[str, list[Letter]] = {}
+    for letter in letters:
+        brief = replace(letter, payload=None, stack="")
+        members.setdefault(letter.fingerprint, []).append(brief)
+    groups = [_group(fingerprint, found) for fingerprint, found in members.items()]
+    return sorted(groups, key=lambda group: (-group.count, group.fingerprint))
+
+
+def _group(fingerprint: str, found: list[Letter]) -> LetterGroup:
+    newest = max(found, key=lambda letter: letter.written_seconds)
+    return LetterGroup(
+        fingerprint=fingerprint,
+        error_type=newest.error_type,
+        message=newest.message,
+        count=len(found),
+        keys=len({(letter.stream, letter.partition_key) for letter in found}),
+        first_seconds=min(letter.written_seconds for letter in found),
+        last_seconds=newest.written_seconds,
+        redriven=sum(letter.redrive_count > 0 for letter in found),
+    )
+
+
+def order_key(letter: Letter) -> tuple[str, str, str]:
+    """Letters with the same one are delivered one after the other. A letter without a key is independent."""
+    return letter.app, letter.stream, letter.partition_key or letter.idempotency_key
+
+
+def failed_again(letter: Letter, failure: Failure, calls_at: tuple[float, ...]) -> Letter:
+    """The letter after a failed redrive: with the added attempts and the last failure."""
+    return replace(
+        letter,
+        error_type=failure.error_type,
+        message=failure.message,
+        stack=failure.stack,
+        fingerprint=failure.fingerprint,
+        attempts=letter.attempts + len(calls_at),
+        attempted_seconds=(*letter.attempted_seconds, *calls_at),
+        redrive_count=letter.redrive_count + 1,
+    )
+
+
+class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the letters that were meant."""
+
+    matched: int = 0
+    delivered: int = 0
+    """Handled again, or put back into the stream; removed from here."""
+    reviewed: int = 0
+    """Failed again, and moved to the review destination."""
+    failed: int = 0
+    """Failed again, and left here."""
+    held_back: int = 0
+    """Left here, because an earlier letter of the same key was."""
+    without_payload: int = 0
+    """Left here: the payload was trimmed from the stream or redacted."""
+    unreadable: int = 0
+    """What is here and is no letter."""
+    last_error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether none of them is left."""
+        return self.matched == self.delivered + self.reviewed
+
+
+class RedriveTally:
+    """Counts outcomes, and knows which keys are held back."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._held_keys: set[tuple[str, str, str]] = set()
+        self._last_error: str | None = None
+
+    def add(self) -> None:
+        self._counts["matched"] += 1
+
+    def is_held(self, letter: Letter) -> bool:
+        return order_key(letter) in self._held_keys
+
+    def settle(self, letter: Letter, outcome: RedriveOutcome, error: str | None = None) -> None:
+        self._counts[outcome] += 1
+        if outcome == "failed":
+            self._held_keys.add(order_key(letter))
+        self._last_error = error or self._last_error
+
+    def report(self, unreadable: int = 0) -> RedriveReport:
+        return RedriveReport(**self._counts, unreadable=unreadable, last_error=self._last_error)

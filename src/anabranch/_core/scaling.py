@@ -1,0 +1,74 @@
+"""How many workers a fleet should have, from its lag, its rate and its shards.
+
+A fleet that is behind works as fast as it can: if each worker handles as much as now, `1 + lag / catch_up` times as
+many workers handle what arrives and what has piled up. More workers than shards have nothing to do. A shard that more
+workers do not help, because it is stopped, paused or throttled, does not count.
+"""
+
+from math import ceil
+from typing import Final
+
+from anabranch.reports import DesiredWorkers, FleetShard, FleetStatus
+
+HELPED_BY_WORKERS: Final = frozenset(
+    {
+        "budget-full",
+        "held-back-bytes-limit",
+        "no-room-for-held-back",
+        "open-keys-limit",
+        "record-in-handler",
+        "record-unfinished",
+        "replay-bytes-limit",
+    }
+)
+"""Codes of reasons of a stalled shard: its worker has too much to do."""
+
+
+def desired_workers(
+    status: FleetStatus,
+    *,
+    target_lag: float,
+    catch_up: float,
+    worker_rate: float | None,
+    minimum: int,
+    maximum: int | None,
+) -> DesiredWorkers:
+    """`worker_rate`: the records a second that one worker handles when it is busy; None: what each handles now. Without
+    it, fewer workers than now are advised only if there are more than shards, or if nothing arrives.
+    """
+    live = [member for member in status.live_members if not member.draining]
+    shards = [shard for shard in status.unfinished_shards if shard.state not in {"waiting", "paused", "stopped"}]
+    lag = max((shard.lag for shard in shards if shard.lag is not None and _is_helped(shard)), default=None)
+    rate = status.records_per_second
+    behind = lag is not None and lag > target_lag
+    factor = 1.0 + (lag or 0.0) / catch_up if behind else 1.0
+    if worker_rate is not None:
+        wanted, why = ceil(rate * factor / worker_rate), f"{rate:.0f} records/s at {worker_rate:g} for each worker"
+    elif behind:
+        wanted, why = ceil(len(live) * factor), f"to catch up in {catch_up:.0f} s"
+    elif lag == 0 and rate == 0:
+        wanted, why = 0, "nothing arrives"
+    else:
+        wanted, why = len(live), "the lag is within its target" if lag is not None else "the lag is not known"
+    if behind:
+        why = f"{lag:.0f} s behind: {why}"
+    most = min((member.shards_max for member in live if member.shards_max), default=None)
+    if most is not None and (needed := ceil(len(shards) / most)) > wanted:
+        wanted, why = needed, f"a worker takes {most} shards at most"
+    if wanted > len(shards):
+        wanted, why = len(shards), f"{why}; there are {len(shards)} shards"
+    workers = max(wanted, minimum, 1 if shards else 0)
+    return DesiredWorkers(
+        workers=workers if maximum is None else min(workers, maximum),
+        live_workers=len(live),
+        shard_count=len(shards),
+        lag=lag,
+        records_per_second=rate,
+        why=why,
+    )
+
+
+def _is_helped(shard: FleetShard) -> bool:
+    if shard.state == "stalled":
+        return shard.reason is not None and shard.reason.code in HELPED_BY_WORKERS
+    return True

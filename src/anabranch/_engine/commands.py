@@ -1,0 +1,139 @@
+"""Applies the commands of operators to the leases of this worker, between two commits (rule C3).
+
+`skip` finishes a record at which the shard is stopped, that waits for a retry, or whose dead letter is not accepted.
+`resume` tries the record of a stopped shard once more. Every worker sees the commands in its polls; only the owner of
+the lease applies them, and writes the result into the command's row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row, is_finished
+from anabranch._core.leases.plan import Write
+from anabranch._core.leases.store_calls import WriteControl
+from anabranch._core.session import Session
+from anabranch._engine.changes import Changes
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.dead_lettering import DeadLettering
+from anabranch._engine.dispatcher import report_skipped
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.ports import Ports
+from anabranch._model.leases import ControlRow, LeaseKey
+from anabranch._model.streams import Position
+from anabranch.events import CommandAnswered
+
+GIVE_UP_MS: Final = 30_000
+"""How long a command waits for a record that is being handled."""
+RETRY_MS: Final = 500
+
+
+class Commands:
+    def __init__(
+        self,
+        ports: Ports,
+        fleet: Fleet,
+        checkpointer: Checkpointer,
+        letters: DeadLettering,
+        changes: Changes,
+        sessions: Mapping[LeaseKey, Session],
+        restart: Callable[[Session], None],
+    ) -> None:
+        """`restart` begins a stopped session again, from its lease row."""
+        self._ports = ports
+        self._fleet = fleet
+        self._checkpointer = checkpointer
+        self._letters = letters
+        self._changes = changes
+        self._sessions = sessions
+        self._restart = restart
+        self._seen_ms: dict[str, int] = {}
+        """When each command was first seen."""
+        self._busy: dict[str, None] = {}
+
+    def due(self, commands: Sequence[ControlRow]) -> list[ControlRow]:
+        """Those of the pending commands that this worker has to apply now."""
+        now_ms = self._ports.clock.now_ms()
+        self._seen_ms = {row.command_id: self._seen_ms.get(row.command_id, now_ms) for row in commands}
+        return [row for row in commands if row.key in self._sessions and row.command_id not in self._busy]
+
+    async def apply(self, command: ControlRow) -> None:
+        if command.command_id in self._busy:
+            return
+        self._busy[command.command_id] = None
+        try:
+            outcome = await self._perform(command)
+            if outcome is not None:
+                await self._answer(command, outcome)
+        finally:
+            del self._busy[command.command_id]
+
+    async def _perform(self, command: ControlRow) -> CommandOutcome | None:
+        """None: later, or another worker."""
+        assert command.key is not None
+        session = self._sessions.get(command.key)
+        if session is None or session.state in {"failed", "stopping", "finishing"}:
+            return None  # its state is being written
+        if session.state == "stopped":
+            return await self._perform_on_row(session, command)
+        if command.action == RESUME:
+            return CommandOutcome("applied", "it is not stopped any more")  # though its row may say so until a commit
+        try:
+            position = Position.parse(command.arguments.get("position", ""))
+        except ValueError:
+            return CommandOutcome("refused", f"no position in {command.arguments}")
+        return await self._skip(session, command, position)
+
+    async def _perform_on_row(self, session: Session, command: ControlRow) -> CommandOutcome | None:
+        async with self._checkpointer.lock(session):
+            while session.state == "stopped":
+                outcome = apply_to_row(command, session.row)
+                if outcome.row is None:
+                    return outcome
+                written = await self._fleet.write(Write(outcome.row, session.row.version))
+                if written == "written":
+                    self._restart(session)
+                    return outcome
+                if written != "again":
+                    await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + RETRY_MS)
+        return None
+
+    async def _skip(self, session: Session, command: ControlRow, position: Position) -> CommandOutcome | None:
+        waiting = session.take_waiting(position)
+        if waiting is not None:
+            session.skip(waiting[0])
+        elif not self._letters.skip(session, position):
+            return self._explain(session, command, position)
+        report_skipped(self._ports, session)
+        self._changes.arrived(session)
+        if await self._checkpointer.write(session) == "written":
+            return CommandOutcome("applied", f"record {position} is skipped")
+        return None  # it is skipped here; the next look finds it finished
+
+    def _explain(self, session: Session, command: ControlRow, position: Position) -> CommandOutcome | None:
+        """Why the record cannot be skipped now. None: it may be possible soon."""
+        if is_finished(session.row, position):
+            return CommandOutcome("applied", "it is finished already")
+        waited_ms = self._ports.clock.now_ms() - self._seen_ms.get(command.command_id, 0)
+        if session.lane.holds(position) and waited_ms < GIVE_UP_MS:
+            return None
+        where = "it is being handled" if session.lane.holds(position) else "the shard is not stopped at it"
+        return CommandOutcome("refused", f"record {position} does not wait for anything: {where}")
+
+    async def _answer(self, command: ControlRow, outcome: CommandOutcome) -> None:
+        answered = replace(command, state=outcome.state, result=f"{outcome.result} (by {self._fleet.member_id})")
+        if not await self._fleet.call(WriteControl(answered)):
+            return  # no answer: the next look repeats it, and finds that it is done
+        session = self._sessions.get(command.key) if command.key is not None else None
+        self._ports.emit(
+            CommandAnswered(
+                stream=None if session is None else session.stream.name,
+                shard_id=None if command.key is None else command.key.shard_id,
+                action=command.action,
+                position=command.arguments.get("position"),
+                requested_by=command.requested_by,
+                state=outcome.state,
+                result=outcome.result,
+            )
+        )

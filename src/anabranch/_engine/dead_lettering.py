@@ -1,0 +1,219 @@
+"""Writes records that could not be handled to the dead letters, in three steps (rule D1).
+
+The lease row says that the record is on its way, then the letter is written, then the record is finished. A crash after
+any step leaves the rest to the next owner. A destination that does not accept a letter is asked again until it does:
+the record's key or shard waits, with that reason.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from anabranch._core.backoff import backoff_ms
+from anabranch._core.handling.failures import error_text
+from anabranch._core.session import PendingLetter, Session
+from anabranch._engine.changes import Changes
+from anabranch._engine.checkpointer import Checkpointer
+from anabranch._engine.clock import Alarm
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.ports import Ports
+from anabranch._engine.work_queue import WorkQueue
+from anabranch._model.streams import Position
+from anabranch._ports import LetterDestination
+from anabranch.errors import AnabranchError, DeadLetterError
+from anabranch.events import DeadLettersWarning, RecordDeadLettered
+from anabranch.letters import Letter, make_letter
+from anabranch.reasons import LetterNotWritten, Reason
+from anabranch.records import Record
+
+PAUSE_FIRST_MS: Final = 500
+PAUSE_MAX_MS: Final = 30_000
+WRITE_SECONDS_MAX: Final = 60.0
+"""A destination that takes longer gave no answer: writing a letter again does no harm."""
+
+
+class _OpenLetter:
+    """A letter that is not finished yet."""
+
+    def __init__(self, session: Session, pending: PendingLetter, alarm: Alarm) -> None:
+        self.session = session
+        self.pending = pending
+        self.alarm = alarm
+        self.is_writing = True
+        """Not while it waits for a destination that did not accept it."""
+        self.is_skipped = False
+        self.reason: LetterNotWritten | None = None
+
+
+class DeadLettering:
+    def __init__(
+        self,
+        ports: Ports,
+        app: str,
+        fleet: Fleet,
+        checkpointer: Checkpointer,
+        queue: WorkQueue,
+        changes: Changes,
+        created_seconds_of: Callable[[Session], float],
+    ) -> None:
+        """`created_seconds_of` returns when the session's stream was created."""
+        self._ports = ports
+        self._app = app
+        self._fleet = fleet
+        self._checkpointer = checkpointer
+        self._queue = queue
+        self._changes = changes
+        self._created_seconds_of = created_seconds_of
+        self._open: dict[tuple[Session, Position], _OpenLetter] = {}
+        self._last_ms: int | None = None
+
+    @property
+    def _destination(self) -> LetterDestination:
+        destination = self._ports.letters
+        if destination is None:
+            raise DeadLetterError(
+                "a record is on its way to the dead letters, as its lease row says, but this consumer has none",
+                code="unusable",
+                advice="set on_failure=Retry(then=DeadLetter(...)) as before, or skip the record",
+            )
+        return destination
+
+    async def check(self, retention_hours: int) -> None:
+        """At the start. Raises if the destination cannot be used; warns if it cannot be reached now."""
+        if self._ports.letters is None:
+            return
+        try:
+            warnings = await self._ports.letters.check(retention_hours)
+        except DeadLetterError as error:
+            if not error.retryable:
+                raise
+            warnings = [str(error)]
+        for warning in warnings:
+            self._ports.emit(DeadLettersWarning(destination=str(self._ports.letters), warning=warning))
+
+    # what is known
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        """Records whose letters are being written now."""
+        return [
+            (letter.session, letter.pending.record)
+            for letter in self._open.values()
+            if letter.is_writing and letter.pending.record is not None and letter.session.is_live
+        ]
+
+    def last_age(self, now_ms: int) -> float | None:
+        """Seconds since the last letter was written; None if none was."""
+        return None if self._last_ms is None else (now_ms - self._last_ms) / 1_000
+
+    def reasons(self) -> dict[Session, Reason]:
+        """Sessions that wait for the destination."""
+        return {letter.session: letter.reason for letter in self._open.values() if letter.reason is not None}
+
+    def skip(self, session: Session, position: Position) -> bool:
+        """Gives up a letter that waits for its destination: its record is skipped. False if there is none."""
+        letter = self._open.get((session, position))
+        if letter is None or letter.is_writing:
+            return False
+        letter.is_skipped = True
+        letter.alarm.ring()
+        session.finish_letter(letter.pending, skipped=True)
+        return True
+
+    # the three steps
+
+    async def write(self, session: Session, pending: PendingLetter) -> None:
+        letter = _OpenLetter(session, pending, Alarm(self._ports.clock))
+        self._open[(session, pending.position)] = letter
+        try:
+            if await self._commit(session) and await self._deliver(letter):
+                session.finish_letter(pending)
+                self._last_ms = self._ports.clock.now_ms()
+                self._report(letter)
+        finally:
+            del self._open[(session, pending.position)]
+            if session.is_live:
+                self._queue.offer(session)
+            self._changes.finished(session)
+
+    async def _commit(self, session: Session) -> bool:
+        """Writes that the record is on its way. False: the lease is lost."""
+        clock, failures = self._ports.clock, 0
+        while session.is_live:
+            if await self._checkpointer.write(session) == "written":
+                return True
+            failures += 1
+            await clock.sleep_until_ms(clock.now_ms() + self._pause_ms(failures))
+        return False
+
+    async def _deliver(self, letter: _OpenLetter) -> bool:
+        """Writes the letter until it is durable. False: the lease is lost, or the record was skipped."""
+        clock, failures = self._ports.clock, 0
+        while letter.session.is_live and not letter.is_skipped:
+            if self._fleet.may_start():
+                error = await self._try_to_write(letter)
+                if error is None:
+                    return letter.session.is_live
+                letter.reason = self._reason(letter.pending, error)
+            failures += 1
+            letter.is_writing = False
+            self._changes.finished(letter.session)  # a drain need not wait for it
+            await letter.alarm.wait(clock.now_ms() + self._pause_ms(failures))
+            letter.is_writing = not letter.is_skipped
+        return False
+
+    async def _try_to_write(self, letter: _OpenLetter) -> str | None:
+        """The error, or None if the letter is durable."""
+        try:
+            async with asyncio.timeout(WRITE_SECONDS_MAX):
+                await self._destination.write(self._letter(letter))
+        except TimeoutError:
+            return f"it gave no answer within {WRITE_SECONDS_MAX:.0f} s"
+        except AnabranchError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 -- the destination may be the user's function
+            return error_text(error)
+        letter.reason = None
+        return None
+
+    def _letter(self, letter: _OpenLetter) -> Letter:
+        session, pending = letter.session, letter.pending
+        return make_letter(
+            app=self._app,
+            stream=session.stream.name,
+            stream_created_seconds=self._created_seconds_of(session),
+            shard_id=session.shard_id,
+            sequence_number=str(pending.position.sequence_number),
+            sub_sequence_number=pending.position.sub_sequence_number,
+            record=pending.record,
+            failure=pending.failure,
+            attempts=pending.attempts,
+            attempted_seconds=pending.attempted_seconds,
+            written_seconds=self._ports.clock.wall_ms() / 1000,
+            recovered=pending.recovered,
+        )
+
+    def _pause_ms(self, failures: int) -> int:
+        return backoff_ms(failures, self._ports.entropy, first_ms=PAUSE_FIRST_MS, max_ms=PAUSE_MAX_MS, min_share=0.5)
+
+    def _reason(self, pending: PendingLetter, error: str) -> LetterNotWritten:
+        return LetterNotWritten(
+            position=str(pending.position),
+            partition_key=None if pending.record is None else pending.record.partition_key,
+            destination="the destination" if self._ports.letters is None else str(self._ports.letters),
+            error=error,
+        )
+
+    def _report(self, letter: _OpenLetter) -> None:
+        session, pending = letter.session, letter.pending
+        self._ports.emit(
+            RecordDeadLettered(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                position=str(pending.position),
+                partition_key=None if pending.record is None else pending.record.partition_key,
+                attempts=pending.attempts,
+                error_type=pending.failure.error_type,
+                destination=str(self._ports.letters),
+                recovered=pending.recovered,
+            )
+        )

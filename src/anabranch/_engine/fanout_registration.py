@@ -1,0 +1,249 @@
+"""The application's consumer of each stream: found or registered when a worker joins, removed by the last one to stop.
+
+`_core.reading.registration` decides each step (rule F5); this performs it. A worker writes its member row before it
+reads the registration, so that one that removes the consumer sees it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+from msgspec.structs import replace
+
+from anabranch._core.leases.store_calls import NoAnswer, PollStore, ReadStreams, StoreCall, WriteStream
+from anabranch._core.reading.registration import (
+    LOOK_EVERY_MS,
+    Found,
+    Look,
+    LookAgain,
+    Ready,
+    Register,
+    Store,
+    may_remove,
+    next_step,
+    own_name,
+)
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.ports import Ports
+from anabranch._engine.shard_discovery import CoalescedCall, retry_kinesis_call
+from anabranch._model.leases import FanOutConsumer, StreamRow
+from anabranch._wire.messages import ConsumerDescription
+from anabranch.errors import (
+    AnabranchError,
+    FanOutError,
+    LeaseStoreError,
+    ResourceInUseError,
+    StreamNotFoundError,
+    ThrottledError,
+    TransportError,
+)
+from anabranch.events import ConsumerDeregistered, ConsumerRegistered
+from anabranch.limits import CONSUMERS_PER_STREAM_MAX
+
+T = TypeVar("T")
+
+ABANDON_SECONDS = 5.0
+STORE_RETRY_MS = 500
+STORE_TRIES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanOutPlan:
+    """Which consumer a run reads through."""
+
+    app: str | None
+    """None: a consumer for this run alone."""
+    name: str | None = None
+    arn: str | None = None
+    removes: bool = False
+    """Whether the last worker to stop removes what the application registered."""
+
+
+class FanOutRegistration:
+    def __init__(self, ports: Ports, fleet: Fleet, plan: FanOutPlan, *, start_timeout_ms: int) -> None:
+        self._ports = ports
+        self._fleet = fleet
+        self._plan = plan
+        self._start_timeout_ms = start_timeout_ms
+        self._consumers: dict[str, FanOutConsumer] = {}
+        self._checks: dict[str, CoalescedCall] = {}
+
+    def of(self, stream_key: str) -> FanOutConsumer:
+        return self._consumers[stream_key]
+
+    @property
+    def _own_name(self) -> str:
+        return own_name(self._plan.app, self._fleet.app.app_id)
+
+    async def start(self, stream_keys: tuple[str, ...]) -> None:
+        """Call after this worker has joined. Raises why fan-out cannot be used."""
+        for stream_key in stream_keys:
+            self._checks[stream_key] = CoalescedCall(partial(self._ensure, stream_key, look=True))
+            await self._ensure(stream_key)
+
+    async def check(self, stream_key: str) -> None:
+        """The service does not know the consumer: registers it again if it is gone. Raises if that fails."""
+        await self._checks[stream_key].wait()
+
+    async def _ensure(self, stream_key: str, *, look: bool = False) -> None:
+        if self._plan.arn is not None:
+            name = self._plan.arn.rpartition("/")[2].partition(":")[0]
+            self._consumers[stream_key] = FanOutConsumer(name=name, arn=self._plan.arn, state="found")
+            return
+        clock, name = self._ports.clock, self._plan.name or self._own_name
+        begun_ms = clock.now_ms()
+        found: Found = "unknown"
+        while True:
+            waited_ms = clock.now_ms() - begun_ms
+            row = await self._read_row(stream_key)
+            if look:
+                found, look = await self._look(row, name), False
+            is_own = self._plan.name is None
+            step = next_step(name, row.fanout, found, waited_ms=waited_ms, is_own=is_own)
+            if isinstance(step, Ready):
+                self._note(row, FanOutConsumer(name=name, arn=step.arn, state="registered"))
+                return
+            if isinstance(step, LookAgain) and waited_ms >= self._start_timeout_ms:
+                status = found if isinstance(found, str) else found.status
+                raise TransportError(
+                    f"consumer {name} of stream {row.name} is still {status} after "
+                    f"{self._start_timeout_ms / 1000:.0f} s (start_timeout)"
+                )
+            found = await self._perform(step, row, name)
+
+    def _note(self, row: StreamRow, consumer: FanOutConsumer) -> None:
+        if self._consumers.get(row.stream_key) != consumer:
+            self._consumers[row.stream_key] = consumer
+            self._ports.emit(ConsumerRegistered(stream=row.name, consumer=consumer.name, arn=consumer.arn))
+
+    async def _perform(self, step: Look | LookAgain | Register | Store, row: StreamRow, name: str) -> Found:
+        """What is known about the consumer afterwards."""
+        clock = self._ports.clock
+        match step:
+            case Look():
+                return await self._look(row, name)
+            case LookAgain():
+                await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
+                return await self._look(row, name)
+            case Register():
+                await self._register(row, name)
+                return await self._look(row, name)
+            case Store():
+                await self._store(row, step.fanout)
+                return "unknown"
+
+    # the service
+
+    async def _kinesis(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry_kinesis_call(self._ports, call, retry_answered_ms=self._start_timeout_ms)
+
+    async def _look(self, row: StreamRow, name: str) -> Found:
+        describe = partial(self._ports.kinesis.describe_stream_consumer, stream_arn=row.arn, name=name)
+        try:
+            return await self._kinesis(describe)
+        except StreamNotFoundError:
+            return "missing"
+
+    async def _register(self, row: StreamRow, name: str) -> None:
+        """That it exists already means that another worker was faster, or that an answer was lost."""
+        kinesis, refusal_count = self._ports.kinesis, 0
+
+        async def register() -> None:
+            nonlocal refusal_count
+            try:
+                await kinesis.register_stream_consumer(row.arn, name)
+            except ResourceInUseError:
+                return
+            except ThrottledError as error:
+                if error.code != "LimitExceededException":
+                    raise
+                others = sorted(other.name for other in await list_consumers(self._ports, row.arn))
+                refusal_count += 1  # the first may be about calls per second: some accounts may have more consumers
+                if len(others) >= CONSUMERS_PER_STREAM_MAX and refusal_count > 1:
+                    raise FanOutError(
+                        f"cannot register consumer {name}: stream {row.name} already has {len(others)} consumers, "
+                        f"which is the limit: {', '.join(others)}. Remove one that nobody "
+                        f"uses (`anabranch streams consumers rm {row.name} NAME`), or read by polling"
+                    ) from error
+                raise
+
+        await self._kinesis(register)
+
+    # the row
+
+    async def _read_row(self, stream_key: str) -> StreamRow:
+        rows = await self._ask(ReadStreams())
+        row = next((row for row in rows if row.stream_key == stream_key), None)
+        return row if row is not None else self._fleet.raise_store_reset()
+
+    async def _store(self, row: StreamRow, fanout: FanOutConsumer | None) -> StreamRow | None:
+        """None if the row has changed: the caller reads it again."""
+        return await self._ask(WriteStream(replace(row, fanout=fanout), row.version))
+
+    async def _ask(self, call: StoreCall[T]) -> T:
+        """A write whose answer was lost is a lost race, if it is repeated: the caller reads the row again."""
+        clock, tries = self._ports.clock, 0
+        while True:
+            answer = await self._fleet.store.call(call, self._fleet.timing.call_deadline_ms)
+            if not isinstance(answer, NoAnswer):
+                return cast("T", answer)
+            tries += 1
+            if tries == STORE_TRIES_MAX:
+                raise LeaseStoreError(f"{answer.error}, {tries} times in a row", code=answer.code)
+            await clock.sleep_until_ms(clock.now_ms() + STORE_RETRY_MS)
+
+    # the end
+
+    async def remove(self) -> None:
+        """Removes what the application registered, if no other worker is alive. Call after this worker has left."""
+        if not self._plan.removes or self._plan.arn is not None:
+            return
+        for stream_key, consumer in self._consumers.items():
+            try:
+                await self._remove(stream_key, consumer)
+            except AnabranchError as error:
+                stream = stream_key.split(":")[1]
+                self._ports.emit(ConsumerDeregistered(stream=stream, consumer=consumer.name, error=str(error)))
+
+    async def abandon(self) -> None:
+        """The run failed. Removes a consumer that only this run could use; others are left to the next worker."""
+        if self._plan.app is None and self._consumers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ABANDON_SECONDS):
+                    await self.remove()
+
+    async def _remove(self, stream_key: str, consumer: FanOutConsumer) -> None:
+        """Announces the removal before it looks for other workers: one that joins meanwhile waits (rule F5)."""
+        row = await self._read_row(stream_key)
+        if not may_remove(row.fanout, consumer.name) or await self._others_are_live():
+            return
+        removing = replace(consumer, state="removing")
+        announced = await self._store(row, removing)
+        if announced is None:
+            return  # another worker changed it: it is not the last one
+        if await self._others_are_live():
+            await self._store(announced, consumer)
+            return
+        with suppress(StreamNotFoundError):  # somebody else removed it, or the stream is gone
+            await self._kinesis(partial(self._ports.kinesis.deregister_stream_consumer, consumer.arn))
+        await self._store(announced, None)
+        self._ports.emit(ConsumerDeregistered(stream=row.name, consumer=consumer.name))
+
+    async def _others_are_live(self) -> bool:
+        poll = await self._ask(PollStore())
+        mine = self._fleet.member_id
+        return any(member.state == "live" and member.member_id != mine for member in poll.members)
+
+
+async def list_consumers(ports: Ports, stream_arn: str) -> list[ConsumerDescription]:
+    found: list[ConsumerDescription] = []
+    token: str | None = None
+    while True:
+        page = await ports.kinesis.list_stream_consumers(stream_arn, next_token=token)
+        found += page.consumers
+        token = page.next_token
+        if token is None:
+            return found

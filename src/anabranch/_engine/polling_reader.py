@@ -1,0 +1,369 @@
+"""Reads the held shards by polling: one call at a time per shard, all on one scheduler.
+
+A shard is read when its pace allows it, its window has space, and the budget has space for the response: the largest
+one, or what a shard at its tip may have gained since its last read (rule B1). A slow or throttled shard never delays
+another. Nothing that was accepted is dropped: the read position advances in the step that puts records into the window.
+A few tasks do all reads, so a poll creates none.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+from typing import Protocol
+
+from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
+from anabranch._core.reading.window import cost_of
+from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._engine.changes import Changes
+from anabranch._engine.clock import Scheduler
+from anabranch._engine.ports import Ports
+from anabranch._engine.read_results import ReadError, ReadResults
+from anabranch._engine.shard_discovery import ShardDiscovery
+from anabranch._engine.tasks import start_in_group
+from anabranch.budget import READ_RESERVE_BYTES, TIP_MS_MAX, Budget
+from anabranch.errors import (
+    AccessDeniedError,
+    AnabranchError,
+    CredentialsError,
+    ExpiredIteratorError,
+    InvalidRequestError,
+    ServiceError,
+    StreamNotFoundError,
+    ThrottledError,
+    TransportError,
+)
+from anabranch.limits import GET_RECORDS_BYTES_MAX
+from anabranch.reasons import PollingDenied, ReadsFailing, ReadsThrottled, Reason
+from anabranch.reports import SubscriptionState
+
+
+class Reader(Protocol):
+    """Fills the sessions that were added with pages."""
+
+    def add(self, session: Session) -> None: ...
+
+    def remove(self, session: Session) -> None: ...
+
+    def wake(self, session: Session) -> None:
+        """Something changed that may allow a read: space in the window, a declined hand-over."""
+
+    def pause(self) -> None:
+        """Starts no more reads. What was read is still delivered."""
+
+    def resume(self) -> None: ...
+
+    def subscription_of(self, session: Session) -> SubscriptionState | None:
+        """How the shard is subscribed; None without fan-out."""
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether this worker can read at all (rule U7)."""
+
+
+class _PolledShard:
+    """One shard and how it is polled."""
+
+    def __init__(self, session: Session, pace: Pace, instead: Reason | None) -> None:
+        self.session = session
+        self.pace = pace
+        self.instead = instead
+        """Why it is polled although it should be subscribed; None without fan-out."""
+        self.iterator: str | None = None
+        self.next_iterator: str | None = None
+        """The next iterator, from the last response. It replaces `iterator` when the response is accepted."""
+        self.health = ReadHealth()
+        self.restart_count = 0
+        self.is_busy = False
+        """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
+        self.tip_until_ms = 0
+        """Until then a read brings little, because the last one reached the tip."""
+        self.reserved_bytes = 0
+        """In the budget, for the read that runs."""
+        self.is_reported = False
+        """That it waits for the budget was reported."""
+
+
+class PollingReader:
+    def __init__(
+        self,
+        ports: Ports,
+        scheduler: Scheduler,
+        budget: Budget,
+        group: asyncio.TaskGroup,
+        discovery: ShardDiscovery,
+        changes: Changes,
+        results: ReadResults,
+        pace: PaceLimits,
+    ) -> None:
+        self._ports = ports
+        self._scheduler = scheduler
+        self._budget = budget
+        self._group = group
+        self._discovery = discovery
+        self._changes = changes
+        self._results = results
+        self._pace = pace
+        self._shards: dict[Session, _PolledShard] = {}
+        self._waiting: deque[_PolledShard] = deque()
+        """Shards that wait for the byte budget, first come, first served."""
+        self._is_room_timer_set = False
+        """One timer for all shards that wait."""
+        self._idle_tasks: list[asyncio.Future[_PolledShard]] = []
+        """Tasks that wait for the next shard to read."""
+        self.is_paused = False
+
+    def add(self, session: Session, instead: Reason | None = None) -> None:
+        """`instead`: why it is polled although it should be subscribed."""
+        if session in self._shards:
+            self._shards[session].instead = instead
+            return
+        self._shards[session] = _PolledShard(session, Pace(self._pace, self._ports.clock.now_ms()), instead)
+        self.wake(session)
+
+    def remove(self, session: Session) -> None:
+        self._shards.pop(session, None)
+
+    def has(self, session: Session) -> bool:
+        return session in self._shards
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        for session in self._shards:
+            self.wake(session)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._results.is_healthy
+
+    def subscription_of(self, session: Session) -> SubscriptionState | None:  # noqa: ARG002 -- polling has none
+        return None
+
+    def wake(self, session: Session) -> None:
+        shard = self._shards.get(session)
+        if shard is not None and not shard.is_busy and session.state == "reading":
+            shard.is_busy = True
+            self._scheduler.call_at(shard.pace.next_read_at_ms, lambda: self._due(shard))
+
+    # when to read
+
+    def _due(self, shard: _PolledShard) -> None:
+        if not self._may_read(shard):
+            return
+        if self._waiting or not self._reserve(shard, shard.pace.next_read_at_ms):
+            self._wait_for_budget(shard)
+        else:
+            self._start_read(shard)
+
+    def _may_read(self, shard: _PolledShard) -> bool:
+        session = shard.session
+        if session.state != "reading" or self.is_paused or session.row.paused or not self._is_polled(shard):
+            shard.is_busy = False
+            return False
+        held = session.busy_bytes
+        if held and held >= (most_bytes := self._results.busy_bytes_max(GET_RECORDS_BYTES_MAX)):
+            shard.is_busy = False
+            session.pause_reading(below_bytes=most_bytes)
+            self._changes.arrived(session)  # no more records for now: a partial batch need not wait
+            return False
+        return True
+
+    def _wanted_bytes(self, shard: _PolledShard, now_ms: int) -> int:
+        """Room for the largest response; for less, if the shard was at its tip a moment ago (rule B1)."""
+        return self._budget.tip_reserve_bytes if now_ms < shard.tip_until_ms else READ_RESERVE_BYTES
+
+    def _reserve(self, shard: _PolledShard, now_ms: int) -> bool:
+        wanted_bytes = self._wanted_bytes(shard, now_ms)
+        if not self._budget.try_reserve(wanted_bytes):
+            return False
+        shard.reserved_bytes = wanted_bytes
+        return True
+
+    def _wait_for_budget(self, shard: _PolledShard) -> None:
+        now_ms = self._ports.clock.now_ms()
+        if not self._waiting:
+            self._budget.call_when_free(self._wanted_bytes(shard, now_ms), self._on_budget_freed)
+        self._waiting.append(shard)
+        shard.is_reported = False
+        shard.session.wait_for_budget(now_ms)
+        self._set_room_timer(now_ms + BUDGET_FULL_MS)
+
+    def _set_room_timer(self, at_ms: int) -> None:
+        if not self._is_room_timer_set:
+            self._is_room_timer_set = True
+            self._scheduler.call_at(at_ms, self._report_waiting)
+
+    def _report_waiting(self) -> None:
+        """Shards that have waited for long deliver partial batches. The first in the queue has waited longest."""
+        self._is_room_timer_set = False
+        now_ms = self._ports.clock.now_ms()
+        for shard in self._waiting:
+            session = shard.session
+            since_ms = session.budget_full_since_ms
+            if shard.is_reported or session.state != "reading" or since_ms is None:
+                continue  # with None, it is subscribed again, and no longer polled
+            if not session.reads_blocked(now_ms):
+                self._set_room_timer(since_ms + BUDGET_FULL_MS)
+                return
+            shard.is_reported = True
+            self._changes.arrived(session)
+
+    def _is_polled(self, shard: _PolledShard) -> bool:
+        """False if it was removed, perhaps while a read was on its way."""
+        return self._shards.get(shard.session) is shard
+
+    def _start_read(self, shard: _PolledShard) -> None:
+        shard.session.begin_read()
+        while self._idle_tasks:
+            task = self._idle_tasks.pop()
+            if not task.done():
+                task.set_result(shard)
+                return
+        if not start_in_group(self._group, self._read_one_after_another(shard), "reading"):
+            self._return_reserve(shard)  # others may share the budget
+
+    def _return_reserve(self, shard: _PolledShard) -> None:
+        reserved_bytes, shard.reserved_bytes = shard.reserved_bytes, 0
+        self._budget.release(reserved_bytes)
+
+    async def _read_one_after_another(self, shard: _PolledShard) -> None:
+        while True:
+            await self._read(shard)
+            following: asyncio.Future[_PolledShard] = asyncio.get_running_loop().create_future()
+            self._idle_tasks.append(following)
+            shard = await following
+
+    def _on_budget_freed(self) -> None:
+        """Starts one read; other consumers of the budget go next."""
+        now_ms = self._ports.clock.now_ms()
+        while self._waiting:
+            shard = self._waiting[0]
+            if self._may_read(shard):
+                if self._reserve(shard, now_ms):
+                    self._waiting.popleft()
+                    self._start_read(shard)
+                break
+            self._waiting.popleft()
+        if self._waiting:
+            self._budget.call_when_free(self._wanted_bytes(self._waiting[0], now_ms), self._on_budget_freed)
+
+    # reading
+
+    async def _read(self, shard: _PolledShard) -> None:
+        session, clock = shard.session, self._ports.clock
+        started_at_ms = clock.now_ms()
+        try:
+            page = await self._traced_fetch(shard)
+            if self._fits(shard, page):
+                await self._results.check(session, page)
+                self._accept(shard, page, started_at_ms)
+            else:
+                shard.tip_until_ms = 0  # reads the same again, with room for the largest response
+                self._record_pace(shard, page, page.cost_bytes or 0, started_at_ms)
+        except ExpiredIteratorError:
+            self._forget_iterator(shard)
+        except StreamNotFoundError as error:
+            self._forget_iterator(shard)
+            await self._check_what_is_gone(shard, error)
+        except InvalidRequestError as error:
+            self._on_failure(shard, error)
+            await self._check_what_is_gone(shard, error)  # perhaps another stream has this name now
+        except (ServiceError, TransportError, CredentialsError) as error:
+            self._on_failure(shard, error)
+        except (AnabranchError, asyncio.CancelledError):
+            self.is_paused = True  # the consumer is ending: no other read may use this reservation
+            raise
+        except Exception as error:  # noqa: BLE001 -- P7: restarted three times, then it ends the consumer
+            self._on_unexpected(shard, error)
+        finally:
+            if shard.reserved_bytes:
+                self._return_reserve(shard)
+            shard.is_busy = False
+        self.wake(session)
+
+    def _traced_fetch(self, shard: _PolledShard) -> Awaitable[ReadPage]:
+        tracing, fetch = self._ports.tracing, self._fetch(shard)
+        if tracing is None:
+            return fetch
+        return tracing.receive("GetRecords", shard.session.stream.name, shard.session.shard_id, fetch)
+
+    async def _fetch(self, shard: _PolledShard) -> ReadPage:
+        kinesis, session, iterator = self._ports.kinesis, shard.session, shard.iterator
+        if iterator is None:
+            iterator = await kinesis.get_shard_iterator(session.stream, session.shard_id, session.starting_position())
+            if session.read_after is None:
+                await self._discovery.on_begun(session)
+            shard.iterator = iterator
+        response = await kinesis.get_records(session.stream, iterator)
+        shard.next_iterator = response.next_shard_iterator
+        return ReadPage(
+            response.records,
+            response.server_seconds or self._ports.clock.wall_ms() / 1000,
+            response.millis_behind_latest,
+            response.next_shard_iterator is None,
+            response.child_shards,
+            cost_bytes=cost_of(response.records) if response.records else 0,
+        )
+
+    def _fits(self, shard: _PolledShard, page: ReadPage) -> bool:
+        """Whether the page has room in the budget. More than was reserved is taken from the overdraft (rule B1)."""
+        missing_bytes = (page.cost_bytes or 0) - shard.reserved_bytes
+        if missing_bytes <= 0:
+            return True
+        if not self._budget.try_overdraw(missing_bytes):
+            return False
+        shard.reserved_bytes += missing_bytes
+        return True
+
+    def _accept(self, shard: _PolledShard, page: ReadPage, started_at_ms: int) -> None:
+        reserved_bytes, shard.reserved_bytes = shard.reserved_bytes, 0
+        read_bytes = self._results.accept(shard.session, shard.health, page, reserved_bytes)
+        shard.iterator = shard.next_iterator
+        shard.tip_until_ms = started_at_ms + TIP_MS_MAX if page.behind_ms == 0 else 0
+        self._record_pace(shard, page, read_bytes, started_at_ms)
+        shard.restart_count = 0
+
+    def _record_pace(self, shard: _PolledShard, page: ReadPage, read_bytes: int, started_at_ms: int) -> None:
+        shard.pace.on_read(
+            started_at_ms=started_at_ms,
+            now_ms=self._ports.clock.now_ms(),
+            read_bytes=read_bytes,
+            record_count=len(page.records),
+            behind_ms=page.behind_ms or 0,
+        )
+
+    def _forget_iterator(self, shard: _PolledShard) -> None:
+        shard.iterator = None
+        shard.pace.on_failure(self._ports.clock.now_ms(), self._ports.entropy)
+
+    async def _check_what_is_gone(self, shard: _PolledShard, error: ServiceError) -> None:
+        unanswered = await self._results.check_what_is_gone(shard.session, error)
+        if unanswered is not None:
+            self._on_failure(shard, unanswered)
+
+    def _on_failure(self, shard: _PolledShard, error: ReadError) -> None:
+        session, now_ms = shard.session, self._ports.clock.now_ms()
+        if not self._is_polled(shard):
+            return
+        if isinstance(error, ServiceError) and not error.retryable:
+            shard.iterator = None
+        throttled = isinstance(error, ThrottledError)
+        shard.pace.on_failure(now_ms, self._ports.entropy, throttled=throttled)
+        if shard.instead is not None and isinstance(error, AccessDeniedError):
+            # It waits for its subscription, and another worker could do no more.
+            session.report(PollingDenied(cause=str(shard.instead), error=str(error)))
+            return
+        failures = shard.pace.failure_count
+        kind = ReadsThrottled if throttled else ReadsFailing
+        reason = kind(error=str(error), failure_count=failures)
+        self._results.report(session, shard.health, error, failures, reason)
+
+    def _on_unexpected(self, shard: _PolledShard, error: Exception) -> None:
+        shard.restart_count += 1
+        self._results.report_restart(shard.session, error, shard.restart_count)
+        self._forget_iterator(shard)

@@ -1,0 +1,172 @@
+"""What follows a read, however it was made: a page is checked and accepted, a failure is reported.
+
+Both readers use it. It decides neither when nor how a shard is read.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from anabranch._core.reading.pace import ReadHealth
+from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.session import ReadPage, Session
+from anabranch._engine.changes import Changes
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.ports import Ports
+from anabranch._engine.shard_discovery import ShardDiscovery, is_open
+from anabranch._model.leases import LeaseKey
+from anabranch.budget import READ_RESERVE_BYTES, Budget
+from anabranch.errors import CredentialsError, ServiceError, ThrottledError, TransportError
+from anabranch.events import ReadFailed, ReadRecovered, TaskRestarted
+from anabranch.reasons import Reason
+
+RESTARTS_MAX = 3
+WINDOW_BYTES_MAX = 20 << 20
+
+ReadError = ServiceError | TransportError | CredentialsError
+"""What a read may raise. Everything else ends the consumer."""
+
+
+class _Failing(msgspec.Struct):
+    since_ms: int
+    count: int = 0
+    throttled: bool = False
+
+
+class ReadResults:
+    def __init__(
+        self,
+        ports: Ports,
+        budget: Budget,
+        fleet: Fleet,
+        discovery: ShardDiscovery,
+        changes: Changes,
+        sessions: Mapping[LeaseKey, Session],
+        service_clock: ServiceClock,
+    ) -> None:
+        self._ports = ports
+        self._budget = budget
+        self._fleet = fleet
+        self._discovery = discovery
+        self._changes = changes
+        self._sessions = sessions
+        self._service_clock = service_clock
+        self._health = ReadHealth()
+        """Of all shards together."""
+        self._failing: dict[Session, _Failing] = {}
+        """Shards whose last read failed."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether this worker can read at all (rule U7)."""
+        return self._health.is_good(self._ports.clock.now_ms(), holds_shards=bool(self._sessions))
+
+    def busy_bytes_max(self, page_bytes_max: int) -> int:
+        """A shard that holds this much is not read until it holds less (rule D6). Each shard gets a share of the
+        budget, such that one more read fits even if all shards hold their maximum and one page each. With too many
+        shards for that, each may hold half of its share.
+        """
+        budget = self._budget
+        free_bytes = budget.limit_bytes - budget.held_back_bytes_max - READ_RESERVE_BYTES
+        share = free_bytes // max(1, len(self._sessions))
+        return max(1, min(WINDOW_BYTES_MAX, max(share - page_bytes_max, share // 2)))
+
+    # a page
+
+    async def check(self, session: Session, page: ReadPage) -> None:
+        """What has to be known before the page is accepted; usually nothing."""
+        if page.is_end and not page.children:
+            await self._confirm_end(session)
+        if session.may_have_lost(page):
+            await self._discovery.on_trimmed(session)
+
+    def accept(self, session: Session, health: ReadHealth, page: ReadPage, reserved_bytes: int) -> int:
+        """Accepts all records of the page in one step, and returns their size."""
+        # A record that has arrived shows the time more exactly than the date of the answer. That of a subscription's
+        # event is rounded up to the second, because it has no date of its own.
+        arrived_seconds = page.records[-1].arrival_seconds if page.records else 0.0
+        answered_seconds = page.server_seconds if page.made_seconds is None else page.server_seconds - 1
+        self._service_clock.observe(max(answered_seconds, arrived_seconds), self._ports.clock.now_ms())
+        if session in self._failing:
+            self._tell_recovered(session, self._failing.pop(session))
+        read_bytes = session.add_page(page, reserved_bytes)
+        self._health.succeeded()
+        health.succeeded()
+        if page.records or page.is_end or session.has_news:
+            self._changes.arrived(session)
+        return read_bytes
+
+    async def _confirm_end(self, session: Session) -> None:
+        """A page without continuation and children is the end of a shard, or faulty (KCL handles that too). A listing
+        decides: believing a faulty response would leave an open shard unread.
+        """
+        if await is_open(self._ports, session.stream, session.shard_id):
+            raise TransportError("a read reported the end of the shard, but ListShards shows it open: reading it again")
+
+    # a failure
+
+    async def check_what_is_gone(self, session: Session, error: ServiceError) -> ReadError | None:
+        """The service does not know the shard or the position. Returns why that could not be checked, if so."""
+        try:
+            await self._discovery.on_gone(session, error)
+        except (ServiceError, TransportError, CredentialsError) as unanswered:
+            return unanswered  # the next read checks again
+        if session.end is not None:
+            self._changes.arrived(session)  # no more records: all may already be finished
+        return None
+
+    def report(
+        self, session: Session, health: ReadHealth, error: ReadError, failure_count: int, reason: Reason | None
+    ) -> None:
+        """A read failed, so many times in a row. `reason`: why the shard is not read now."""
+        now_ms = self._ports.clock.now_ms()
+        throttled = isinstance(error, ThrottledError)
+        session.count_failed_read(throttled=throttled)
+        failing = self._failing.setdefault(session, _Failing(now_ms))
+        failing.count, failing.throttled = failing.count + 1, throttled
+        if not throttled:
+            self._health.failed(now_ms)
+            health.failed(now_ms)
+            if self.is_healthy and not health.is_good(now_ms, holds_shards=True):
+                # Only this shard keeps failing: another worker may be able to read it (rule U7).
+                self._fleet.give_unreadable(session.key)
+        if reason is not None:
+            session.report(reason)
+        if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
+            self._ports.emit(
+                ReadFailed(
+                    stream=session.stream.name,
+                    shard_id=session.shard_id,
+                    error=str(error),
+                    failure_count=failure_count,
+                )
+            )
+
+    def _tell_recovered(self, session: Session, failing: "_Failing") -> None:
+        self._ports.emit(
+            ReadRecovered(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                throttled=failing.throttled,
+                failure_count=failing.count,
+                seconds=(self._ports.clock.now_ms() - failing.since_ms) / 1000,
+            )
+        )
+
+    def forget(self, session: Session) -> None:
+        """The lease is gone."""
+        self._failing.pop(session, None)
+
+    def report_restart(self, session: Session, error: Exception, restart_count: int) -> None:
+        """An unexpected error. The read is tried again a few times; then the error ends the consumer (P7)."""
+        if restart_count > RESTARTS_MAX:
+            raise error
+        self._ports.emit(
+            TaskRestarted(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                task="reading",
+                error=repr(error),
+                restart=restart_count,
+            )
+        )

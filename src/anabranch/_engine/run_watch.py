@@ -1,0 +1,90 @@
+"""Looks at a run once a second, and emits what its monitor has to say. Decides nothing itself."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from anabranch._core.monitor import AlertEvent, RunMonitor
+from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.session import Session
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.ports import Ports
+from anabranch._model.leases import LeaseKey
+from anabranch.alerts import Alert
+from anabranch.events import Event, HookFailed
+from anabranch.measures import ConsumerMeasures
+
+LOOK_EVERY_MS: Final = 1_000
+
+
+class RunWatch:
+    def __init__(
+        self,
+        ports: Ports,
+        fleet: Fleet,
+        sessions: Mapping[LeaseKey, Session],
+        service_clock: ServiceClock,
+        alerts: tuple[Alert, ...],
+        measure: Callable[[], ConsumerMeasures],
+    ) -> None:
+        self._ports = ports
+        self._fleet = fleet
+        self._sessions = sessions
+        self._service_clock = service_clock
+        self._measure = measure
+        self._marks: dict[Session, int] = {}
+        """Counts that only grow, as of the last look: what has not changed is not looked at."""
+        self._monitor = RunMonitor(alerts, ports.clock.now_ms())
+
+    async def run(self) -> None:
+        clock = self._ports.clock
+        while True:
+            await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
+            self.look()
+
+    def look(self) -> None:
+        """There may be thousands of shards: only those whose counters have changed cost something."""
+        now_ms, monitor, emit = self._ports.clock.now_ms(), self._monitor, self._ports.emit
+        for session in self._sessions.values():
+            counters = session.counters
+            mark = counters.read_count + session.lane.finished_count + counters.committed_count + counters.failed_count
+            if mark != self._marks.get(session):
+                self._marks[session] = mark
+                self._look_at(session, now_ms)
+            if session.stopped is not None:
+                monitor.stopped(session.stream.name, session.shard_id, now_ms)
+        monitor.looked(now_ms)
+        fleet = self._fleet
+        failure_count = fleet.store.failure_count + fleet.heartbeat_store.failure_count
+        for event in monitor.look_at_store(failure_count, fleet.store_trouble, now_ms):
+            emit(event)
+        if monitor.wants_measures(now_ms):
+            measures = self._measure()
+            for event in monitor.look(measures, now_ms):
+                emit(event)
+            for alert, told in monitor.look_at_alerts(measures, now_ms):
+                tell_alert(emit, alert, told)
+
+    def _look_at(self, session: Session, now_ms: int) -> None:
+        lag = session.lag_seconds(self._service_clock.seconds(now_ms))
+        event = self._monitor.look_at_shard(session.stream.name, session.shard_id, session.counted, lag, now_ms)
+        if event is not None:
+            self._ports.emit(event)
+
+    def on_gone(self, session: Session) -> None:
+        """The lease of the session is gone."""
+        self._marks.pop(session, None)
+        event = self._monitor.on_gone(
+            session.stream.name, session.shard_id, session.counted, self._ports.clock.now_ms()
+        )
+        if event is not None:
+            self._ports.emit(event)
+
+
+def tell_alert(emit: Callable[[Event], None], alert: Alert, event: AlertEvent) -> None:
+    """An error in the hook is an event: it ends nothing."""
+    emit(event)
+    if alert.hook is not None:
+        try:
+            alert.hook(event)
+        except Exception as error:  # noqa: BLE001 -- a user's hook must not end a worker
+            emit(HookFailed(hook="Alert.hook", error=repr(error)))

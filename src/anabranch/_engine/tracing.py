@@ -1,0 +1,167 @@
+"""OpenTelemetry spans for puts, reads and handler calls, joined by the trace parent that records carry (rule O1).
+
+Only OpenTelemetry's API is used: the program chooses and configures the SDK. Without `trace=` nothing of this is
+created, and nothing is called.
+"""
+
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from anabranch._version import __version__
+from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.records import PutResult, Record
+
+LINKS_MAX: Final = 128
+"""How many traces a batch span links to: the SDK's default limit. The rest is counted in an attribute."""
+
+
+class Fetched(Protocol):
+    """A page of records, or an event of a subscription."""
+
+    @property
+    def records(self) -> Sequence[Any]: ...
+
+
+F = TypeVar("F", bound=Fetched | None)
+
+
+class PutSpan(NamedTuple):
+    """A sampled put, from the call until its record has an outcome."""
+
+    span: Any
+    trace_parent: str
+
+    def end(self, result: PutResult) -> None:
+        span = self.span
+        span.set_attribute("anabranch.attempts", len(result.attempts))
+        if result.shard_id is not None:
+            span.set_attribute("messaging.destination.partition.id", result.shard_id)
+            span.set_attribute("messaging.message.id", result.sequence_number)
+        if result.error is not None:
+            self.fail(result.error)
+            return
+        span.end()
+
+    def fail(self, error: str) -> None:
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 -- an optional dependency
+
+        self.span.set_status(Status(StatusCode.ERROR, error))
+        self.span.end()
+
+
+class Tracing:
+    def __init__(self) -> None:
+        try:
+            from opentelemetry import context, trace  # noqa: PLC0415 -- an optional dependency
+        except ImportError:
+            raise ConfigurationError("trace= needs OpenTelemetry: pip install 'anabranch[otel]'") from None
+        self._trace = trace
+        self._no_parent = context.Context()
+        self._tracer = trace.get_tracer("anabranch", __version__)
+
+    # the producer
+
+    def begin_put(self, stream: str, partition_key: str) -> PutSpan | None:
+        """A child of the caller's current span. None if it is not sampled: then its record carries nothing."""
+        span = self._tracer.start_span(
+            f"put {stream}",
+            kind=self._trace.SpanKind.PRODUCER,
+            attributes=_attributes(stream, "send") | {"anabranch.partition_key": partition_key},
+        )
+        found = span.get_span_context()
+        if not (found.is_valid and found.trace_flags.sampled):
+            span.end()
+            return None
+        return PutSpan(span, f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}")
+
+    # the consumer
+
+    async def receive(self, operation: str, stream: str, shard_id: str, fetch: Awaitable[F]) -> F:
+        """Awaits one read. Its span is made afterwards, because an empty read needs none."""
+        started_ns = time.time_ns()
+        try:
+            fetched = await fetch
+        except AnabranchError as error:
+            self._receive_span(operation, stream, shard_id, started_ns, 0, error)
+            raise
+        if fetched is not None and fetched.records:
+            self._receive_span(operation, stream, shard_id, started_ns, len(fetched.records), None)
+        return fetched
+
+    def _receive_span(
+        self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
+    ) -> None:
+        trace = self._trace
+        span = self._tracer.start_span(
+            f"receive {stream}",
+            context=self._no_parent,
+            kind=trace.SpanKind.CLIENT,
+            start_time=started_ns,
+            attributes=_attributes(stream, "receive")
+            | {
+                "messaging.operation.name": operation,
+                "messaging.destination.partition.id": shard_id,
+                "messaging.batch.message_count": count,
+            },
+        )
+        if error is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        span.end()
+
+    def handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
+        """A span around one handler call. It belongs to the trace of the put, if the record carries that."""
+        return self._tracer.start_as_current_span(
+            f"process {record.stream}",
+            context=self._parent(record.trace_parent),
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=_attributes(record.stream, "process")
+            | {
+                "messaging.destination.partition.id": record.shard_id,
+                "messaging.message.id": record.sequence_number,
+                "anabranch.sub_sequence_number": record.sub_sequence_number,
+                "anabranch.attempt": attempt,
+            },
+        )
+
+    def handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
+        """A span around the call with a batch. It links to the traces of its records, because it has no one parent."""
+        first = records[0]
+        parents = list(dict.fromkeys([record.trace_parent for record in records if record.trace_parent is not None]))
+        return self._tracer.start_as_current_span(
+            f"process {first.stream}",
+            context=self._no_parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            links=[self._trace.Link(self._remote(parent)) for parent in parents[:LINKS_MAX]],
+            attributes=_attributes(first.stream, "process")
+            | {
+                "messaging.destination.partition.id": first.shard_id,
+                "messaging.batch.message_count": len(records),
+                "anabranch.traced_count": len(parents),
+                "anabranch.attempt": attempt,
+            },
+        )
+
+    def _parent(self, trace_parent: str | None) -> Any:
+        """Not the ambient context: that of the task that started the consumer, whose trace would never end."""
+        if trace_parent is None:
+            return self._no_parent
+        return self._trace.set_span_in_context(
+            self._trace.NonRecordingSpan(self._remote(trace_parent)), self._no_parent
+        )
+
+    def _remote(self, trace_parent: str) -> Any:
+        _, trace_id, span_id, flags = trace_parent.split("-")
+        trace = self._trace
+        return trace.SpanContext(
+            int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(int(flags, 16))
+        )
+
+
+def _attributes(stream: str, operation: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "aws_kinesis",
+        "messaging.destination.name": stream,
+        "messaging.operation.type": operation,
+    }

@@ -1,0 +1,184 @@
+"""Which sessions may have work, in turn, and how long to deliver before the event loop runs other tasks.
+
+Runners of handlers and the caller's own loop take their work here.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import Final
+
+from anabranch._core.session import Session, Work
+from anabranch._engine.changes import Changes
+from anabranch._engine.clock import Scheduler
+from anabranch._engine.leases.fleet import Fleet
+from anabranch._ports import Clock
+
+
+class Isolation:
+    """Which sessions may not start records, because a quarantined shard is tried alone (rule D5). Only `Quarantine`
+    writes it.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Session, None] = {}
+
+    def allows(self, session: Session) -> bool:
+        return session not in self._held
+
+    def hold(self, session: Session) -> None:
+        self._held[session] = None
+
+    def release(self, session: Session) -> None:
+        self._held.pop(session, None)
+
+
+class WorkQueue:
+    """Serves sessions round-robin, so a busy shard does not starve a quiet one. A session without work leaves, and is
+    offered again when that may have changed. Each waiter that finds work wakes the next one, so a page of records does
+    not wake thirty runners at once.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        scheduler: Scheduler,
+        fleet: Fleet,
+        changes: Changes,
+        isolation: Isolation,
+        *,
+        one_at_a_time: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._changes = changes
+        self._isolation = isolation
+        self._one_at_a_time = one_at_a_time
+        """A session delivers more only after the last work is finished; the code that finishes it calls `offer`."""
+        self.may_start = fleet.may_start
+        self.turn = LoopTurn(clock)
+        # Not a dict: finding its first key gets slower after many deletions at the front.
+        self._ready: OrderedDict[Session, None] = OrderedDict()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    # who may have work
+
+    def offer(self, session: Session) -> None:
+        self._ready[session] = None
+        self.wake()
+
+    def put_back(self, session: Session) -> None:
+        """As `offer`, without waking a waiter: the caller checks again before it waits."""
+        self._ready[session] = None
+
+    def withdraw(self, session: Session) -> None:
+        self._ready.pop(session, None)
+
+    def is_held(self, session: Session) -> bool:
+        return not self._isolation.allows(session)
+
+    def take_session(self) -> Session | None:
+        """The next session that may start something, in the step in which the fence is checked (rule L8)."""
+        if not self.may_start():
+            return None
+        while self._ready:
+            session, _ = self._ready.popitem(last=False)
+            if session.may_start and self._isolation.allows(session):
+                return session
+        return None
+
+    def found_work(self, session: Session) -> None:
+        """The session delivered something: it and the others may have more."""
+        if not self._one_at_a_time:
+            self._ready[session] = None
+        if self._waiters and self._ready:
+            self.wake()
+
+    def next_of(self, session: Session) -> Work | None:
+        """The session's next work. If it has none now, it is offered again when it may have some. The caller has just
+        looked at the clock, to see whether its turn is over.
+        """
+        now_ms = self.turn.now_ms
+        work = session.next_work(now_ms)
+        if work is not None:
+            self.found_work(session)
+            if session.letters_due:
+                self._changes.finished(session)  # records before this one are not handled
+            return work
+        if session.skipped:
+            self._changes.arrived(session)
+            return None
+        if (at_ms := session.next_work_at_ms(now_ms)) is not None:
+            self.offer_at(session, at_ms)
+        self._changes.finished(session)  # it may have skipped records that the previous owner finished
+        return None
+
+    def offer_at(self, session: Session, at_ms: int) -> None:
+        self._scheduler.call_at(at_ms, lambda: self.offer(session))
+
+    def next(self) -> Work | None:
+        """The next work of any session."""
+        while (session := self.take_session()) is not None:
+            if (work := self.next_of(session)) is not None:
+                return work
+        return None
+
+    # who waits for work
+
+    def wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        while self._waiters:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Waits until a session may have work; the caller checks again."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.wake()  # pass the wake-up on
+            raise
+
+
+TURN_MS: Final = 20
+"""A commit takes about six turns of the loop: this must be far shorter than the commit interval."""
+
+
+class LoopTurn:
+    """Limits how long records are delivered before the event loop runs other tasks. A handler that never waits would
+    otherwise block commits, reads and the stop.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.now_ms = clock.now_ms()
+        """When the clock was last read."""
+        self.over_ms = self.now_ms + TURN_MS
+        """After this time nothing starts until the loop has run once."""
+        self._is_asked = False
+        """Whether `_begin` is scheduled."""
+
+    def is_over(self) -> bool:
+        """Whether the caller must let the loop run before it starts anything else."""
+        now_ms = self.now_ms = self._clock.now_ms()
+        if now_ms < self.over_ms:
+            return False
+        if not self._is_asked:
+            self._is_asked = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        return True
+
+    def look(self) -> int:
+        """The time now."""
+        self.now_ms = self._clock.now_ms()
+        return self.now_ms
+
+    def _begin(self) -> None:
+        self._is_asked = False
+        self.over_ms = self.look() + TURN_MS

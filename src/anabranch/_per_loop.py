@@ -1,0 +1,86 @@
+"""One client for each event loop that uses it: a connection belongs to the loop that opened it.
+
+A lease store is called from two loops, the worker's and that of the heartbeat thread (rule R0). It knows no service.
+"""
+
+import asyncio
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+
+class Client(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class _LoopClient(NamedTuple, Generic[C]):
+    lifetime: AsyncGenerator[C, None]
+    client: C
+
+
+class PerLoop(ABC, Generic[C]):
+    """An event loop that ends closes its asynchronous generators. So a client lives in one: its connections end with
+    their loop, or when the store is closed.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[asyncio.AbstractEventLoop, _LoopClient[C]] = {}
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._guard = threading.Lock()
+
+    @abstractmethod
+    async def open_client(self) -> C:
+        """A new client for the running loop."""
+
+    async def get(self) -> C:
+        loop = asyncio.get_running_loop()
+        if (found := self._clients.get(loop)) is not None:
+            return found.client
+        with self._guard:
+            opening = self._opening.setdefault(loop, asyncio.Lock())
+        async with opening:
+            if (found := self._clients.get(loop)) is None:
+                lifetime = self._live()
+                found = _LoopClient(lifetime, await anext(lifetime))
+                with self._guard:
+                    ended = [other for other in self._opening if other.is_closed()]
+                    for other in ended:
+                        self._opening.pop(other, None)
+                        self._clients.pop(other, None)
+                    self._clients[loop] = found
+        return found.client
+
+    async def _live(self) -> AsyncGenerator[C, None]:
+        client = await self.open_client()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def close(self) -> None:
+        here = asyncio.get_running_loop()
+        with self._guard:
+            clients, self._clients = self._clients, {}
+            self._opening.clear()
+        for loop, one in clients.items():
+            if loop is here:
+                await one.lifetime.aclose()
+            else:
+                with contextlib.suppress(RuntimeError):  # it has ended, and closed its client itself
+                    loop.call_soon_threadsafe(self._close_there, loop, one)
+
+    def _close_there(self, loop: asyncio.AbstractEventLoop, one: _LoopClient[C]) -> None:
+        """Runs in the other loop. If that ends first, it closes the client itself."""
+        closing = loop.create_task(_aclose(one.lifetime), name="close a client")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+async def _aclose(lifetime: AsyncGenerator[C, None]) -> None:
+    await lifetime.aclose()

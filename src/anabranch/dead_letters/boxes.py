@@ -1,0 +1,108 @@
+"""What a destination that can also be read offers, and what its failures are called."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from anabranch._ports import LetterDestination
+from anabranch.errors import (
+    AccessDeniedError,
+    AnabranchError,
+    CredentialsError,
+    DeadLetterError,
+    ServiceError,
+    ThrottledError,
+)
+from anabranch.letters import Letter
+
+HOLD_SECONDS: Final = 60.0
+"""How long letters stay held by a redrive that has died. A running one renews its hold three times as often."""
+RETENTION_HOURS_WANTED: Final = 14 * 24
+"""People need time to look at letters: SQS cannot keep them for longer."""
+
+
+class StoredLetter(msgspec.Struct, frozen=True):
+    letter: Letter
+    handle: Any
+    """How its box finds it again."""
+
+
+class SizedDestination(LetterDestination, Protocol):
+    def __str__(self) -> str:
+        """Its URL, without secrets."""
+
+    async def limit_bytes(self) -> int | None:
+        """The size of the largest letter that it takes, as JSON; None for any size."""
+
+
+class LetterBox(SizedDestination, Protocol):
+    """A destination that can be read. Letters come in stream order, as far as it can tell."""
+
+    reveals_more: bool
+    """Whether letters show only after earlier ones are gone: then it is read again until nothing is new."""
+    unreadable: list[str]
+    """What was found among the letters and is none: it is left alone, and told."""
+
+    async def count(self) -> int:
+        """About how many letters there are."""
+
+    async def hold(self, owner: str) -> None:
+        """Keeps others from redriving until `let_go`, or until the hold is not renewed in time. Raises
+        `DeadLetterError` with the code `locked` if somebody else holds it.
+        """
+
+    async def renew(self) -> None:
+        """Raises as `hold` does if the hold was lost."""
+
+    async def let_go(self) -> None: ...
+
+    def read(self) -> AsyncGenerator[StoredLetter, None]:
+        """Each letter once. Letters that come in meanwhile may be among them."""
+
+    async def replace(self, stored: StoredLetter, letter: Letter) -> None:
+        """Writes the letter with other content. Does nothing if it is gone."""
+
+    async def delete(self, stored: StoredLetter) -> None: ...
+
+
+class OverflowBox(LetterDestination, Protocol):
+    """Takes letters of any size, and finds each by a URL of its own."""
+
+    def pointer(self, letter: Letter) -> str:
+        """A URL that names the letter in here."""
+
+    async def fetch(self, pointer: str) -> StoredLetter | None:
+        """The letter that `pointer` names; None if it is gone."""
+
+    async def delete(self, stored: StoredLetter) -> None: ...
+
+
+_MISSING: Final = frozenset({
+    "404", "AWS.SimpleQueueService.NonExistentQueue", "NoSuchBucket", "QueueDoesNotExist", "ResourceNotFoundException",
+})  # fmt: skip
+
+
+def translated(error: AnabranchError, where: str) -> DeadLetterError:
+    """A failed call to AWS, as what it means for dead letters."""
+    if isinstance(error, DeadLetterError):
+        return error
+    if isinstance(error, ThrottledError):
+        return DeadLetterError(f"{where} is throttled: {error}", code="throttled")
+    if isinstance(error, ServiceError) and error.code in _MISSING:
+        return DeadLetterError(
+            f"{where} does not exist", code="missing", advice="create it, or check the name, the region and the account"
+        )
+    if isinstance(error, AccessDeniedError | CredentialsError):
+        return DeadLetterError(f"{where} cannot be used: {error}", code="access_denied")
+    if error.retryable:
+        return DeadLetterError(f"{where} did not answer: {error}", code="no_answer")
+    return DeadLetterError(f"{where} cannot be used: {error}", code="unusable")
+
+
+def retention_warnings(where: str, kept_hours: float, stream_hours: int, how: str) -> list[str]:
+    wanted = max(stream_hours, RETENTION_HOURS_WANTED)
+    if kept_hours >= wanted:
+        return []
+    days = "14 days are advised" if stream_hours <= RETENTION_HOURS_WANTED else f"the stream keeps {stream_hours} h"
+    return [f"{where} deletes letters after {kept_hours:g} h, and {days}: {how}"]

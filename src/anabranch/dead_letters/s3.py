@@ -1,0 +1,205 @@
+"""Dead letters as objects of an S3 bucket.
+
+The names of the objects sort as the records do, so a listing has the letters in order. A letter that is written again
+finds its object there (`If-None-Match`). The lock of a redrive is one more object, with an owner and an expiry; it is
+changed only if nobody else has changed it (`If-Match`).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from anabranch._aws.account import AwsAccount
+from anabranch._aws.control import BotocoreCalls
+from anabranch.config import Aws
+from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter, retention_warnings, translated
+from anabranch.errors import AccessDeniedError, AnabranchError, CodecError, DeadLetterError, ServiceError
+from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
+
+PAGE: Final = 1_000
+_SUFFIX: Final = ".json"
+_FETCHED_TOGETHER: Final = 4
+_CONFLICT: Final = frozenset({"ConditionalRequestConflict", "409"})
+_LOST: Final = frozenset({"PreconditionFailed", "412"})
+_GONE: Final = frozenset({"NoSuchKey"})
+
+
+class S3Letters:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        aws: Aws | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._account = AwsAccount(aws)
+        self._calls = BotocoreCalls(self._account, "s3", region=region, endpoint_url=endpoint_url)
+        self._region = region
+        self._owner: str | None = None
+        self._lock_tag: str | None = None
+        self.reveals_more = False
+        self.unreadable: list[str] = []
+
+    def __str__(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    async def check(self, retention_hours: int) -> list[str]:
+        """Writes an object, since nothing else says whether we may."""
+        await self._call("PutObject", Key=f"{self._prefix}.check", Body=b"")
+        how = "change the bucket's lifecycle rule"
+        days = await self._expiry_days()
+        return [] if days is None else retention_warnings(str(self), days * 24, retention_hours, how)
+
+    async def _expiry_days(self) -> int | None:
+        try:
+            answer = await self._calls.call("GetBucketLifecycleConfiguration", Bucket=self._bucket)
+        except AccessDeniedError:
+            return None  # letters can still be written
+        except ServiceError as error:
+            if error.code == "NoSuchLifecycleConfiguration":
+                return None
+            raise translated(error, str(self)) from error
+        except AnabranchError as error:
+            raise translated(error, str(self)) from error
+        rules = [rule for rule in answer.get("Rules", []) if rule.get("Status") == "Enabled"]
+        days = [
+            rule["Expiration"]["Days"]
+            for rule in rules
+            if "Days" in rule.get("Expiration", {}) and self._prefix.startswith(_rule_prefix(rule))
+        ]
+        return min(days, default=None)
+
+    async def limit_bytes(self) -> int | None:
+        return None
+
+    def pointer(self, letter: Letter) -> str:
+        """Without an endpoint: a letter may come from anybody, and must not lead us to a server of theirs."""
+        region = "" if self._region is None else f"?region={self._region}"
+        return f"s3://{self._bucket}/{quote(self._object_key(letter))}{region}"
+
+    async def fetch(self, pointer: str) -> StoredLetter | None:
+        key = unquote(urlsplit(pointer).path).removeprefix("/")
+        body, tag = await self._get(key)
+        return None if body is None else StoredLetter(decode_letter(body), (key, tag))
+
+    def _object_key(self, letter: Letter) -> str:
+        return f"{self._prefix}{stream_order(letter)}.{letter.idempotency_key}{_SUFFIX}"
+
+    async def write(self, letter: Letter) -> None:
+        key, body = self._object_key(letter), encode_letter(letter)
+        if await self._put(key, body, IfNoneMatch="*") is not None or not letter.redrive_count:
+            return
+        stored, tag = await self._get(key)
+        if stored is not None and decode_letter(stored).redrive_count < letter.redrive_count:
+            await self._put(key, body, IfMatch=tag)
+
+    async def count(self) -> int:
+        return sum([len(keys) async for keys in self._pages()])
+
+    async def hold(self, owner: str) -> None:
+        key, now = f"{self._prefix}.redrive-lock", time.time()
+        mine = json.dumps({"owner": owner, "expires_seconds": now + HOLD_SECONDS}).encode()
+        tag = await self._put(key, mine, IfNoneMatch="*")
+        if tag is None:
+            body, found_tag = await self._get(key)
+            held = json.loads(body or "{}")
+            if held.get("owner") != owner and held.get("expires_seconds", 0) > now:
+                left = held["expires_seconds"] - now
+                raise DeadLetterError(
+                    f"{self} is being redriven by {held['owner']}", code="locked", advice=f"wait, at most {left:.0f} s"
+                )
+            tag = await self._put(key, mine, IfMatch=found_tag)
+        if tag is None:
+            raise DeadLetterError(f"{self} is being redriven by somebody else", code="locked", advice="wait")
+        self._owner, self._lock_tag = owner, tag
+
+    async def renew(self) -> None:
+        assert self._owner is not None
+        await self.hold(self._owner)
+
+    async def let_go(self) -> None:
+        if self._owner is not None:
+            body = json.dumps({"owner": self._owner, "expires_seconds": 0}).encode()
+            await self._put(f"{self._prefix}.redrive-lock", body, IfMatch=self._lock_tag)
+            self._owner = None
+
+    async def read(self) -> AsyncGenerator[StoredLetter, None]:
+        self.unreadable.clear()
+        async for keys in self._pages():
+            for start in range(0, len(keys), _FETCHED_TOGETHER):
+                group = keys[start : start + _FETCHED_TOGETHER]
+                bodies = await asyncio.gather(*map(self._get, group))
+                for key, (body, tag) in zip(group, bodies, strict=True):
+                    if body is None:
+                        continue  # deleted meanwhile
+                    try:
+                        yield StoredLetter(decode_letter(body), (key, tag))
+                    except CodecError as error:
+                        self.unreadable.append(f"object {key}: {error}")
+
+    async def _pages(self) -> AsyncGenerator[list[str], None]:
+        token: str | None = None
+        while True:
+            page = await self._call("ListObjectsV2", Prefix=self._prefix, MaxKeys=PAGE, ContinuationToken=token)
+            yield [found["Key"] for found in page.get("Contents", []) if found["Key"].endswith(_SUFFIX)]
+            token = page.get("NextContinuationToken")
+            if token is None:
+                return
+
+    async def replace(self, stored: StoredLetter, letter: Letter) -> None:
+        key, tag = stored.handle
+        await self._put(key, encode_letter(letter), IfMatch=tag)
+
+    async def delete(self, stored: StoredLetter) -> None:
+        await self._call("DeleteObject", Key=stored.handle[0])
+
+    async def close(self) -> None:
+        self._calls.close()
+        self._account.close()
+
+    async def _get(self, key: str) -> tuple[bytes | None, str | None]:
+        """The body and its tag; None if there is no such object."""
+        try:
+            answer = await self._calls.call("GetObject", Bucket=self._bucket, Key=key)
+        except ServiceError as error:
+            if error.code in _GONE:
+                return None, None
+            raise translated(error, str(self)) from error
+        except AnabranchError as error:
+            raise translated(error, str(self)) from error
+        return answer["Body"], answer["ETag"]
+
+    async def _put(self, key: str, body: bytes, **condition: str | None) -> str | None:
+        """The tag of the new object; None if the condition did not hold."""
+        try:
+            answer = await self._calls.call("PutObject", Bucket=self._bucket, Key=key, Body=body, **condition)
+        except ServiceError as error:
+            if error.code in _LOST or error.code in _GONE:
+                return None
+            if error.code in _CONFLICT:  # another write is under way: whether it ends well is not known
+                raise DeadLetterError(f"{self}: two writes at once", code="no_answer") from error
+            raise translated(error, str(self)) from error
+        except AnabranchError as error:
+            raise translated(error, str(self)) from error
+        tag: str = answer["ETag"]
+        return tag
+
+    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        try:
+            return await self._calls.call(operation, Bucket=self._bucket, **parameters)
+        except AnabranchError as error:
+            raise translated(error, str(self)) from error
+
+
+def _rule_prefix(rule: dict[str, Any]) -> str:
+    """Rules by tag or size apply to none of our objects as far as we know."""
+    given = rule.get("Filter", {})
+    prefix: str = rule.get("Prefix", given.get("Prefix", "" if not given else "\0"))
+    return prefix

@@ -1,0 +1,228 @@
+"""Dead letters in a SQLite file: the embedded default, for the processes of one machine.
+
+A letter is on disk when `write` returns. Every call runs on the file's own thread, so no event loop blocks.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from anabranch._daemon_threads import DaemonThreads
+from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter
+from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
+from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
+from anabranch.stores.sqlite_database import check_place, file_system
+
+T = TypeVar("T")
+
+_APPLICATION_ID: Final = 0x414C_4554  # "ALET": tells our file from any other
+_VERSION: Final = 1
+_BUSY_SECONDS: Final = 5.0
+PAGE: Final = 50
+
+_TABLES: Final = (
+    """
+    CREATE TABLE letters (
+        idempotency_key TEXT PRIMARY KEY, stream_order TEXT NOT NULL, app TEXT NOT NULL, stream TEXT NOT NULL,
+        partition_key TEXT, fingerprint TEXT NOT NULL, error_type TEXT NOT NULL, written_seconds REAL NOT NULL,
+        redrive_count INTEGER NOT NULL, body TEXT NOT NULL
+    )
+    """,
+    "CREATE UNIQUE INDEX letters_in_order ON letters (stream_order, idempotency_key)",
+    "CREATE TABLE hold (one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, expires_seconds REAL NOT NULL)",
+)
+# A letter that is written again is kept as it was: the first has the message and the stack of the failure.
+_WRITE: Final = """
+    INSERT INTO letters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (idempotency_key) DO UPDATE SET
+    redrive_count = excluded.redrive_count, body = excluded.body WHERE excluded.redrive_count > redrive_count
+"""
+_HOLD: Final = """
+    INSERT INTO hold VALUES (1, ?, ?) ON CONFLICT (one) DO UPDATE SET owner = excluded.owner,
+    expires_seconds = excluded.expires_seconds WHERE owner = excluded.owner OR expires_seconds < ?
+"""
+
+
+class SqliteLetters:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread = DaemonThreads(1, "anabranch-letters")
+        self._connection: sqlite3.Connection | None = None
+        self._owner: str | None = None
+        self.reveals_more = False
+        self.unreadable: list[str] = []
+        self._is_closed = False
+
+    def __str__(self) -> str:
+        return f"sqlite://{self.path.absolute()}"
+
+    async def check(self, retention_hours: int) -> list[str]:  # noqa: ARG002 -- a file keeps letters forever
+        try:
+            warning = check_place(self.path, file_system(self.path.parent))
+        except LeaseStoreInvalidError as error:
+            raise DeadLetterError(str(error), code="unusable") from None
+        await self._run(lambda connection: connection.execute("SELECT count(*) FROM hold").fetchone(), create=True)
+        return [] if warning is None else [warning]
+
+    async def limit_bytes(self) -> int | None:
+        return None
+
+    async def write(self, letter: Letter) -> None:
+        row = (
+            letter.idempotency_key, stream_order(letter), letter.app, letter.stream, _text(letter.partition_key),
+            letter.fingerprint, letter.error_type, letter.written_seconds, letter.redrive_count,
+            encode_letter(letter).decode(),
+        )  # fmt: skip
+        await self._run(lambda connection: connection.execute(_WRITE, row), create=True)
+
+    async def count(self) -> int:
+        (number,) = await self._run(lambda connection: connection.execute("SELECT count(*) FROM letters").fetchone())
+        return int(number)
+
+    async def hold(self, owner: str) -> None:
+        now = time.time()
+        given = (owner, now + HOLD_SECONDS, now)
+
+        def take(connection: sqlite3.Connection) -> tuple[str, float]:
+            connection.execute(_HOLD, given)
+            row: tuple[str, float] = connection.execute("SELECT owner, expires_seconds FROM hold").fetchone()
+            return row
+
+        held_by, until = await self._run(take)
+        if held_by != owner:
+            raise DeadLetterError(
+                f"{self} is being redriven by {held_by}", code="locked", advice=f"wait, at most {until - now:.0f} s"
+            )
+        self._owner = owner
+
+    async def renew(self) -> None:
+        assert self._owner is not None
+        await self.hold(self._owner)
+
+    async def let_go(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            await self._run(lambda connection: connection.execute("DELETE FROM hold WHERE owner = ?", (owner,)))
+
+    async def read(self) -> AsyncGenerator[StoredLetter, None]:
+        self.unreadable.clear()
+        after = ("", "")
+        query = """
+            SELECT stream_order, idempotency_key, body FROM letters WHERE (stream_order, idempotency_key) > (?, ?)
+            ORDER BY stream_order, idempotency_key LIMIT ?
+        """
+        while rows := await self._run(partial(_fetch_all, query, (*after, PAGE))):
+            for order, key, body in rows:
+                after = (order, key)
+                try:
+                    yield StoredLetter(decode_letter(body), key)
+                except CodecError as error:
+                    self.unreadable.append(f"row {key}: {error}")
+
+    async def replace(self, stored: StoredLetter, letter: Letter) -> None:
+        row = (letter.redrive_count, encode_letter(letter).decode(), stored.handle)
+        query = "UPDATE letters SET redrive_count = ?, body = ? WHERE idempotency_key = ?"
+        await self._run(lambda connection: connection.execute(query, row))
+
+    async def delete(self, stored: StoredLetter) -> None:
+        query = "DELETE FROM letters WHERE idempotency_key = ?"
+        await self._run(lambda connection: connection.execute(query, (stored.handle,)))
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.wrap_future(self._thread.submit(self._disconnect))
+            self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T], *, create: bool = False) -> T:
+        if self._is_closed:
+            raise UsageError(f"{self} is closed")
+        return await asyncio.wrap_future(self._thread.submit(self._explained, work, create=create))
+
+    # On the thread
+
+    def _explained(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T:
+        try:
+            connection = self._connect(create=create)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+                raise DeadLetterError(f"{self} is locked by another process", code="no_answer") from error
+            if code == sqlite3.SQLITE_FULL:
+                raise DeadLetterError(f"{self}: the disk is full", code="no_answer", advice="free space") from error
+            if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN}:
+                raise DeadLetterError(f"{self} cannot be opened or written: {error}", code="access_denied") from error
+            raise DeadLetterError(f"{self} cannot be used: {error}", code="unusable") from error
+
+    def _connect(self, *, create: bool) -> sqlite3.Connection:
+        if self._connection is not None and self.path.exists():
+            return self._connection
+        self._disconnect()  # a removed file is made again: it held only letters
+        if not self.path.parent.is_dir():
+            raise DeadLetterError(f"{self}: its folder does not exist", code="missing", advice="create it")
+        if not create and not self.path.exists():
+            raise DeadLetterError(f"there is no file {self.path}", code="missing", advice="check the path")
+        address = f"file:{quote(str(self.path.absolute()))}?mode=rwc"
+        connection = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        give_up = time.monotonic() + _BUSY_SECONDS
+        while True:  # SQLite does not wait when two processes switch a new file at once
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        (kind,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            for statement in _TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        elif kind != _APPLICATION_ID:
+            raise DeadLetterError(f"{self.path} is not a file of dead letters", code="unusable",
+                                  advice="name another file")  # fmt: skip
+        elif version != _VERSION:
+            raise DeadLetterError(f"{self.path} was written by a newer version", code="unusable", advice="upgrade")
+        connection.execute("COMMIT")
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _fetch_all(query: str, given: tuple[object, ...], connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    return connection.execute(query, given).fetchall()
+
+
+def _text(text: str | None) -> str | None:
+    """SQLite takes no lone surrogates; the body has the key as it is."""
+    return None if text is None else text.encode(errors="backslashreplace").decode()

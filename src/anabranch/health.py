@@ -1,0 +1,184 @@
+"""Health of consumers and producers over HTTP: an ASGI application, and a small server of our own (rule O2).
+
+| path | |
+|---|---|
+| `/live` | 503 only if a restart helps: a blocked event loop, or heartbeats that have ended |
+| `/ready` | 503 if it does not work now, with the reasons: store or Kinesis unreachable, shards stopped |
+| `/metrics` | for Prometheus |
+| `/status.json` | everything that `status()` says |
+
+The server runs in a thread of its own, so that it answers while the event loop is busy.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+
+from anabranch._http.server.exchange import Request, Response
+from anabranch._http.server.http_server import HttpServer
+from anabranch.errors import ConfigurationError
+from anabranch.metrics.prometheus import Collector, Prometheus
+from anabranch.metrics.sources import Exporters
+from anabranch.reports import HealthReport
+
+__all__ = ["HealthApp"]
+
+PATHS: Final = ("/live", "/ready", "/metrics", "/status.json")
+_JSON: Final = "application/json"
+_TEXT: Final = "text/plain; charset=utf-8"
+STOP_SECONDS: Final = 2.0
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A `Consumer`, `Producer` or `SyncProducer`."""
+
+    exporters: Exporters
+
+    def health(self) -> HealthReport: ...
+
+    def status(self) -> Any: ...
+
+
+class HealthApp:
+    """An ASGI application for consumers and producers: mount it in FastAPI, Starlette or Django."""
+
+    def __init__(self, *checked: Any) -> None:
+        if not checked:
+            raise ConfigurationError("HealthApp() needs a consumer or a producer, such as HealthApp(consumer)")
+        for one in checked:
+            if isinstance(one, type) or not isinstance(one, Checked):
+                raise ConfigurationError(f"HealthApp got {one!r}; it must be a Consumer, Producer or SyncProducer")
+        self._checked: tuple[Checked, ...] = checked
+
+    def answer(self, path: str) -> Answer:
+        """From any thread. Waits a moment if an event loop is busy in another thread."""
+        match path:
+            case "/live":
+                return self._health("live")
+            case "/ready":
+                return self._health("ready")
+            case "/metrics":
+                return self._metrics()
+            case "/status.json":
+                return Answer(200, _JSON, msgspec.json.encode([self._status(one) for one in self._checked]))
+        return Answer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+
+    def _health(self, what: str) -> Answer:
+        reports = [one.health() for one in self._checked]
+        is_good = all(getattr(report, what) for report in reports)
+        reasons = [reason for report in reports if not getattr(report, what) for reason in report.reasons]
+        return Answer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
+
+    @staticmethod
+    def _status(one: Checked) -> dict[str, Any]:
+        try:
+            status = one.status()
+        except TimeoutError:
+            status = None  # the health says why
+        kind, name = type(one).__name__, one.exporters.source.name
+        return {"kind": kind, "name": name, "health": one.health(), "status": status}
+
+    def _metrics(self) -> Answer:
+        try:
+            import prometheus_client  # noqa: PLC0415 -- an optional dependency
+        except ImportError:
+            return Answer(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+        private, rest = prometheus_client.CollectorRegistry(), Collector()
+        private.register(rest)
+        registries = {private: None}  # those of exporters have the program's own metrics, too
+        for checked in self._checked:
+            if exporters := checked.exporters.of_type(Prometheus):
+                registries |= {exporter.registry: None for exporter in exporters}
+            else:
+                rest.sources[checked.exporters.source] = "detailed"
+        text = b"".join(prometheus_client.generate_latest(registry) for registry in registries)
+        return Answer(200, prometheus_client.CONTENT_TYPE_LATEST, text)
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        if scope["type"] == "lifespan":
+            for what in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{what}.complete"})
+            return
+        if scope["type"] != "http":
+            raise ConfigurationError(f"HealthApp answers HTTP only, not {scope['type']}")
+        path = str(scope["path"]).removeprefix(scope.get("root_path") or "") or "/"
+        answer = respond(scope["method"], path, self.answer)
+        headers = [(b"content-type", answer.content_type.encode()), (b"content-length", b"%d" % len(answer.body))]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else answer.body
+        await send({"type": "http.response.body", "body": body})
+
+
+def respond(method: str, path: str, answer: Callable[[str], Answer]) -> Answer:
+    if method not in {"GET", "HEAD"}:
+        return Answer(405, _TEXT, b"use GET\n")
+    return answer(path)
+
+
+def as_response(answer: Answer) -> Response:
+    return Response(answer.status, answer.body, [("content-type", answer.content_type)])
+
+
+class HealthServer:
+    """Serves a `HealthApp` from a thread of its own."""
+
+    def __init__(self, app: HealthApp, *, host: str, port: int) -> None:
+        self._app = app
+        self._host = host
+        self._port = port
+        self._started: Future[str] = Future()
+        self._stop: Callable[[], object] = lambda: None
+        self._ended: Future[None] = Future()
+
+    async def start(self) -> str:
+        """Returns its URL. Raises if it cannot listen there."""
+        threading.Thread(target=self._run, name="anabranch-health", daemon=True).start()
+        return await asyncio.wrap_future(self._started)
+
+    async def stop(self) -> None:
+        self._stop()
+        await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=STOP_SECONDS)
+
+    def _run(self) -> None:
+        """The thread."""
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001 -- raised where the start is awaited
+            if not self._started.done():
+                self._started.set_exception(error)
+        finally:
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def stop() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(over.set)
+
+        self._stop = stop
+        server = HttpServer(self._handle, host=self._host, port=self._port)
+        await server.start()
+        self._started.set_result(server.url)
+        await over.wait()
+        await server.stop(grace=0.5)
+
+    def _handle(self, request: Request) -> Response:
+        return as_response(respond(request.method, request.path, self._app.answer))

@@ -1,0 +1,246 @@
+"""A dead letter: one record that could not be handled, with all that is needed to understand and to handle it.
+
+Values and their JSON form only: who writes a letter where is decided elsewhere. A letter is identified by its
+idempotency key, which depends on the record alone: a letter that is written twice is one letter.
+"""
+
+import hashlib
+import json
+import re
+import traceback
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from anabranch._model.streams import BEFORE_FIRST_SUB
+from anabranch.errors import CodecError, DeadLetterError
+from anabranch.records import Record
+
+__all__ = [
+    "Failure",
+    "Letter",
+    "decode_letter",
+    "encode_letter",
+    "fingerprint",
+    "idempotency_key",
+    "make_letter",
+    "stream_order",
+]
+
+SCHEMA_VERSION: Final = 1
+
+_FRAMES_MAX: Final = 8  # the innermost ones say where it failed; the outer ones are ours
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")  # what differs between two failures of one kind
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler raised. After a change of owner only type, fingerprint and number of attempts are known."""
+
+    error_type: str
+    message: str = ""
+    stack: str = ""
+    fingerprint: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        return cls(
+            error_type=_type_name(error),
+            message=_message(error),
+            stack=_stack(error),
+            fingerprint=fingerprint(error),
+        )
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """One record that was not handled, and why."""
+
+    idempotency_key: str
+    """The same for every copy of this letter."""
+    app: str
+    stream: str
+    stream_created_seconds: float
+    shard_id: str
+    sequence_number: str
+    sub_sequence_number: int = BEFORE_FIRST_SUB
+    """The index inside an aggregate; -1 for a plain record."""
+    partition_key: str | None = None
+    """None if the record was trimmed from the stream before the letter was written."""
+    explicit_hash_key: str | None = None
+    arrival_seconds: float | None = None
+    """When the service received the record, in seconds since 1970."""
+    payload: bytes | None = None
+    """None if it was trimmed from the stream, redacted, or stored elsewhere (`overflow`)."""
+    error_type: str
+    message: str = ""
+    stack: str = ""
+    fingerprint: str
+    """The same for failures of the same kind, whatever the record."""
+    attempts: int
+    """How often the handler was called with the record."""
+    attempted_seconds: tuple[float, ...] = ()
+    """When those calls started, as far as known: a new owner knows only their number."""
+    written_seconds: float
+    """When the letter was made."""
+    recovered: bool = False
+    """A new owner wrote it, because the last one crashed while it wrote. It does not know message and stack."""
+    redrive_count: int = 0
+    """How often it was redriven, and failed again."""
+    overflow: str | None = None
+    """Where the whole letter is, if it was too large for its destination."""
+    schema_version: int = SCHEMA_VERSION
+    extra: dict[str, Any] | None = None
+    """Fields that a newer version wrote. They are kept."""
+
+    @property
+    def place(self) -> str:
+        """The record, as people name it."""
+        sub = "" if self.sub_sequence_number == BEFORE_FIRST_SUB else f":{self.sub_sequence_number}"
+        return f"{self.stream}/{self.shard_id} {self.sequence_number}{sub}"
+
+    def record(self) -> Record[bytes]:
+        """The record as the consumer got it. Raises `DeadLetterError` if the letter has no payload."""
+        if self.payload is None:
+            raise DeadLetterError(f"the letter of record {self.place} has no payload", code="missing")
+        return Record(
+            stream=self.stream,
+            shard_id=self.shard_id,
+            sequence_number=self.sequence_number,
+            sub_sequence_number=self.sub_sequence_number,
+            partition_key=self.partition_key or self.idempotency_key,
+            explicit_hash_key=self.explicit_hash_key,
+            arrival_seconds=self.arrival_seconds or 0.0,
+            data=self.payload,
+            value=self.payload,
+        )
+
+
+def idempotency_key(
+    app: str, stream: str, stream_created_seconds: float, shard_id: str, sequence_number: str, sub_sequence_number: int
+) -> str:
+    """Creation times count in whole seconds: not every store and service keeps their fractions."""
+    parts = [app, stream, int(stream_created_seconds), shard_id, sequence_number, sub_sequence_number]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def make_letter(
+    *,
+    app: str,
+    stream: str,
+    stream_created_seconds: float,
+    shard_id: str,
+    sequence_number: str,
+    sub_sequence_number: int,
+    record: Record[Any] | None,
+    failure: Failure,
+    attempts: int,
+    attempted_seconds: Sequence[float] = (),
+    written_seconds: float,
+    recovered: bool = False,
+) -> Letter:
+    """`record` is None if it was trimmed from the stream."""
+    return Letter(
+        idempotency_key=idempotency_key(
+            app, stream, stream_created_seconds, shard_id, sequence_number, sub_sequence_number
+        ),
+        app=app,
+        stream=stream,
+        stream_created_seconds=stream_created_seconds,
+        shard_id=shard_id,
+        sequence_number=sequence_number,
+        sub_sequence_number=sub_sequence_number,
+        partition_key=record.partition_key if record else None,
+        explicit_hash_key=record.explicit_hash_key if record else None,
+        arrival_seconds=record.arrival_seconds if record else None,
+        payload=record.data if record else None,
+        error_type=failure.error_type,
+        message=failure.message,
+        stack=failure.stack,
+        fingerprint=failure.fingerprint,
+        attempts=attempts,
+        attempted_seconds=tuple(attempted_seconds),
+        written_seconds=written_seconds,
+        recovered=recovered,
+    )
+
+
+def stream_order(letter: Letter) -> str:
+    """Sorts the letters of a stream as their records are in it. Sequence numbers grow from parents to children, so this
+    is also the order of each key.
+    """
+    created = int(letter.stream_created_seconds)
+    return f"{letter.stream}/{created:012d}/{int(letter.sequence_number):060d}.{letter.sub_sequence_number + 1:09d}"
+
+
+def fingerprint(error: BaseException) -> str:
+    """16 hex digits that are the same for failures of the same kind: of one type, raised by one chain of functions.
+
+    Line numbers change with each release, and messages with each record, so neither counts. An error without frames (it
+    came from another process) is told by its message instead, without the numbers and quotations in it.
+    """
+    frames = _functions(error.__traceback__)
+    told_by = frames or [_VARYING.sub("#", _message(error))]
+    return hashlib.sha256(json.dumps([_type_name(error), *told_by]).encode()).hexdigest()[:16]
+
+
+def _functions(trace: TracebackType | None) -> list[str]:
+    names = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        names.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}.{code.co_qualname}")
+        trace = trace.tb_next
+    return [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _valid(str(error))
+    except Exception:  # noqa: BLE001 -- its __str__ is user code
+        return "(its text cannot be shown)"
+
+
+def _stack(error: BaseException) -> str:
+    try:
+        return _valid("".join(traceback.format_exception(error)))
+    except Exception:  # noqa: BLE001 -- it shows causes and notes, which are user code, too
+        return ""
+
+
+def _valid(text: str) -> str:
+    """Handlers can raise anything. Text that is not Unicode could not be stored or printed."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+# The JSON form: ASCII, so that every destination takes it as it is
+
+
+def encode_letter(letter: Letter) -> bytes:
+    fields: dict[str, Any] = {**(letter.extra or {}), **msgspec.structs.asdict(letter)}
+    del fields["extra"]
+    fields = {name: _valid(value) if isinstance(value, str) else value for name, value in fields.items()}
+    if letter.payload is not None:
+        fields["payload"] = b64encode(letter.payload).decode()
+    return json.dumps(fields, separators=(",", ":")).encode("ascii")
+
+
+def decode_letter(body: bytes | str) -> Letter:
+    """Raises CodecError if it is not a letter."""
+    try:
+        fields = json.loads(body)
+        known = {name: fields[name] for name in Letter.__struct_fields__ if name in fields and name != "extra"}
+        if known.get("payload") is not None:
+            known["payload"] = b64decode(known["payload"], validate=True)
+        extra = {name: value for name, value in fields.items() if name not in known}
+        letter = msgspec.convert({**known, "extra": extra or None}, Letter)
+        int(letter.sequence_number)  # letters are sorted by it
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # no infinite number, no half character
+    except (ValueError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
+        raise CodecError(f"this is not a dead letter of anabranch: {error}") from error
+    return letter

@@ -1,0 +1,377 @@
+"""All metrics by name, and how they are made of what a consumer or a producer has counted. Pure.
+
+A metric has the name that it has in CloudWatch; for a producer that is the KPL's name where the KPL has the metric.
+Exporters derive other spellings from it. A measurement without the label `shard_id` stands for the whole process, one
+with it for a shard: exporters keep the two apart, so that no sum counts a record twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from anabranch.events import Event, MetricRefused
+from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures, TimeBuckets, WriteCounters
+from anabranch.reports import ProducerStatus, StreamWrites
+
+Level: TypeAlias = Literal["none", "summary", "detailed"]
+"""`none`: nothing; `summary`: the process, or each stream of a producer; `detailed`: each shard as well."""
+Kind: TypeAlias = Literal["counter", "gauge", "times", "summary"]
+Unit: TypeAlias = Literal["Count", "Bytes", "Milliseconds", "Seconds", "None"]
+
+LEVELS: Final = ("none", "summary", "detailed")
+OWN_NAMES_MAX: Final = 100
+"""How many metrics of its own a program may have: more is a mistake, such as a name with an id in it."""
+VALUES_MAX: Final = 1_000
+"""How many different values of a summary are kept."""
+
+
+class Metric(msgspec.Struct, frozen=True):
+    name: str
+    """In CloudWatch."""
+    kind: Kind
+    unit: Unit
+    text: str
+    is_own: bool = False
+    """Whether the program named it, with `metric()`."""
+
+
+class Summary(msgspec.Struct):
+    """Many values: how many, their sum, and how often each was seen, rounded to two digits."""
+
+    count: int = 0
+    total: float = 0.0
+    values: dict[float, int] = msgspec.field(default_factory=dict)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        rounded = float(f"{value:.2g}")
+        if rounded not in self.values and len(self.values) >= VALUES_MAX:
+            rounded = min(self.values, key=lambda known: abs(known - value))
+        self.values[rounded] = self.values.get(rounded, 0) + 1
+
+    def plus(self, other: "Summary") -> "Summary":
+        return self._combined(other, 1)
+
+    def since(self, before: "Summary") -> "Summary":
+        """What was added since an earlier copy."""
+        return self._combined(before, -1)
+
+    def _combined(self, other: "Summary", sign: int) -> "Summary":
+        names = dict.fromkeys([*self.values, *other.values])
+        values = {name: self.values.get(name, 0) + sign * other.values.get(name, 0) for name in names}
+        kept = {name: count for name, count in values.items() if count}
+        return Summary(self.count + sign * other.count, self.total + sign * other.total, kept)
+
+    def copy(self) -> "Summary":
+        return Summary(self.count, self.total, dict(self.values))
+
+
+Value: TypeAlias = int | float | TimeBuckets | Summary
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    metric: Metric
+    value: Value
+    """`TimeBuckets` for times in milliseconds, a `Summary` for values that have a mean, else a number."""
+    labels: Mapping[str, str] = {}
+    """`app`, `stream`, `shard_id` or `code`, as far as they apply."""
+
+    @property
+    def is_of_shard(self) -> bool:
+        return "shard_id" in self.labels
+
+    @property
+    def grows(self) -> bool:
+        """Whether it counts since the start, so that two readings can be added or subtracted."""
+        return self.metric.kind != "gauge"
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        return self.metric.name, tuple(sorted(self.labels.items()))
+
+
+def _counter(name: str, text: str, unit: Unit = "Count") -> Metric:
+    return Metric(name, "counter", unit, text)
+
+
+def _gauge(name: str, text: str, unit: Unit = "Count") -> Metric:
+    return Metric(name, "gauge", unit, text)
+
+
+# a consumer: the process and its shards
+
+_COUNTED: Final = {
+    "handled_count": _counter("RecordsProcessed", "Records that were finished."),
+    "handled_bytes": _counter("BytesProcessed", "Bytes of finished records.", "Bytes"),
+    "read_count": _counter("RecordsRead", "Kinesis records that were read. An aggregate counts as one."),
+    "read_bytes": _counter("BytesRead", "Bytes that were read.", "Bytes"),
+    "committed_count": _counter("RecordsCommitted", "Finished records that a checkpoint covers."),
+    "failed_count": _counter("HandlerErrors", "Failed attempts to handle a record or a batch."),
+    "retry_count": _counter("Retries", "Failed attempts after which another one follows."),
+    "dead_letter_count": _counter("DeadLetters", "Records that went to the dead letters."),
+    "skipped_count": _counter("RecordsSkipped", "Records that were skipped by policy or by an operator."),
+    "throttle_count": _counter("ReadThrottles", "Reads that Kinesis refused because of its limits."),
+    "read_failure_count": _counter("ReadErrors", "Reads that failed in another way."),
+}
+PROCESSING_LATENCY: Final = Metric("ProcessingLatency", "times", "Milliseconds", "How long handler calls took.")
+ERROR_RATE: Final = Metric("ErrorRate", "summary", "None", "The share of attempts to handle records that failed.")
+BEHIND: Final = _gauge(
+    "MillisBehindLatest", "How far the last read was behind the tip, as Kinesis said.", "Milliseconds"
+)
+LAG: Final = _gauge("ConsumerLag", "The age of the oldest unfinished record.", "Milliseconds")
+RETENTION_LEFT: Final = _gauge("RetentionLeft", "Time until the oldest unfinished record is trimmed.", "Seconds")
+CHECKPOINT_AGE: Final = _gauge("CheckpointAge", "Time since the checkpoint was last written.", "Seconds")
+UNFINISHED: Final = _gauge("UnfinishedRecords", "Records that were taken and are not finished.")
+BUFFERED: Final = _gauge("BufferedBytes", "Bytes of records that are read and not finished.", "Bytes")
+SUBSCRIPTION_AGE: Final = _gauge("SubscriptionAge", "For how long a subscription (fan-out) is active.", "Seconds")
+STALLED: Final = _gauge("StalledShards", "Shards that are stalled, for a reason that status() names.")
+ACTIVE_SHARDS: Final = _gauge("ActiveShards", "Shards that this process holds.")
+LEASES_HELD: Final = _gauge("LeasesHeld", "Leases that this process holds.")
+LEASES_TAKEN: Final = _counter("LeasesTaken", "Leases that this process took.")
+HAND_OFFS: Final = _counter("HandOffs", "Leases that this process gave to another worker.")
+LEASES_LOST: Final = _counter("LeasesLost", "Leases that this process lost.")
+BUDGET_USED: Final = _gauge("BudgetUsedBytes", "Bytes of the budget in use, with reads under way.", "Bytes")
+BUDGET_LIMIT: Final = _gauge("BudgetLimitBytes", "The byte budget.", "Bytes")
+DEAD_LETTER_AGE: Final = _gauge("DeadLetterAge", "Time since the last record went to the dead letters.", "Seconds")
+STORE_TIME: Final = Metric("StoreCallTime", "times", "Milliseconds", "How long calls to the lease store took.")
+STORE_ERRORS: Final = _counter("StoreErrors", "Calls to the lease store that failed or had no answer.")
+STORE_THROTTLES: Final = _counter("StoreThrottles", "Calls that the lease store throttled.")
+LOOP_LAG: Final = Metric("LoopLag", "times", "Milliseconds", "How late the event loop was.")
+
+
+def consumer_measurements(
+    measures: ConsumerMeasures, own: Mapping[str, Summary], level: Level
+) -> Iterator[Measurement]:
+    """`own`: the metrics that the program named."""
+    labels = {"app": measures.app}
+    shards = measures.shards
+    yield from _counted(measures.counters, labels)
+    for metric, value in (
+        (BEHIND, measures.millis_behind_latest),
+        (LAG, _largest(_lag_ms(shard) for shard in shards)),
+        (RETENTION_LEFT, min((s.retention_left for s in shards if s.retention_left is not None), default=None)),
+        (CHECKPOINT_AGE, _largest(shard.checkpoint_age for shard in shards)),
+        (UNFINISHED, sum(shard.unfinished_count for shard in shards)),
+        (BUFFERED, measures.buffered_bytes),
+        (SUBSCRIPTION_AGE, _largest(shard.subscription_age for shard in shards)),
+        (STALLED, sum(shard.reason is not None for shard in shards)),
+        (ACTIVE_SHARDS, len(shards)),
+        (LEASES_HELD, len(shards)),
+        (LEASES_TAKEN, measures.lease_taken_count),
+        (HAND_OFFS, measures.hand_off_count),
+        (LEASES_LOST, measures.lease_lost_count),
+        (BUDGET_USED, measures.budget_used_bytes),
+        (BUDGET_LIMIT, measures.budget_limit_bytes),
+        (DEAD_LETTER_AGE, measures.dead_letter_age),
+        (STORE_TIME, measures.store_calls),
+        (STORE_ERRORS, measures.store_failure_count),
+        (STORE_THROTTLES, measures.store_throttle_count),
+        (LOOP_LAG, measures.loop_lags),
+    ):
+        if value is not None:
+            yield Measurement(metric=metric, value=value, labels=labels)
+    for name, summary in own.items():
+        yield Measurement(
+            metric=Metric(name, "summary", "None", "A metric of the program.", is_own=True),
+            value=summary.copy(),
+            labels=labels,
+        )
+    if level == "detailed":
+        for shard in shards:
+            yield from _shard_measurements(shard, labels)
+
+
+def _shard_measurements(shard: ShardMeasures, of_app: Mapping[str, str]) -> Iterator[Measurement]:
+    labels = {**of_app, "stream": shard.stream, "shard_id": shard.shard_id}
+    yield from _counted(shard.counters, labels)
+    for metric, value in (
+        (BEHIND, shard.millis_behind_latest),
+        (LAG, _lag_ms(shard)),
+        (RETENTION_LEFT, shard.retention_left),
+        (CHECKPOINT_AGE, shard.checkpoint_age),
+        (UNFINISHED, shard.unfinished_count),
+        (BUFFERED, shard.buffered_bytes),
+        (SUBSCRIPTION_AGE, shard.subscription_age),
+        (STALLED, int(shard.reason is not None)),
+    ):
+        if value is not None:
+            yield Measurement(metric=metric, value=value, labels=labels)
+
+
+def _counted(counters: Counters, labels: Mapping[str, str]) -> Iterator[Measurement]:
+    for name, metric in _COUNTED.items():
+        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    yield Measurement(metric=PROCESSING_LATENCY, value=counters.calls.copy(), labels=labels)
+    failed, tried = counters.failed_count, counters.handled_count + counters.failed_count
+    yield Measurement(metric=ERROR_RATE, value=Summary(tried, failed), labels=labels)
+
+
+def _lag_ms(shard: ShardMeasures) -> float | None:
+    return None if shard.lag is None else round(shard.lag * 1_000)
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+# a producer: its streams and their shards, under the KPL's names
+
+_WRITTEN: Final = {
+    "delivered_count": _counter("UserRecordsPut", "User records that were delivered."),
+    "delivered_bytes": _counter("UserRecordsDataPut", "Bytes of delivered user records, with their keys.", "Bytes"),
+    "kinesis_count": _counter("KinesisRecordsPut", "Kinesis records that were delivered."),
+    "kinesis_bytes": _counter("KinesisRecordsDataPut", "Bytes of delivered Kinesis records.", "Bytes"),
+    "throttle_count": _counter("WriteThrottles", "Kinesis records that a shard refused because of its limits."),
+}
+_WRITTEN_OF_STREAM: Final = {
+    "failed_count": _counter("UserRecordsFailed", "User records that were not delivered."),
+    "expired_count": _counter("UserRecordExpired", "User records whose delivery timeout passed."),
+    "attempt_count": _counter("Attempts", "Kinesis records that were sent, retries included."),
+    "request_count": _counter("Requests", "PutRecords calls."),
+}
+RECEIVED: Final = _counter("UserRecordsReceived", "User records that were put.")
+PENDING: Final = _gauge("UserRecordsPending", "User records without an outcome.")
+ALL_ERRORS: Final = _counter("AllErrors", "Failed attempts of Kinesis records.")
+ERRORS_BY_CODE: Final = _counter("ErrorsByCode", "Failed attempts of Kinesis records, by error code.")
+RETRIES_PER_RECORD: Final = Metric("RetriesPerRecord", "summary", "Count", "Retries per Kinesis record.")
+BUFFERING_TIME: Final = Metric("BufferingTime", "times", "Milliseconds", "From the put until it is sent.")
+REQUEST_TIME: Final = Metric("RequestTime", "times", "Milliseconds", "How long PutRecords calls took.")
+PER_KINESIS_RECORD: Final = Metric(
+    "UserRecordsPerKinesisRecord", "summary", "Count", "User records per delivered Kinesis record."
+)
+KINESIS_PER_REQUEST: Final = Metric(
+    "KinesisRecordsPerPutRecordsRequest", "summary", "Count", "Kinesis records per call."
+)
+USER_PER_REQUEST: Final = Metric("UserRecordsPerPutRecordsRequest", "summary", "Count", "User records per call.")
+AGGREGATION_RATIO: Final = Metric(
+    "AggregationRatio", "summary", "None", "The share of delivered user records that were aggregated."
+)
+LIMITER_RATE: Final = _gauge(
+    "LimiterRate", "The share of the full rate at which the slowest shard is written to.", "None"
+)
+IN_FLIGHT: Final = _gauge("RequestsInFlight", "PutRecords calls without a response.")
+WRITE_BUFFERED: Final = _gauge("ProducerBufferedBytes", "Bytes of the producer's buffer in use.", "Bytes")
+WRITE_BUFFER: Final = _gauge("ProducerBufferLimitBytes", "The size of the producer's buffer.", "Bytes")
+PUTS_WAITING: Final = _gauge("PutsWaiting", "Puts that wait for buffer space.")
+
+
+def producer_measurements(status: ProducerStatus, level: Level) -> Iterator[Measurement]:
+    yield Measurement(metric=WRITE_BUFFERED, value=status.buffered_bytes)
+    yield Measurement(metric=WRITE_BUFFER, value=status.buffer_limit_bytes)
+    yield Measurement(metric=PUTS_WAITING, value=status.waiting_count)
+    for stream in status.streams:
+        yield from _stream_measurements(stream)
+        for shard in stream.shards if level == "detailed" else ():
+            labels = {"stream": stream.stream, "shard_id": shard.shard_id}
+            yield from _written(shard.counters, labels)
+            yield Measurement(metric=LIMITER_RATE, value=shard.rate_share, labels=labels)
+
+
+def _stream_measurements(stream: StreamWrites) -> Iterator[Measurement]:
+    labels, counters = {"stream": stream.stream}, stream.counters
+    yield from _written(counters, labels)
+    for name, metric in _WRITTEN_OF_STREAM.items():
+        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    settled, requests = counters.delivered_count + counters.failed_count, counters.request_count
+    for metric, value in (
+        (RECEIVED, settled + stream.pending_count),
+        (PENDING, stream.pending_count),
+        (IN_FLIGHT, stream.requests_in_flight),
+        (RETRIES_PER_RECORD, Summary(counters.attempt_count - counters.retry_count, counters.retry_count)),
+        (BUFFERING_TIME, counters.buffering),
+        (REQUEST_TIME, counters.requests),
+        (PER_KINESIS_RECORD, Summary(counters.kinesis_count, counters.delivered_count)),
+        (KINESIS_PER_REQUEST, Summary(requests, counters.attempt_count)),
+        (USER_PER_REQUEST, Summary(requests, counters.user_attempt_count)),
+        (AGGREGATION_RATIO, Summary(counters.delivered_count, counters.aggregated_count)),
+        (LIMITER_RATE, min((shard.rate_share for shard in stream.shards), default=None)),
+    ):
+        if value is not None:
+            yield Measurement(metric=metric, value=value, labels=labels)
+
+
+def _written(counters: WriteCounters, labels: Mapping[str, str]) -> Iterator[Measurement]:
+    for name, metric in _WRITTEN.items():
+        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    yield Measurement(metric=ALL_ERRORS, value=sum(counters.errors.values()), labels=labels)
+    for code, count in sorted(counters.errors.items()):
+        yield Measurement(metric=ERRORS_BY_CODE, value=count, labels={**labels, "code": code})
+
+
+KNOWN_METRICS: Final = (
+    *_COUNTED.values(),
+    *_WRITTEN.values(),
+    *_WRITTEN_OF_STREAM.values(),
+    *(value for value in tuple(globals().values()) if isinstance(value, Metric)),
+)
+
+
+# the program's own
+
+
+class OwnMetrics:
+    """What the program reports with `metric()`. It never raises: a record must not fail because of a metric."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self.summaries: dict[str, Summary] = {}
+        self._emit = emit
+        self._refused: set[str] = set()
+
+    def add(self, name: str, value: float) -> None:
+        summary = self.summaries.get(name)
+        if not isfinite(value):
+            self._refuse(name, f"{value} is no number that can be added up")
+        elif summary is not None:
+            summary.add(value)
+        elif name in _KNOWN_NAMES:
+            self._refuse(name, "the library has a metric of that name; choose another")
+        elif len(self.summaries) >= OWN_NAMES_MAX:
+            self._refuse(name, f"there are {OWN_NAMES_MAX} metrics already; put no ids or keys into a name")
+        else:
+            self.summaries[name] = summary = Summary()
+            summary.add(value)
+
+    def _refuse(self, name: str, why: str) -> None:
+        if name not in self._refused and len(self._refused) < OWN_NAMES_MAX:
+            self._refused.add(name)
+            self._emit(MetricRefused(metric=name, why=why))
+
+
+_KNOWN_NAMES: Final = frozenset(metric.name for metric in KNOWN_METRICS)
+
+
+_WORST_IS_SMALLEST: Final = frozenset({RETENTION_LEFT.name, LIMITER_RATE.name})
+
+
+def merged(measured: Iterable[Measurement]) -> list[Measurement]:
+    """Measurements of several consumers or producers with the same labels as one: counters, sizes and numbers are added
+    up, of everything else the worst counts.
+    """
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], Measurement] = {}
+    for one in measured:
+        other = found.get(one.key)
+        found[one.key] = one if other is None else replace(one, value=_merged_value(one.metric, one.value, other.value))
+    return list(found.values())
+
+
+def _merged_value(metric: Metric, one: Value, other: Value) -> Value:
+    if metric.kind != "gauge" or metric.unit in {"Count", "Bytes"}:
+        return added(one, other)
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    return min(one, other) if metric.name in _WORST_IS_SMALLEST else max(one, other)
+
+
+def added(one: Value, other: Value, sign: int = 1) -> Value:
+    """Two readings of a metric that grows, added or (sign -1) subtracted."""
+    if isinstance(one, TimeBuckets) and isinstance(other, TimeBuckets):
+        return one.plus(other) if sign > 0 else one.since(other)
+    if isinstance(one, Summary) and isinstance(other, Summary):
+        return one.plus(other) if sign > 0 else one.since(other)
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    return one + sign * other

@@ -1,0 +1,132 @@
+"""Metrics for Prometheus: a collector of the `prometheus-client` library, asked with each scrape.
+
+`RecordsProcessed` becomes `anabranch_records_processed_total`, and `anabranch_shard_records_processed_total` for each
+shard (`level="detailed"`). Times are in seconds, as Prometheus wants them. All consumers and producers that use one
+registry share one collector, because a registry refuses a name that comes twice.
+"""
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from anabranch.errors import ConfigurationError
+from anabranch.measures import BOUNDS_MS, TimeBuckets
+from anabranch.metrics.catalogue import Level, Measurement, Metric, Summary
+from anabranch.metrics.sources import Source, check_level, read_all
+
+_LABELS: Final = ("app", "stream", "shard_id", "code", "worker")
+_SCALES: Final = {"Milliseconds": (0.001, "_seconds"), "Seconds": (1, "_seconds"), "Bytes": (1, "_bytes")}
+_WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def snake_case(name: str) -> str:
+    """`RecordsProcessed` as `records_processed`; what is no letter or digit becomes an underscore."""
+    return re.sub(r"\W", "_", _WORD.sub("_", name), flags=re.ASCII).lower()
+
+
+class Prometheus:
+    """Registers the metrics in a registry of `prometheus-client`: the default one, or `registry=`."""
+
+    def __init__(self, *, level: Level = "summary", registry: Any = None) -> None:
+        client = _client()
+        self.level: Level = check_level(level)
+        self.registry = client.REGISTRY if registry is None else registry
+        if not callable(getattr(self.registry, "register", None)):
+            raise ConfigurationError(f"registry is {registry!r}; it must be a prometheus_client.CollectorRegistry")
+
+    def start(self, source: Source) -> None:
+        collector_of(self.registry).sources[source] = self.level
+
+    async def stop(self, source: Source) -> None:
+        """What was counted stays: a scrape that comes later must not see the counters disappear."""
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client  # noqa: PLC0415 -- an optional dependency
+    except ImportError:
+        raise ConfigurationError("Prometheus needs its client library: pip install 'anabranch[prometheus]'") from None
+    return prometheus_client
+
+
+class Collector:
+    """As `prometheus-client` wants it: `collect` yields families, each with all of its samples."""
+
+    def __init__(self) -> None:
+        self.sources: weakref.WeakKeyDictionary[Source, Level] = weakref.WeakKeyDictionary()
+
+    def describe(self) -> Iterable[Any]:
+        """No names: they are known when there is something to collect."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        yield from families(read_all(self.sources, Prometheus))
+
+
+_collectors: "weakref.WeakKeyDictionary[Any, Collector]" = weakref.WeakKeyDictionary()
+"""By registry."""
+
+
+def collector_of(registry: Any) -> Collector:
+    collector = _collectors.get(registry)
+    if collector is None:
+        collector = _collectors[registry] = Collector()
+        registry.register(collector)
+    return collector
+
+
+def families(measured: Iterable[Measurement]) -> Iterator[Any]:
+    """`prometheus-client`'s families of the measurements, samples of one name together."""
+    found: dict[str, Any] = {}
+    for one in measured:
+        name = family_name(one.metric, of_shard=one.is_of_shard)
+        if name not in found:
+            found[name] = _family(name, one.metric, of_shard=one.is_of_shard)
+        _add_sample(found[name], one)
+    return iter(found.values())
+
+
+def family_name(metric: Metric, *, of_shard: bool) -> str:
+    scope = "custom_" if metric.is_own else "shard_" if of_shard else ""
+    suffix = _SCALES.get(metric.unit, (1, ""))[1]
+    words = snake_case(metric.name)
+    if metric.unit == "Milliseconds":
+        words = words.removeprefix("millis_")
+    has_unit = suffix.removeprefix("_") in words.split("_")
+    return f"anabranch_{scope}{words}{'' if has_unit else suffix}"
+
+
+def _family(name: str, metric: Metric, *, of_shard: bool) -> Any:
+    from prometheus_client import core  # noqa: PLC0415 -- an optional dependency
+
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "times": core.HistogramMetricFamily,
+        "summary": core.SummaryMetricFamily,
+    }
+    return kinds[metric.kind](name, f"{metric.text}{' Of each shard.' if of_shard else ''}", labels=_LABELS)
+
+
+def _add_sample(family: Any, one: Measurement) -> None:
+    labels, scale = _texts(one.labels), _SCALES.get(one.metric.unit, (1, ""))[0]
+    if isinstance(one.value, TimeBuckets):
+        family.add_metric(labels, buckets=list(_buckets(one.value)), sum_value=one.value.total_ms * scale)
+    elif isinstance(one.value, Summary):
+        family.add_metric(labels, count_value=one.value.count, sum_value=one.value.total * scale)
+    else:
+        family.add_metric(labels, one.value * scale)
+
+
+def _texts(labels: Mapping[str, str]) -> list[str]:
+    """Empty for a label that does not apply: Prometheus takes it for a missing one."""
+    return [labels.get(name, "") for name in _LABELS]
+
+
+def _buckets(times: TimeBuckets) -> Iterator[tuple[str, int]]:
+    count = 0
+    for bound_ms, found in zip(BOUNDS_MS, times.counts, strict=False):
+        count += found
+        yield str(bound_ms / 1_000), count
+    yield "+Inf", times.count

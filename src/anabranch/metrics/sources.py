@@ -1,0 +1,186 @@
+"""What exporters read: a consumer or a producer, from any thread, without delaying its records.
+
+A read runs on the event loop of its owner, between two steps. An exporter in another thread asks for it and waits a
+moment; if the loop is busy for longer, it gets the previous reading.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from msgspec.structs import replace
+
+from anabranch._loop_reads import read_on, running_loop
+from anabranch.config import Aws
+from anabranch.errors import ConfigurationError
+from anabranch.events import Event, ExporterFailed, ExporterRecovered
+from anabranch.metrics.catalogue import LEVELS, Level, Measurement, added, merged
+
+E = TypeVar("E")
+
+
+class Source:
+    """One consumer or producer, as exporters see it."""
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[Level], Iterable[Measurement]],
+        emit: Callable[[Event], None],
+        *,
+        namespace: str,
+        aws: Aws | None = None,
+        reads_anywhere: bool = False,
+    ) -> None:
+        """`reads_anywhere`: `read` may be called in any thread."""
+        self.name = name
+        self._reads_anywhere = reads_anywhere
+        self.namespace = namespace
+        """For CloudWatch, if the exporter has none of its own."""
+        self.aws = aws
+        self._read = read
+        self._emit = emit
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last: dict[Level, list[Measurement]] = {}
+        self._ended: dict[Any, Measurement] = {}
+        """What earlier runs counted: counters never go back."""
+        self._failures: dict[str, int] = {}
+        """Failures in a row, by exporter."""
+
+    def begin_run(self) -> None:
+        """Its owner counts from zero again."""
+        counted = [one for one in self._measure("summary") if one.grows and not one.metric.is_own]
+        self._ended = {one.key: one for one in counted}
+
+    def begin(self) -> None:
+        """Its owner runs on the present event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def end(self) -> None:
+        """Its owner has ended: only what it counted is left. On its event loop."""
+        final = [one for one in self._measure("detailed") if one.grows]
+        self._last = {"summary": [one for one in final if not one.is_of_shard], "detailed": final}
+        self._loop = None
+
+    def forget_shards(self) -> None:
+        """After the end: the shards are another's now."""
+        self._last["detailed"] = self._last["summary"]
+
+    def read(self, level: Level) -> list[Measurement]:
+        """All measurements of this level, from any thread."""
+        if self._reads_anywhere:
+            self._last[level] = list(self._read(level))
+        elif self._loop is not None:
+            with suppress(TimeoutError, RuntimeError):  # busy or closed: the previous reading has to do
+                self._last[level] = read_on(self._loop, lambda: self._measure(level))
+        return self._last.get(level, [])
+
+    def _measure(self, level: Level) -> list[Measurement]:
+        if not self._ended:
+            return list(self._read(level))
+        before, now = dict(self._ended), []
+        for one in self._read(level):
+            earlier = before.pop(one.key, None)
+            now.append(one if earlier is None else replace(one, value=added(one.value, earlier.value)))
+        return now + list(before.values())
+
+    # failures: an event, never an outage
+
+    def failed(self, exporter: "type[Exporter] | Exporter", error: Exception) -> None:
+        name = (exporter if isinstance(exporter, type) else type(exporter)).__name__
+        count = self._failures[name] = self._failures.get(name, 0) + 1
+        if count & (count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
+            self._tell(ExporterFailed(exporter=name, error=f"{type(error).__name__}: {error}", failure_count=count))
+
+    def succeeded(self, exporter: "Exporter") -> None:
+        if count := self._failures.pop(type(exporter).__name__, 0):
+            self._tell(ExporterRecovered(exporter=type(exporter).__name__, failure_count=count))
+
+    def _tell(self, event: Event) -> None:
+        loop = self._loop
+        if loop is None or running_loop() is loop:
+            self._emit(event)
+            return
+        try:
+            loop.call_soon_threadsafe(self._emit, event)
+        except RuntimeError:  # the loop is closed
+            self._emit(event)
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """Takes metrics elsewhere. Its methods are called on the event loop and must not block. One exporter can serve
+    several consumers and producers.
+    """
+
+    level: Level
+
+    def start(self, source: Source) -> None: ...
+
+    async def stop(self, source: Source) -> None:
+        """`source` has ended, but can still be read. Takes a few seconds at most."""
+
+
+def read_all(sources: Mapping[Source, Level], exporter: type[Exporter]) -> list[Measurement]:
+    """All measurements of several sources. One that fails is reported, and the others are read."""
+    measured: list[Measurement] = []
+    for source, level in list(sources.items()):
+        try:
+            measured += source.read(level)
+        except Exception as error:  # noqa: BLE001 -- a failing read must not spoil the rest
+            source.failed(exporter, error)
+    return merged(measured)
+
+
+def check_level(level: object) -> Level:
+    if level not in LEVELS:
+        raise ConfigurationError(f"level is {level!r}; it must be 'none', 'summary' or 'detailed'")
+    return level
+
+
+class Exporters:
+    """The exporters of one consumer or producer. A failing one is reported, and changes nothing else."""
+
+    def __init__(self, given: object, source: Source) -> None:
+        self._exporters = check_exporters(given)
+        self.source = source
+        self._is_started = False
+
+    def start(self) -> None:
+        if self._is_started:
+            return
+        self._is_started = True
+        self.source.begin()
+        for exporter in self._exporters:
+            try:
+                exporter.start(self.source)
+            except Exception as error:  # noqa: BLE001 -- an exporter must not keep records from being handled
+                self.source.failed(exporter, error)
+
+    def of_type(self, kind: type[E]) -> list[E]:
+        return [exporter for exporter in self._exporters if isinstance(exporter, kind)]
+
+    async def stop(self) -> None:
+        if not self._is_started:
+            return
+        self._is_started = False
+        self.source.end()
+        outcomes = await asyncio.gather(
+            *(exporter.stop(self.source) for exporter in self._exporters), return_exceptions=True
+        )
+        for exporter, outcome in zip(self._exporters, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                self.source.failed(exporter, outcome)
+        self.source.forget_shards()
+
+
+def check_exporters(given: object) -> Sequence[Exporter]:
+    if not isinstance(given, list | tuple):
+        raise ConfigurationError(f"metrics is {given!r}; it must be a list of exporters, such as [Prometheus()]")
+    for exporter in given:
+        if isinstance(exporter, type) or not isinstance(exporter, Exporter):
+            raise ConfigurationError(
+                f"metrics has {exporter!r}; it must be an exporter from anabranch.metrics, such as Prometheus()"
+            )
+    return tuple(exporter for exporter in given if exporter.level != "none")

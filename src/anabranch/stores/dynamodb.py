@@ -1,0 +1,695 @@
+"""The lease store on Amazon DynamoDB: for fleets on several machines.
+
+One table holds the rows of many applications. Its key is `PK` and `SK`:
+
+    PK                    SK                                what
+    a#<app>               app                               the application
+    a#<app>               m#<app_id>#<member>               its members
+    a#<app>               c#<app_id>#<command>              which commands are pending
+    a#<app>               d#<app_id>                        which deletions have not ended
+    l#<app>#<app_id>      s#<stream>                        its streams
+    l#<app>#<app_id>      l#<stream>#<generation>#<shard>   its leases
+    v#<app>#<app_id>      m#<member>                        what members report about their shards
+    v#<app>#<app_id>      c#<command>                       its commands
+
+A poll is one query of the first partition (rule R1). Each operation is one conditional write, sent once. It returns the
+row as it was before; what the write made of it is computed with the same functions that the other stores use. A command
+is decided by its row in the third partition; the one in the first only brings it to the workers.
+
+It decides nothing about leases, and has no clock. It does not know the engine.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from anabranch._aws.dynamodb_client import Item, ItemKey, ItemWrite, WriteOutcome
+from anabranch._core.leases import rows
+from anabranch._model.leases import (
+    REQUESTS_MAX,
+    AppRow,
+    Conflict,
+    ControlRow,
+    HeartbeatAnswer,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    LeaseRows,
+    MemberRow,
+    Place,
+    Poll,
+    StatusRow,
+    StreamRow,
+)
+from anabranch._model.streams import TRIM_HORIZON
+from anabranch._ports import LeaseStore
+from anabranch.config import Aws
+from anabranch.errors import LeaseStoreInvalidError, UsageError
+from anabranch.stores import row_codec
+from anabranch.stores.dynamodb_table import DynamoDbTable
+from anabranch.stores.row_codec import Columns
+from anabranch.stores.row_store import Row
+
+__all__ = ["DEFAULT_TABLE", "DynamoDbLeaseStore"]
+
+DEFAULT_TABLE: Final = "anabranch"
+_CHECKPOINT_SECONDS: Final = 10.0
+"""Each commit of a shard costs a write."""
+_LEASE_PARTITIONS: Final = 1
+"""How many partition keys the leases of an application are spread over."""
+_DELETED_TOGETHER_MAX: Final = 16
+
+R = TypeVar("R", bound=Row)
+
+
+# Rows as items
+
+
+def _timestamp(wall_ms: int) -> str:
+    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=wall_ms)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _wall_ms(timestamp: str) -> int:
+    return (datetime.fromisoformat(timestamp) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
+_RENAMED: Final = {
+    "application": "app_name",
+    "owner": "lease_owner",
+    "records_handled": "records_processed",
+    "checkpointed_wall_ms": "checkpoint_timestamp",
+    "created_wall_ms": "created_timestamp",
+    "joined_wall_ms": "joined_timestamp",
+    "requested_wall_ms": "requested_timestamp",
+    "stopped_wall_ms": "stopped_timestamp",
+    "name": "stream_name",
+}
+"""Columns whose attributes have the names that people know from KCL, or plainer ones."""
+_BOOLEANS: Final = frozenset({"bootstrapped", "completed", "draining", "paused", "reads_healthy"})
+_ALWAYS: Final = frozenset({"completed", "count", "counter", "epoch", "incarnation", "place", "revision", "state"})
+"""Columns that conditions compare: stored even if they have their default."""
+_NOT_FIELDS: Final = frozenset(
+    {"PK", "SK", "app_name", "stream_name", "shard_id", "region", "lease_partitions", "requests_made", "wanted"}
+)
+"""Attributes beside the fields of a row: its key, what people look for, and what belongs to this store."""
+
+
+class _Shape:
+    """How rows of one kind become items. Fields that have their default are not stored. The attributes of a newer
+    version are kept as they are.
+    """
+
+    def __init__(
+        self,
+        columns: tuple[str, ...],
+        flatten: Callable[[Any], Columns],
+        read: Callable[[Columns], Any],
+        example: Row,
+        *,
+        in_key: tuple[str, ...],
+        count: str = "",
+    ) -> None:
+        """`in_key` are the columns that the item's key has. `example` has the defaults. `count` is the attribute of the
+        row's version.
+        """
+        renamed = _RENAMED | {"count": count}
+        self._columns = columns
+        self._flatten = flatten
+        self._read = read
+        self._in_key = in_key
+        self._fields = {name: renamed.get(name, name) for name in columns if name not in in_key and name != "extra"}
+        self._defaults = dict(zip(columns, flatten(example), strict=True))
+        self._known = {*self._fields.values(), *_NOT_FIELDS}
+
+    def values(self, row: Row) -> dict[str, Any]:
+        """The attributes of all fields; None where the field has its default."""
+        column = dict(zip(self._columns, self._flatten(row), strict=True))
+        found = {}
+        for name, attribute in self._fields.items():
+            value = column[name]
+            if value == self._defaults[name] and name not in _ALWAYS:
+                value = None
+            elif name in _BOOLEANS:
+                value = bool(value)
+            elif name.endswith("_wall_ms") and value is not None:
+                value = _timestamp(value)
+            found[attribute] = value
+        return found
+
+    def row(self, item: Item, key: Columns) -> Any:
+        """`key` has the columns that are in the item's key."""
+        column = dict(self._defaults)
+        for name, attribute in self._fields.items():
+            value = item.get(attribute)
+            if value is not None:
+                if name in _BOOLEANS:
+                    value = int(value)
+                elif name.endswith("_wall_ms"):
+                    value = _wall_ms(value)
+                column[name] = value
+        column |= dict(zip(self._in_key, key, strict=True))
+        extra = {name: value for name, value in item.items() if name not in self._known}
+        column["extra"] = msgspec.json.encode(extra).decode()
+        return self._read(tuple(column[name] for name in self._columns))
+
+
+_APP: Final = _Shape(
+    row_codec.APP_COLUMNS,
+    row_codec.app_columns,
+    row_codec.app_row,
+    AppRow(app="", app_id="", created_wall_ms=-1),
+    in_key=(),
+)
+_STREAM: Final = _Shape(
+    row_codec.STREAM_COLUMNS,
+    lambda row: row_codec.stream_columns("", "", row),
+    row_codec.stream_row,
+    StreamRow(stream_key="", name="", arn="", created_seconds=0.0, origin=TRIM_HORIZON),
+    in_key=("application", "app_id", "stream"),
+    count="version",
+)
+_LEASE: Final = _Shape(
+    row_codec.LEASE_COLUMNS,
+    lambda row: row_codec.lease_columns("", "", row),
+    row_codec.lease_row,
+    LeaseRow(key=LeaseKey("", 0, "")),
+    in_key=("application", "app_id", "stream", "generation", "shard"),
+    count="lease_count",
+)
+_MEMBER: Final = _Shape(
+    row_codec.MEMBER_COLUMNS,
+    lambda row: row_codec.member_columns("", "", replace(row, wanted=())),
+    row_codec.member_row,
+    MemberRow(member_id="", expiry_ms=0, protocol=""),
+    in_key=("application", "app_id", "member", "wanted"),
+)
+_STATUS: Final = _Shape(
+    row_codec.STATUS_COLUMNS,
+    lambda row: row_codec.status_columns("", "", row),
+    row_codec.status_row,
+    StatusRow(member_id="", revision=0),
+    in_key=("application", "app_id", "member"),
+)
+_COMMAND: Final = _Shape(
+    row_codec.CONTROL_COLUMNS,
+    lambda row: row_codec.control_columns("", "", row),
+    row_codec.control_row,
+    ControlRow(command_id="", action=""),
+    in_key=("application", "app_id", "command"),
+)
+
+
+_HEARTBEAT_FIELDS: Final = (
+    "counter",
+    *(name for name in HeartbeatWrite.__struct_fields__ if name in set(MemberRow.__struct_fields__) - {"member_id"}),
+)
+
+
+def _heartbeat_values(write: HeartbeatWrite) -> dict[str, Any]:
+    """The attributes that a heartbeat writes, besides the answered requests."""
+    blank = MemberRow(member_id=write.member_id, expiry_ms=0, counter=write.attempt - 1)
+    row = rows.heartbeat(blank, write)
+    assert row is not None
+    values = _MEMBER.values(row)
+    return {name: values[name] for name in _HEARTBEAT_FIELDS}
+
+
+# The store
+
+
+class DynamoDbLeaseStore(LeaseStore):
+    """Leases in a DynamoDB table, for workers on any number of machines. Several applications can share a table.
+
+    `endpoint_url` is for DynamoDB Local. Without `region`, the standard AWS chain decides.
+    """
+
+    checkpoint_interval = _CHECKPOINT_SECONDS
+
+    def __init__(
+        self,
+        app: str,
+        table: str = DEFAULT_TABLE,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        create_table: bool = True,
+        aws: Aws | None = None,
+    ) -> None:
+        self.app = app
+        self.table = DynamoDbTable(table, region=region, endpoint_url=endpoint_url, may_create=create_table, aws=aws)
+        self._shown = f"dynamodb://{table}" + (f"?region={region}" if region else "")
+        self._app_id: str | None = None
+        self._counters: dict[str, int] = {}
+        """The last acknowledged heartbeat of each member of this process."""
+        self._leases_read: dict[str, tuple[Any, LeaseRow]] = {}
+        """Leases by sort key, as they were last read: their attributes, and the row."""
+
+    def __str__(self) -> str:
+        return self._shown
+
+    async def close(self) -> None:
+        await self.table.close()
+
+    async def identity(self) -> str:
+        return await self.table.identity()
+
+    async def applications(self) -> list[str]:
+        """The applications of the table, sorted. Reads the whole table; creates nothing."""
+        if await self.table.describe() is None:
+            return []
+        return sorted(str(item["PK"]).removeprefix("a#") for item in await self.table.scan("app"))
+
+    # the application
+
+    async def open(self, app: AppRow) -> AppRow:
+        if app.app != self.app:
+            raise UsageError(f"this lease store was made for application {self.app!r}, not for {app.app!r}")
+        await self.table.open()
+        item = await self.table.get(self._app_key)
+        if item is None:
+            made = replace(app, incarnation=await self.identity())
+            region = await self.table.region()
+            item = _APP.values(made) | made.extra | {"region": region, "lease_partitions": _LEASE_PARTITIONS}
+            written = await self.table.put(self._app_key, item)
+            item = item if written.holds else _found(written)
+        row = self._app_row(item)
+        self._check_place(item, await self.table.region())
+        self._app_id = row.app_id
+        return row
+
+    def _check_place(self, item: Item, region: str) -> None:
+        """A global table has replicas in several regions, which see each other's writes late: one region is used."""
+        if (recorded := item.get("region", region)) != region:
+            raise LeaseStoreInvalidError(
+                f"application {self.app!r} uses DynamoDB table {self.table.name!r} in {recorded}, not in {region}",
+                code="other_region",
+                advice=f"write leases='dynamodb://{self.table.name}?region={recorded}' for all its workers: a global "
+                "table shows writes of another region late, so that two workers could own a shard",
+            )
+        if (partitions := item.get("lease_partitions", _LEASE_PARTITIONS)) != _LEASE_PARTITIONS:
+            raise LeaseStoreInvalidError(
+                f"application {self.app!r} spreads its leases over {partitions} partitions, which a newer anabranch "
+                "wrote",
+                advice="upgrade this worker",
+            )
+
+    async def read_app(self) -> AppRow | None:
+        try:
+            item = await self.table.get(self._app_key)
+        except LeaseStoreInvalidError as error:
+            if error.code == "table_missing":
+                return None
+            if error.code == "wrong_key_schema":
+                await self.identity()  # says what table it is
+            raise
+        return None if item is None else self._app_row(item)
+
+    async def poll(self) -> Poll:
+        app_id = self._opened
+        # The application comes last: of another one nothing is believed.
+        items = await self.table.query(f"a#{self.app}")
+        app, members, pending = None, [], []
+        for item in items:
+            kind, _, rest = str(item["SK"]).partition("#")
+            if kind == "app":
+                app = self._app_row(item)
+            elif rest.startswith(f"{app_id}#"):
+                name = rest.removeprefix(f"{app_id}#")
+                if kind == "m":
+                    members.append(self._member_row(item))
+                elif kind == "c":
+                    pending.append(name)
+        commands = [row for name in pending if (row := await self._pending_command(name)) is not None]
+        return Poll(
+            app=app,
+            members=tuple(sorted(members, key=lambda row: row.member_id)),
+            commands=tuple(sorted(commands, key=_requested)),
+            evidence=None,
+        )
+
+    async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
+        write = ItemWrite(self._app_key)
+        write.set("incarnation", incarnation)
+        write.when("app_id", "=", self._opened)
+        write.when("incarnation", "=", expected)
+        written = await self.table.update(write)
+        return self._after(
+            written, self._app_row, lambda row: rows.record_incarnation(row, self._opened, expected, incarnation)
+        )
+
+    async def move_app(self, expected: Place, place: Place, other_store: str) -> AppRow | None:
+        write = ItemWrite(self._app_key)
+        write.set("place", place)
+        write.set("other_store", other_store or None)
+        write.when("app_id", "=", self._opened)
+        write.when("place", "=", expected)
+        written = await self.table.update(write, repeatable=True)
+        return self._after(
+            written, self._app_row, lambda row: rows.move_app(row, self._opened, expected, place, other_store)
+        )
+
+    async def renew_watch(self) -> None:
+        write = ItemWrite(self._app_key)
+        write.set_next("watch", of="watch")
+        write.when("app_id", "=", self._opened)
+        await self.table.update(write)
+
+    async def delete_app(self, app_id: str) -> bool:
+        # Once the application's row is gone, nothing else names its id. So the deletion is recorded first.
+        record = ItemKey(f"a#{self.app}", f"d#{app_id}")
+        await self.table.put(record, {})
+        write = ItemWrite(self._app_key)
+        write.when("app_id", "=", app_id)
+        is_deleted = (await self.table.delete(write)).holds
+        places = (
+            (f"a#{self.app}", f"m#{app_id}#"),
+            (f"a#{self.app}", f"c#{app_id}#"),
+            (f"l#{self.app}#{app_id}", ""),
+            (f"v#{self.app}#{app_id}", ""),
+        )
+        for partition, prefix in places:
+            keys = [ItemKey(partition, str(item["SK"])) for item in await self.table.query(partition, prefix)]
+            for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
+                is_deleted = True
+                async with asyncio.TaskGroup() as group:
+                    for key in keys[first : first + _DELETED_TOGETHER_MAX]:
+                        group.create_task(self.table.delete(ItemWrite(key)))
+        await self.table.delete(ItemWrite(record))
+        return is_deleted
+
+    async def leftovers(self) -> Sequence[str]:
+        if (app := await self.read_app()) is None and await self.table.describe() is None:
+            return ()
+        found = [str(item["SK"]).removeprefix("d#") for item in await self.table.query(f"a#{self.app}", "d#")]
+        return sorted(app_id for app_id in found if app is None or app_id != app.app_id)
+
+    # members
+
+    async def register_member(self, row: MemberRow) -> MemberRow:
+        requests = {request: number for number, request in enumerate(row.wanted, 1)}
+        # The map is there from the beginning: a key of a missing map cannot be set.
+        item = _MEMBER.values(row) | row.extra | {"wanted": requests, "requests_made": len(requests) or None}
+        written = await self.table.put(self._member_key(row.member_id), item)
+        return row if written.holds else self._member_row(_found(written))
+
+    async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
+        update = ItemWrite(self._member_key(write.member_id))
+        update.set_all(_heartbeat_values(write))
+        for request in write.answered:
+            update.remove(f"wanted.{request}")
+        update.when("state", "=", "live")
+        update.when("counter", "<", write.attempt)
+        written = await self.table.update(update, repeatable=True)
+        before = None if written.before is None else self._member_row(written.before)
+        if before is not None and before.counter < self._counters.get(write.member_id, 0):
+            self.table.forget_identity()  # it may have been restored
+        row = self._after(written, self._member_row, lambda stored: rows.heartbeat(stored, write))
+        if row is not None:
+            self._counters[write.member_id] = row.counter
+        return HeartbeatAnswer(row, None if before is None else before.counter)
+
+    async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
+        write = ItemWrite(self._member_key(member_id))
+        write.set("state", "sealed")
+        write.when("state", "=", "live")
+        write.when("counter", "=", observed_counter)
+        written = await self.table.update(write, repeatable=True)
+        return self._after(written, self._member_row, lambda row: rows.seal_member(row, observed_counter))
+
+    async def leave(self, member_id: str) -> MemberRow | None:
+        write = ItemWrite(self._member_key(member_id))
+        write.set("state", "left")
+        write.when("state", "=", "live")
+        return self._after(await self.table.update(write, repeatable=True), self._member_row, rows.leave)
+
+    async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
+        write, path = ItemWrite(self._member_key(donor)), f"wanted.{request}"
+        write.set_next(path, of="requests_made")
+        write.set_next("requests_made", of="requests_made")
+        write.when("state", "=", "live")
+        write.when_absent(path)
+        write.when_smaller("wanted", REQUESTS_MAX)
+        written = await self.table.update(write, repeatable=True)
+        return self._after(written, self._member_row, lambda row: rows.request_hand_off(row, request))
+
+    async def delete_member(self, member_id: str) -> bool:
+        # Ended is final. The status goes first: after a failure, the caller still sees the member and tries again.
+        key = self._member_key(member_id)
+        item = await self.table.get(key)
+        if item is None or not rows.may_delete_member(self._member_row(item)):
+            return False
+        await self.table.delete(ItemWrite(ItemKey(self._viewed, f"m#{member_id}")))
+        write = ItemWrite(key)
+        write.when("state", "<>", "live")
+        written = await self.table.delete(write)
+        return written.holds and written.before is not None
+
+    async def write_status(self, row: StatusRow) -> None:
+        write = ItemWrite(ItemKey(self._viewed, f"m#{row.member_id}"))
+        write.set_all(_STATUS.values(row) | row.extra)
+        write.when_older("revision", row.revision)
+        await self.table.update(write, repeatable=True)
+
+    async def read_statuses(self) -> Sequence[StatusRow]:
+        items = await self.table.query(self._viewed, "m#")
+        found = [self._row(_STATUS, item, str(item["SK"]).removeprefix("m#")) for item in items]
+        return sorted(found, key=lambda row: row.member_id)
+
+    # streams
+
+    async def put_stream(self, row: StreamRow) -> StreamRow:
+        key = ItemKey(self._leased, f"s#{row.stream_key}")
+        written = await self.table.put(key, {"app_name": self.app} | _STREAM.values(row) | row.extra)
+        return row if written.holds else self._stream_row(_found(written))
+
+    async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
+        write = ItemWrite(ItemKey(self._leased, f"s#{row.stream_key}"))
+        write.set_all(_STREAM.values(replace(row, version=expected_version + 1)))
+        write.when("version", "=", expected_version)
+        written = await self.table.update(write)
+        return self._after(written, self._stream_row, lambda stored: rows.write_stream(stored, row, expected_version))
+
+    async def read_streams(self) -> Sequence[StreamRow]:
+        found = [self._stream_row(item) for item in await self.table.query(self._leased, "s#")]
+        return sorted(found, key=lambda row: row.stream_key)
+
+    # leases
+
+    async def create_lease(self, row: LeaseRow) -> LeaseRow:
+        written = await self.table.put(self._lease_key(row.key), self._lease_values(row) | row.extra)
+        return row if written.holds else self._lease_row(_found(written))
+
+    async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
+        found = await self.table.query_attributes(self._leased, "l#", unfinished=not with_finished)
+        # Of thousands of leases, few have changed since they were last read, and comparing is faster than decoding.
+        before, now = self._leases_read, dict[str, tuple[Any, LeaseRow]]()
+        for attributes in found:
+            name = _sort_key(attributes)
+            known = before.get(name)
+            if known is None or known[0] != attributes:
+                known = (attributes, self._lease_row(self.table.decoded(attributes)))
+            now[name] = known
+        self._leases_read = now
+        return LeaseRows(sorted((row for _, row in now.values()), key=lambda row: row.key))
+
+    async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
+        item = await self.table.get(self._lease_key(key))
+        return None if item is None else self._lease_row(item)
+
+    async def take_lease(
+        self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
+    ) -> LeaseRow | Conflict:
+        def take(stored: LeaseRow | None) -> LeaseRow | Conflict:
+            return rows.take_lease(
+                stored,
+                member_id,
+                expected_owner=expected_owner,
+                expected_version=expected_version,
+                epoch_floor=epoch_floor,
+            )
+
+        # The new epoch is one more than the larger of two, which one expression cannot say. A floor is mostly given for
+        # the first take of a child shard, which has no epoch yet. If the row shows a higher one, it is written again.
+        for is_below_floor in (True, False) if epoch_floor else (False,):
+            write = ItemWrite(self._lease_key(key))
+            write.set("lease_owner", member_id)
+            write.set("lease_count", expected_version + 1)
+            write.set_next("takes_without_progress", of="takes_without_progress")
+            write.when("lease_count", "=", expected_version)
+            write.when_owner(expected_owner)
+            write.when("completed", "=", False)
+            if is_below_floor:
+                write.set("epoch", epoch_floor + 1)
+            else:
+                write.set_next("epoch", of="epoch")
+            if epoch_floor:
+                write.when("epoch", "<" if is_below_floor else ">=", epoch_floor)
+            written = await self.table.update(write)
+            stored = None if written.before is None else self._lease_row(written.before)
+            outcome = take(stored)
+            if written.holds or isinstance(outcome, Conflict):
+                break
+        self._check_outcome(written, holds=isinstance(outcome, LeaseRow))
+        return outcome
+
+    async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
+        write = ItemWrite(self._lease_key(row.key))
+        write.set_all(self._lease_values(replace(row, version=expected_version + 1)))
+        write.when("lease_count", "=", expected_version)
+        write.when("lease_owner", "=", member_id)
+        written = await self.table.update(write)
+        stored = None if written.before is None else self._lease_row(written.before)
+        outcome = rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
+        self._check_outcome(written, holds=isinstance(outcome, LeaseRow))
+        return outcome
+
+    async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
+        write = ItemWrite(self._lease_key(key))
+        write.when("lease_count", "=", expected_version)
+        write.when("completed", "=", True)
+        return (await self.table.delete(write)).holds
+
+    # commands
+
+    async def put_control(self, row: ControlRow) -> None:
+        written = await self.table.put(self._command_key(row.command_id), _COMMAND.values(row) | row.extra)
+        if written.holds or self._command_row(_found(written)).state == "pending":
+            await self.table.put(self._pending_key(row.command_id), {})
+
+    async def write_control(self, row: ControlRow) -> bool:
+        write = ItemWrite(self._command_key(row.command_id))
+        write.set_all(_COMMAND.values(row))
+        write.when("state", "=", "pending")
+        written = await self.table.update(write)
+        if written.before is not None:
+            await self.table.delete(ItemWrite(self._pending_key(row.command_id)))
+        return written.holds
+
+    async def read_controls(self) -> Sequence[ControlRow]:
+        return sorted((self._command_row(item) for item in await self.table.query(self._viewed, "c#")), key=_requested)
+
+    async def _pending_command(self, command_id: str) -> ControlRow | None:
+        item = await self.table.get(self._command_key(command_id))
+        row = None if item is None else self._command_row(item)
+        if row is not None and row.state == "pending":
+            return row
+        await self.table.delete(
+            ItemWrite(self._pending_key(command_id))
+        )  # its answer was written, and then a call failed
+        return None
+
+    # keys and rows
+
+    @property
+    def _opened(self) -> str:
+        if self._app_id is None:
+            raise UsageError(f"the lease store {self} is not open: call open() first")
+        return self._app_id
+
+    @property
+    def _app_key(self) -> ItemKey:
+        return ItemKey(f"a#{self.app}", "app")
+
+    @property
+    def _leased(self) -> str:
+        return f"l#{self.app}#{self._opened}"
+
+    @property
+    def _viewed(self) -> str:
+        return f"v#{self.app}#{self._opened}"
+
+    def _member_key(self, member_id: str) -> ItemKey:
+        return ItemKey(f"a#{self.app}", f"m#{self._opened}#{member_id}")
+
+    def _lease_key(self, key: LeaseKey) -> ItemKey:
+        return ItemKey(self._leased, f"l#{key.stream_key}#{key.generation}#{key.shard_id}")
+
+    def _command_key(self, command_id: str) -> ItemKey:
+        return ItemKey(self._viewed, f"c#{command_id}")
+
+    def _pending_key(self, command_id: str) -> ItemKey:
+        return ItemKey(f"a#{self.app}", f"c#{self._opened}#{command_id}")
+
+    def _app_row(self, item: Item) -> AppRow:
+        return cast("AppRow", self._decode(_APP, item, ()))
+
+    def _stream_row(self, item: Item) -> StreamRow:
+        return cast("StreamRow", self._row(_STREAM, item, str(item["SK"]).removeprefix("s#")))
+
+    def _member_row(self, item: Item) -> MemberRow:
+        wanted = cast("dict[str, int]", item.get("wanted", {}))
+        row = self._row(_MEMBER, item, str(item["SK"]).split("#", 2)[2], "")
+        return cast("MemberRow", replace(row, wanted=tuple(sorted(wanted, key=wanted.__getitem__))))
+
+    def _lease_values(self, row: LeaseRow) -> dict[str, Any]:
+        """With what people look for in the console. A finished lease stays for days, and is kept small."""
+        shown: dict[str, Any] = dict.fromkeys(("app_name", "stream_name", "shard_id"))
+        if not row.is_finished:
+            shown = {"app_name": self.app, "stream_name": stream_name(row.key), "shard_id": row.key.shard_id}
+        return shown | _LEASE.values(row)
+
+    def _lease_row(self, item: Item) -> LeaseRow:
+        stream_key, generation, shard_id = str(item["SK"]).removeprefix("l#").rsplit("#", 2)
+        return cast("LeaseRow", self._row(_LEASE, item, stream_key, int(generation), shard_id))
+
+    def _command_row(self, item: Item) -> ControlRow:
+        return cast("ControlRow", self._row(_COMMAND, item, str(item["SK"]).removeprefix("c#")))
+
+    def _row(self, shape: _Shape, item: Item, *name: str | int) -> Any:
+        return self._decode(shape, item, (self.app, self._app_id, *name))
+
+    def _decode(self, shape: _Shape, item: Item, key: Columns) -> Any:
+        try:
+            return shape.row(item, key)
+        except (TypeError, ValueError) as error:
+            raise LeaseStoreInvalidError(
+                f"the row ({item.get('PK')}, {item.get('SK')}) of DynamoDB table {self.table.name!r} cannot be read: "
+                f"{error}"
+            ) from error
+
+    def _after(
+        self, written: WriteOutcome, decode: Callable[[Item], R], change: Callable[[R | None], R | None]
+    ) -> R | None:
+        """The row after the write, from the row before it."""
+        before = None if written.before is None else decode(written.before)
+        after = change(before)
+        self._check_outcome(written, holds=after is not None and after is not before)
+        return after
+
+    def _check_outcome(self, written: WriteOutcome, *, holds: bool) -> None:
+        if written.holds != holds:
+            raise LeaseStoreInvalidError(
+                f"DynamoDB table {self.table.name!r} did not apply the condition of a write as DynamoDB does",
+                advice="use AWS's own DynamoDB or DynamoDB Local",
+            )
+
+
+def stream_name(key: LeaseKey) -> str:
+    """From `account:stream:creation`."""
+    parts = key.stream_key.split(":")
+    return parts[1] if len(parts) == len(("account", "stream", "creation")) else key.stream_key
+
+
+def _requested(row: ControlRow) -> tuple[int, str]:
+    return row.requested_wall_ms, row.command_id
+
+
+def _sort_key(attributes: Any) -> str:
+    try:
+        return str(attributes["SK"]["S"])
+    except (KeyError, TypeError) as error:
+        raise LeaseStoreInvalidError("the DynamoDB server returned a row without its key") from error
+
+
+def _found(written: WriteOutcome) -> Item:
+    if written.before is None:
+        raise LeaseStoreInvalidError(
+            "the DynamoDB server does not return the row of a failed condition (ReturnValuesOnConditionCheckFailure)",
+            advice="use AWS's own DynamoDB or DynamoDB Local",
+        )
+    return written.before

@@ -1,0 +1,449 @@
+"""The lease store on Redis: for fleets that have one already.
+
+All rows of one kind are one hash, under keys that people can read:
+
+    anabranch:{<app>}:app                      the application (one field)
+    anabranch:{<app>}:command                  which deletions have not ended
+    anabranch:{<app>}:<app_id>:<kind>          its members, statuses, streams, leases and commands
+
+A change reads rows, computes the new ones, and writes them with one script, which does nothing if a row is no longer
+what was read (rule R2). Every answer has the run id and the replication id of the server that gave it. So a restart, a
+fail-over and a replica that became the primary are noticed with the next answer (rule L13).
+
+It decides nothing about leases, and has no clock. Each request is sent once.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from urllib.parse import quote, unquote
+
+from anabranch._model.leases import AppRow
+from anabranch._per_loop import PerLoop
+from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError
+from anabranch.stores.row_codec import decode_row, encode_row
+from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
+
+if TYPE_CHECKING:
+    from redis.asyncio import Connection
+
+__all__ = ["RedisAddress", "RedisLeaseStore", "RedisServer"]
+
+_PREFIX: Final = "anabranch:"
+_CLOSE_SECONDS_MAX: Final = 1.0
+_CALL_SECONDS_MAX: Final = 10.0
+"""For callers without a deadline of their own; a worker's is much shorter."""
+_WAIT_MS: Final = 1_000
+"""How long replicas may take to acknowledge a write: less than the deadline of a call with the default expiry."""
+_SCANNED_TOGETHER: Final = 1_000
+
+_IDENTITY: Final = """
+local function info(section, name)
+  return string.match(redis.call('INFO', section), name .. ':(%w+)') or ''
+end
+local answer = {info('server', 'run_id'), info('replication', 'master_replid'), info('replication', 'role')}
+"""
+_READ: Final = (
+    _IDENTITY
+    + """
+for i, key in ipairs(KEYS) do
+  local field = ARGV[i]
+  answer[#answer + 1] = field == '' and redis.call('HVALS', key) or redis.call('HGET', key, field) or ''
+end
+return answer
+"""
+)
+"""With an empty field, all rows of the hash."""
+_CHANGE: Final = (
+    _IDENTITY
+    + """
+local unchanged = 1
+for i, key in ipairs(KEYS) do
+  if (redis.call('HGET', key, ARGV[3 * i - 2]) or '') ~= ARGV[3 * i - 1] then unchanged = 0 end
+end
+answer[#answer + 1] = unchanged
+if unchanged == 1 then
+  for i, key in ipairs(KEYS) do
+    local field, row = ARGV[3 * i - 2], ARGV[3 * i]
+    if row ~= '' then redis.call('HSET', key, field, row) else redis.call('HDEL', key, field) end
+  end
+end
+return answer
+"""
+)
+"""For each key: the field, the row that was read and the row to write; empty stands for no row."""
+
+
+class RedisAddress(NamedTuple):
+    """Where the server is, and how to log in. Its text has no secret."""
+
+    host: str
+    port: int = 6379
+    database: int = 0
+    username: str | None = None
+    password: str | None = None
+    tls: Mapping[str, Any] | None = None
+    """None: no TLS. Else options of redis-py: `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'redis' if self.tls is None else 'rediss'}://{host}:{self.port}/{self.database}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class RedisServer(NamedTuple):
+    """What a server says about itself."""
+
+    version: str
+    role: str
+    replicas: int
+    appendonly: str | None
+    """None: it does not tell, because CONFIG is not allowed."""
+    appendfsync: str | None
+    maxmemory_policy: str | None
+
+    def losses(self) -> list[str]:
+        """Why acknowledged writes could be lost."""
+        if self.appendonly is None or self.maxmemory_policy is None:
+            return ["it does not tell whether it keeps what it acknowledged (CONFIG GET is not allowed)"]
+        found = []
+        if self.appendonly != "yes":
+            found.append(f"appendonly is {self.appendonly!r}, so a restart loses writes (it must be 'yes')")
+        if self.maxmemory_policy != "noeviction":
+            found.append(
+                f"maxmemory-policy is {self.maxmemory_policy!r}, so rows are evicted when memory is short (it must be "
+                "'noeviction')"
+            )
+        return found
+
+
+class _Link:
+    """One connection, for one event loop. Requests follow each other; one that is given up closes it."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._connecting: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    async def send(self, *commands: Sequence[Any]) -> list[Any]:
+        """Sends the commands in one piece. An error that the server gave as an answer is in the list."""
+        connection = self._connection
+        async with self._turn:
+            await self._connect()
+            try:
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+                return [await self._answer() for _ in commands]
+            except BaseException:
+                # Also if it was cancelled: the next answer would be taken for that of another request.
+                await connection.disconnect(nowait=True)
+                raise
+
+    async def _connect(self) -> None:
+        """A caller that gives up does not end it: otherwise no call could succeed whose deadline is too short for both
+        the connection and its request.
+        """
+        if self._connecting is None and not self._connection.is_connected:
+            connect = cast("Any", self._connection).connect()
+            self._connecting = asyncio.get_running_loop().create_task(connect, name="connect to Redis")
+        if (connecting := self._connecting) is not None:
+            await asyncio.wait([connecting])
+            self._connecting = None
+            await connecting
+
+    async def _answer(self) -> Any:
+        from redis.exceptions import ResponseError  # noqa: PLC0415 -- an extra
+
+        try:
+            return await self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+    async def close(self) -> None:
+        from redis.exceptions import RedisError  # noqa: PLC0415 -- an extra
+
+        if (connecting := self._connecting) is not None:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+        # TLS says goodbye to the server first; a server that does not answer is not waited for.
+        with contextlib.suppress(TimeoutError, RedisError):
+            async with asyncio.timeout(_CLOSE_SECONDS_MAX):
+                await self._connection.disconnect()
+
+
+class _Links(PerLoop[_Link]):
+    def __init__(self, address: RedisAddress) -> None:
+        super().__init__()
+        self._address = address
+
+    async def open_client(self) -> _Link:
+        from redis.asyncio import Connection, SSLConnection  # noqa: PLC0415 -- an extra
+        from redis.asyncio.retry import Retry  # noqa: PLC0415 -- as above
+        from redis.backoff import NoBackoff  # noqa: PLC0415 -- as above
+
+        address = self._address
+        options: dict[str, Any] = {
+            "host": address.host,
+            "port": address.port,
+            "db": address.database,
+            "username": address.username,
+            "password": address.password,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": None,  # the caller has a deadline
+            "socket_connect_timeout": _CALL_SECONDS_MAX,
+            "socket_keepalive": True,
+        }
+        if address.tls is None:
+            return _Link(Connection(**options))
+        checks_name = address.tls.get("ssl_cert_reqs") != "none"
+        return _Link(SSLConnection(**options, ssl_check_hostname=checks_name, **address.tls))
+
+
+def _require_redis() -> None:
+    try:
+        import redis.asyncio  # noqa: F401, PLC0415 -- an extra
+    except ImportError:
+        raise ConfigurationError(
+            "leases='redis://...' needs the package `redis`: pip install 'anabranch[redis]'"
+        ) from None
+
+
+class RedisLeaseStore(RowLeaseStore):
+    """`replicas`: how many replicas must acknowledge each write. `accepts_loss`: also use a server that may lose what
+    it acknowledged.
+    """
+
+    def __init__(self, address: RedisAddress, app: str, *, replicas: int = 0, accepts_loss: bool = False) -> None:
+        super().__init__(app)
+        _require_redis()
+        self.address = address
+        self.replicas = replicas
+        self.accepts_loss = accepts_loss
+        self._links = _Links(address)
+        self._last: dict[RowKey, bytes] = {}
+        """The rows that this handle wrote last, as they were written."""
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def __repr__(self) -> str:
+        return f"RedisLeaseStore({self.address}, {self.app!r})"
+
+    async def open(self, app: AppRow) -> AppRow:
+        try:
+            return await self._open(app)
+        except LeaseStoreError as error:
+            if error.code == "access_denied":  # at a start, waiting does not help
+                raise LeaseStoreInvalidError(str(error), code=error.code) from error
+            raise
+
+    async def _open(self, app: AppRow) -> AppRow:
+        if not self.accepts_loss and (losses := (await self.server()).losses()):
+            raise LeaseStoreInvalidError(
+                f"Redis at {self}: {'; '.join(losses)}",
+                code="not_durable",
+                advice="change that, or write ?durability=accept_loss in its URL; then records may be handled again, "
+                "or by two workers at once, after Redis has lost rows",
+            )
+        return await super().open(app)
+
+    # the primitives
+
+    async def identity(self) -> str:
+        _, evidence = await self._read([], [])
+        return evidence
+
+    async def get(self, keys: Sequence[RowKey]) -> Found:
+        answers, evidence = await self._read([_hash(key) for key in keys], [_field(key) for key in keys])
+        return Found([self._row(key.kind, data) for key, data in zip(keys, answers, strict=True)], evidence)
+
+    async def scan(self, scopes: Sequence[Scope]) -> Found:
+        answers, evidence = await self._read([_hash(scope) for scope in scopes], [""] * len(scopes))
+        rows = [
+            (scope, self._row(scope.kind, data)) for scope, one in zip(scopes, answers, strict=True) for data in one
+        ]
+        return Found([row for scope, row in rows if row is not None and scope.includes(row)], evidence)
+
+    async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
+        hashes, fields = [_hash(key) for key in keys], [_field(key) for key in keys]
+        # Most rows are changed by one worker: what it wrote last is what is stored, and the script compares it anyway.
+        written: list[bytes] | None = [self._last.pop(key, b"") for key in keys]
+        stored = written if written and all(written) else None
+        async with _deadline(self):
+            while True:
+                is_read, evidence = stored is None, ""
+                if stored is None:
+                    stored, evidence = await self._read(hashes, fields)
+                before = [self._row(key.kind, data) for key, data in zip(keys, stored, strict=True)]
+                after = update(before)
+                unchanged = [new is old for new, old in zip(after, before, strict=True)]
+                # With replicas, an unchanged row is written as well: what is reported here must be on them, too.
+                if all(unchanged) and is_read and not self.replicas:
+                    return Changed(before, after, evidence)
+                written = [
+                    data if same else b"" if row is None else encode_row(row)
+                    for data, row, same in zip(stored, after, unchanged, strict=True)
+                ]
+                arguments = [part for one in zip(fields, stored, written, strict=True) for part in one]
+                (is_written,), evidence = await self._run(_CHANGE, hashes, arguments, replicas=self.replicas)
+                if is_written:
+                    self._last.update((key, data) for key, data in zip(keys, written, strict=True) if data)
+                    return Changed(before, after, evidence)
+                stored = None
+
+    async def close(self) -> None:
+        await self._links.close()
+
+    # beyond the port
+
+    async def applications(self) -> list[str]:
+        """Looks at all keys of the database: only people who look for something do this."""
+        names, cursor = [], b"0"
+        while True:
+            (page,) = await self._send(("SCAN", cursor, "MATCH", f"{_PREFIX}{{*}}:app", "COUNT", _SCANNED_TOGETHER))
+            cursor = page[0]
+            names += [unquote(key.decode()[len(_PREFIX) + 1 : -len("}:app")]) for key in page[1]]
+            if cursor == b"0":
+                return sorted(set(names))
+
+    async def server(self) -> RedisServer:
+        settings = [("CONFIG", "GET", name) for name in _SETTINGS]  # one each: older servers take no list
+        with self._translated():
+            async with _deadline(self):
+                link = await self._links.get()
+                *sections, first, second, third = await link.send(
+                    ("INFO", "server"), ("INFO", "replication"), *settings
+                )
+            info = _info(b"".join(self._checked(one) for one in sections))
+        return RedisServer(
+            info.get("redis_version", "unknown"),
+            info.get("role", "unknown"),
+            int(info.get("connected_slaves", "0")),
+            *(_setting(answer) for answer in (first, second, third)),
+        )
+
+    # requests
+
+    async def _read(self, hashes: Sequence[str], fields: Sequence[str]) -> tuple[list[Any], str]:
+        return await self._run(_READ, hashes, fields)
+
+    async def _run(
+        self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes], *, replicas: int = 0
+    ) -> tuple[list[Any], str]:
+        """What the script returned, and the identity of the server. With `replicas`, also waits until so many have it:
+        in one piece on one connection, because WAIT counts only what its own connection wrote.
+        """
+        commands: list[Sequence[Any]] = [("EVAL", script, len(keys), *keys, *arguments)]
+        if replicas:
+            commands.append(("WAIT", replicas, _WAIT_MS))
+        answers = await self._send(*commands)
+        run_id, replication_id, role, *found = answers[0]
+        if role != b"master":
+            raise LeaseStoreError(f"Redis at {self} is a {role.decode() or 'server without a role'}, not the primary")
+        if not run_id or not replication_id:
+            raise LeaseStoreInvalidError(
+                f"Redis at {self} does not tell its run id and replication id (INFO server, INFO replication), so a "
+                "fail-over could not be noticed"
+            )
+        if replicas and answers[1] < replicas:
+            raise LeaseStoreError(
+                f"Redis at {self}: {answers[1]} of {replicas} replicas acknowledged a write within {_WAIT_MS} ms"
+            )
+        return found, f"{run_id.decode()} {replication_id.decode()}"
+
+    async def _send(self, *commands: Sequence[Any]) -> list[Any]:
+        with self._translated():
+            async with _deadline(self):
+                link = await self._links.get()
+                return [self._checked(answer) for answer in await link.send(*commands)]
+
+    @staticmethod
+    def _checked(answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _row(self, kind: Any, data: bytes) -> Row | None:
+        if not data:
+            return None
+        try:
+            return decode_row(kind, data)
+        except ValueError as error:
+            raise LeaseStoreInvalidError(
+                f"Redis at {self} has a row of application {self.app!r} that cannot be read ({error})"
+            ) from error
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        from redis.exceptions import RedisError  # noqa: PLC0415 -- an extra
+
+        try:
+            yield
+        except LeaseError:
+            raise
+        except (RedisError, OSError) as error:
+            raise _store_error(str(self), error) from None  # the cause may name the user
+
+
+_SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory-policy")
+
+
+@contextlib.asynccontextmanager
+async def _deadline(store: RedisLeaseStore) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(_CALL_SECONDS_MAX):
+            yield
+    except TimeoutError:
+        raise LeaseStoreError(f"Redis at {store} gave no answer within {_CALL_SECONDS_MAX:.0f} s") from None
+
+
+def _hash(place: RowKey | Scope) -> str:
+    """The name in braces keeps the keys of an application on one node of a cluster."""
+    app_id = f"{place.app_id}:" if place.app_id else ""
+    return f"{_PREFIX}{{{quote(place.app, safe=' @+')}}}:{app_id}{place.kind}"
+
+
+def _field(key: RowKey) -> str:
+    return " ".join(str(part) for part in key.name) or "row"
+
+
+def _info(text: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+
+
+def _setting(answer: Any) -> str | None:
+    """Of CONFIG GET. None: it is not allowed, or the server does not know the setting."""
+    return str(answer[1].decode()) if isinstance(answer, list) and len(answer) == 2 else None
+
+
+# Reasons
+
+
+def _store_error(store: str, error: Exception) -> LeaseError:
+    from redis import exceptions  # noqa: PLC0415 -- an extra
+
+    what, said = f"Redis at {store}", str(error)
+    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return LeaseStoreError(
+            f"{what}: access denied ({said})",
+            code="access_denied",
+            advice="check the user and password in the URL, and compare its rights with those in the documentation",
+        )
+    if isinstance(error, exceptions.AskError | exceptions.ClusterCrossSlotError):
+        return LeaseStoreInvalidError(
+            f"{what} is a node of a Redis Cluster ({said})", advice="name a server that is not in cluster mode"
+        )
+    if "unknown command" in said:
+        return LeaseStoreInvalidError(
+            f"{what} does not know a command ({said})", advice="name a Redis server, not a Sentinel or a proxy"
+        )
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return LeaseStoreError(f"{what} is full ({said})", advice="give it more memory")
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return LeaseStoreInvalidError(
+            f"{what}: its certificate is not trusted ({said})", advice="name its CA with ?ssl_ca_certs=/path/ca.pem"
+        )
+    return LeaseStoreError(f"{what} gave no answer ({said})")

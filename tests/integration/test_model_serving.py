@@ -1,0 +1,106 @@
+"""The model-serving example works as its README says: the model, the ingress, the gateway, and the whole system."""
+
+import asyncio
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+
+import anabranch
+from anabranch.local import LocalKinesis
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "model_serving"
+HAND = {"session_id": "s-1", "number": 7, "landmarks": [[0.1, 0.2, 0.3]] * 21, "sent_at": 1.5}
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Imports a module of the example, or one that it needs."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    return importlib.import_module
+
+
+async def records_of(stream: str, count: int) -> list[bytes]:
+    async with anabranch.Consumer(stream, app="reader", leases="memory://", idle_timeout=10) as consumer:
+        found = []
+        async for record in consumer:
+            found.append(record.data)
+            if len(found) == count:
+                return found
+    return found
+
+
+def test_the_committed_model_knows_hands_that_it_was_not_trained_on(example):
+    train = example("train")
+    assert train.FILE.stat().st_size < 300_000
+    assert train.accuracy(train.LetterModel(), 50, seed=3) > 0.97
+
+
+def test_the_model_names_what_is_wrong_with_a_hand(example):
+    model = example("model").LetterModel()
+    with pytest.raises(ValueError, match="a hand has 21 points"):
+        model.predict([[[0.0, 0.0, 0.0]] * 20])
+    with pytest.raises(ValueError, match="not finite numbers, or all in one place"):
+        model.predict([[[0.0, 0.0, 0.0]] * 21])
+
+
+def test_the_ingress_lambda_answers_after_the_hand_is_in_the_stream(example, monkeypatch):
+    ingress = example("ingress")
+
+    async def main() -> None:
+        async with LocalKinesis(create={"asl-landmarks-stream": 1}) as kinesis:
+            for name, value in kinesis.environment().items():
+                monkeypatch.setenv(name, value)
+            event = {"requestContext": {"connectionId": "c-1"}, "body": json.dumps(HAND)}
+            assert await asyncio.to_thread(ingress.lambda_handler, event, None) == {"statusCode": 200}
+            refused = await asyncio.to_thread(ingress.lambda_handler, {**event, "body": "[]"}, None)
+            assert (refused["statusCode"], "not a hand" in refused["body"]) == (400, True)
+            (data,) = await records_of("asl-landmarks-stream", 1)
+            assert json.loads(data) == {**HAND, "connection_id": "c-1", "simulate": None}
+            await asyncio.to_thread(ingress._producer().close)
+
+    asyncio.run(main())
+
+
+def test_the_gateway_answers_to_botocore_as_the_management_api(example, monkeypatch):
+    gateway, aiohttp = example("gateway"), example("aiohttp")
+    test_utils = example("aiohttp.test_utils")
+
+    async def main() -> None:
+        async with LocalKinesis(create={"asl-landmarks-stream": 1}) as kinesis:
+            for name, value in kinesis.environment().items():
+                monkeypatch.setenv(name, value)
+            server = test_utils.TestServer(gateway.Gateway().app())
+            async with test_utils.TestClient(server) as client:
+                api = boto3.client("apigatewaymanagementapi", endpoint_url=str(server.make_url("/")).rstrip("/"))
+                async with client.ws_connect("/ws") as socket:
+                    await socket.send_json({**HAND, "landmarks": "none"})
+                    assert "not a hand" in (await socket.receive_json())["error"]
+                    await socket.send_json(HAND)
+                    (data,) = await records_of("asl-landmarks-stream", 1)
+                    connection_id = json.loads(data)["connection_id"]
+                    await asyncio.to_thread(api.post_to_connection, ConnectionId=connection_id, Data=b'["A"]')
+                    assert await socket.receive_json() == ["A"]
+                    await asyncio.to_thread(api.get_connection, ConnectionId=connection_id)
+                    await asyncio.to_thread(api.delete_connection, ConnectionId=connection_id)
+                    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+                with pytest.raises(api.exceptions.GoneException):
+                    await asyncio.to_thread(api.post_to_connection, ConnectionId="nobody", Data=b"{}")
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("options", [(), ("--chaos", "1")], ids=["with trouble", "with random kills"])
+def test_every_hand_has_a_letter_or_is_in_the_dead_letters(example, options):
+    example("aiohttp")
+    command = [sys.executable, str(EXAMPLE / "run.py"), "--seconds", "8", "--rate", "100", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "out of order" in done.stdout

@@ -1,0 +1,53 @@
+"""One reason of each kind, as tests and the table in `docs/reasons.md` show them."""
+
+from anabranch import reasons
+
+RECORD = {"position": "49590338271490256608559692538361571095:0", "partition_key": "user-1"}
+SAMPLES: tuple[reasons.Reason, ...] = (
+    reasons.WaitsForParents(parents=("shardId-000000000000", "shardId-000000000001")),
+    reasons.NoLiveWorker(),
+    reasons.StreamNotRead(stream="orders"),
+    reasons.ApplicationMoved(store="dynamodb://anabranch"),
+    reasons.WorkersStopping(),
+    reasons.WorkersFull(),
+    reasons.NotTakenYet(),
+    reasons.WorkerSilent(worker_id="vm:9361", seconds=14.2),
+    reasons.WorkerDead(worker_id="vm:9361"),
+    reasons.StoreUnreachable(error="TimeoutError"),
+    reasons.StoreThrottled(error="UpdateItem: ThrottlingException"),
+    reasons.StoreAccessDenied(error="UpdateItem: AccessDeniedException"),
+    reasons.ClockSkew(error="UpdateItem: InvalidSignatureException"),
+    reasons.HandedOver(to_member="worker-2#8f3a"),
+    reasons.CallsOutliveHandOff(to_member="worker-2#8f3a", call_count=2),
+    reasons.PausedByProgram(),
+    reasons.PausedInStore(),
+    reasons.ReadsThrottled(error="Rate exceeded for shard shardId-000000000000", failure_count=4),
+    reasons.ReadsFailing(error="AccessDeniedException: not authorized", failure_count=8),
+    reasons.SubscriptionFailing(error="SubscribeToShard: InternalFailure", failure_count=2),
+    reasons.SubscriptionInUse(error="ResourceInUseException: Another active subscription exists"),
+    reasons.SubscriptionTakenOver(),
+    reasons.ConsumerNameShared(consumer="billing"),
+    reasons.ConsumerMissing(consumer="billing", error="ResourceNotFoundException"),
+    reasons.SubscriptionDenied(error="AccessDeniedException: not authorized"),
+    reasons.StreamKeyDenied(error="KMSDisabledException: the key is disabled"),
+    reasons.PollingDenied(
+        cause="another fleet uses consumer billing", error="GetRecords: AccessDeniedException: not authorized"
+    ),
+    reasons.ChildrenUnlisted(error="LimitExceededException: Rate exceeded"),
+    reasons.ChildrenUnknown(),
+    reasons.BudgetFull(seconds=75, used_bytes=268_435_456, limit_bytes=268_435_456, shard_count=3),
+    reasons.RecordInHandler(**RECORD, seconds=31, at="handle (app.py:12) > query (db.py:90)"),
+    reasons.RecordUnfinished(**RECORD, seconds=31),
+    reasons.TimeoutIgnored(**RECORD, timeout=30, at="handle (app.py:12)"),
+    reasons.LetterNotWritten(**RECORD, destination="sqs://billing-failures", error="SendMessage: QueueDoesNotExist"),
+    reasons.OpenKeysLimit(key_count=132),
+    reasons.HeldBackBytesLimit(held_back_bytes=16_777_216),
+    reasons.NoRoomForHeldBack(),
+    reasons.ReplayBytesLimit(**RECORD, replay_bytes=268_435_456),
+    reasons.HandledAlone(owner_count=3),
+    reasons.WaitsForIsolatedShard(),
+    reasons.StoppedByHandler(**RECORD, attempts=3, error="ValueError: no such customer"),
+    reasons.StoppedByPayload(**RECORD, error="JSONDecodeError: Expecting value"),
+    reasons.LooksLikeOutage(**RECORD, record_count=20, in_a_row=True, error="ConnectionError: refused"),
+    reasons.StoppedByCrashes(**RECORD, owner_count=5),
+)

@@ -1,0 +1,225 @@
+"""An application moves between stores with everything that matters, once, also if the copy fails at any step."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from msgspec.structs import replace
+
+from anabranch._core.leases.dialogue import StoreDialogue
+from anabranch._model.leases import (
+    AppRow,
+    Checkpoint,
+    ControlRow,
+    Finish,
+    HeartbeatWrite,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    StreamRow,
+)
+from anabranch._model.streams import Position, at_timestamp
+from anabranch.application import Application
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, StreamNotFoundError, TransportError, UsageError
+from anabranch.stores import MemoryLeaseStore, SqliteLeaseStore
+from anabranch.stores.dynamodb import DynamoDbLeaseStore
+from memory_dynamodb import MemoryClients, MemoryDynamoDb
+
+APP = AppRow(app="billing", app_id="first", created_wall_ms=1)
+STREAM = StreamRow(
+    stream_key="1:orders:1", name="orders", arn="arn", created_seconds=1.0, origin=at_timestamp(5.5), bootstrapped=True
+)
+LEASES = [
+    LeaseRow(
+        key=LeaseKey("1:orders:1", 0, "shardId-000000000000"), epoch=7, finish=Finish("end", ("shardId-000000000001",))
+    ),
+    LeaseRow(
+        key=LeaseKey("1:orders:1", 0, "shardId-000000000001"),
+        owner="a#1",
+        version=9,
+        epoch=8,
+        waits_for=("shardId-000000000000",),
+        checkpoint=Checkpoint(watermark=Position(10**55, 3)),
+        extra={"colour": "red"},
+    ),
+]
+MOVED = [replace(row, owner=None) for row in LEASES]
+
+
+class FailingDynamoDb(MemoryDynamoDb):
+    """Its connection breaks at the given call, before that takes effect or after it."""
+
+    calls_left, breaks = None, "before"
+
+    def perform(self, operation, body):
+        return self._try(super().perform, operation, body)
+
+    def perform_write(self, operation, body):
+        return self._try(super().perform_write, operation, body)
+
+    def _try(self, perform, operation, body):
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                if self.breaks == "after":
+                    with suppress(StreamNotFoundError):
+                        perform(operation, body)
+                raise TransportError("cut off")
+        return perform(operation, body)
+
+
+def dynamodb(database, table="anabranch"):
+    store = DynamoDbLeaseStore("billing", table)
+    store.table._clients = MemoryClients(database)
+    return store
+
+
+async def fill(store, member_state="left"):
+    await store.open(APP)
+    await store.put_stream(STREAM)
+    for row in LEASES:
+        await store.create_lease(row)
+    await store.register_member(MemberRow(member_id="a#1", expiry_ms=3_000))
+    if member_state == "left":
+        await store.leave("a#1")
+    await store.put_control(ControlRow(command_id="1", action="pause"))
+    await store.put_control(ControlRow(command_id="2", action="pause", state="applied"))
+
+
+async def check_arrived(store):
+    await store.open(APP)
+    assert list(await store.read_streams()) == [STREAM]
+    assert list(await store.read_leases(with_finished=True)) == MOVED
+    poll = await store.poll()
+    assert poll.app is not None
+    assert (poll.app.app_id, poll.app.place, poll.app.incarnation) == ("first", "here", await store.identity())
+    assert [row.command_id for row in poll.commands] == ["1"]
+    assert not poll.members
+
+
+def test_an_application_moves_with_all_positions_and_refuses_to_start_where_it_was(tmp_path):
+    async def main():
+        source, target = SqliteLeaseStore(tmp_path / "leases.db", "billing"), dynamodb(MemoryDynamoDb())
+        await fill(source)
+        assert await Application("billing", leases=source).copy_to(target) == 2
+        await check_arrived(target)
+        app = (await source.poll()).app
+        assert (app.place, app.other_store) == ("moved", "dynamodb://anabranch")
+        status = await Application("billing", leases=source).status()
+        assert [shard.reason and shard.reason.code for shard in status.shards] == [None, "application-moved"]
+        with pytest.raises(UsageError, match="is in dynamodb://anabranch already"):
+            await Application("billing", leases=source).copy_to(target)
+        with pytest.raises(UsageError, match="was moved to dynamodb://anabranch already"):
+            await Application("billing", leases=source).copy_to(SqliteLeaseStore(tmp_path / "other.db", "billing"))
+        await Application("billing", leases=target).copy_to(
+            SqliteLeaseStore(tmp_path / "third.db", "billing")
+        )  # and on
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_a_member_that_did_not_leave_is_watched_for_its_expiry_and_sealed():
+    async def main():
+        source, target = dynamodb(MemoryDynamoDb()), dynamodb(MemoryDynamoDb(), "other")
+        await fill(source, member_state="live")
+        await Application("billing", leases=source).copy_to(target)
+        await check_arrived(target)
+        assert [row.state for row in (await source.poll()).members] == ["sealed"]
+
+    asyncio.run(main())
+
+
+def test_a_live_worker_keeps_its_application():
+    async def main():
+        source, target = dynamodb(MemoryDynamoDb()), dynamodb(MemoryDynamoDb(), "other")
+        await fill(source, member_state="live")
+
+        async def beat():
+            for attempt in range(1, 100):
+                await source.heartbeat(HeartbeatWrite(member_id="a#1", attempt=attempt))
+                await asyncio.sleep(0.1)
+
+        beating = asyncio.create_task(beat())
+        with pytest.raises(UsageError, match=r"has live workers \(a\): stop them first"):
+            await Application("billing", leases=source).copy_to(target)
+        beating.cancel()
+        assert (await source.poll()).app.place == "here"
+        assert await target.read_app() is None
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_starts_at_the_same_moment_keeps_its_application():
+    """It registers after the copy has looked, and before the mark: the copy looks again."""
+
+    class Racing(DynamoDbLeaseStore):
+        async def move_app(self, expected, place, other_store):
+            if place == "moved":
+                await self.register_member(MemberRow(member_id="b#1", expiry_ms=3_000))
+            return await super().move_app(expected, place, other_store)
+
+    async def main():
+        source, target = Racing("billing"), dynamodb(MemoryDynamoDb(), "other")
+        source.table._clients = MemoryClients(MemoryDynamoDb())
+        await fill(source)
+        with pytest.raises(UsageError, match="a worker started at that moment"):
+            await Application("billing", leases=source).copy_to(target)
+        assert (await source.poll()).app.place == "here"
+        assert await target.read_app() is None
+
+    asyncio.run(main())
+
+
+def test_an_application_of_the_target_is_not_overwritten():
+    async def main():
+        source, target = dynamodb(MemoryDynamoDb()), dynamodb(MemoryDynamoDb(), "other")
+        await fill(source)
+        await target.open(replace(APP, app_id="another"))
+        with pytest.raises(UsageError, match="has an application 'billing' of its own"):
+            await Application("billing", leases=source).copy_to(target)
+        with pytest.raises(UsageError, match="keeps nothing"):
+            await Application("billing", leases=source).copy_to(MemoryLeaseStore())
+        assert (await source.poll()).app.place == "here"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("breaks", ["before", "after"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_copy_that_fails_at_any_step_can_be_repeated(side, breaks):
+    async def main(calls):
+        databases = {"source": FailingDynamoDb(), "target": FailingDynamoDb()}
+        source, target = dynamodb(databases["source"]), dynamodb(databases["target"], "other")
+        await fill(source)
+        failing = databases[side]
+        failing.calls_left, failing.breaks = calls, breaks
+        try:
+            await Application("billing", leases=source).copy_to(target)
+        except LeaseStoreError:
+            is_done = False
+        else:
+            is_done = True
+        failing.calls_left = None
+        places = [row and row.place for row in (await source.read_app(), await target.read_app())]
+        assert places.count("here") == 1 or "arriving" in places or places == ["moved", None], places
+        assert "here" not in places or places in (["here", None], ["moved", "here"])
+        if places != ["moved", "here"]:
+            assert not is_done
+            await Application("billing", leases=source).copy_to(target)
+        await check_arrived(target)
+        assert (await source.poll()).app.place == "moved"
+        return is_done
+
+    for calls in range(1, 100):
+        if asyncio.run(main(calls)):
+            assert calls > 5
+            return
+    raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("place, words", [("moved", "was moved to elsewhere://"), ("arriving", "copy is not complete")])
+def test_a_worker_refuses_to_start_where_its_application_is_not(place, words):
+    with pytest.raises(LeaseStoreInvalidError, match=words) as caught:
+        StoreDialogue()._at_home(replace(APP, place=place, other_store="elsewhere://"))
+    assert caught.value.code == "moved"

@@ -11,6 +11,7 @@ import asyncio
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -44,6 +45,12 @@ def keys_of(effects: list[Effect], process_id: int, at_ns: int) -> set[str]:
         if effect.at_ns <= at_ns:
             last[effect.record.partition_key] = effect.process_id
     return {key for key, owner in last.items() if owner == process_id}
+
+
+def shards_per_process(effects: list[Effect]) -> list[int]:
+    """How many shards each process handled last. If all are equal, nothing is left to rebalance."""
+    last = {effect.record.shard_id: effect.process_id for effect in effects}
+    return sorted(Counter(last.values()).values())
 
 
 def recovered_at(effects: list[Effect], keys: set[str], after_ns: int, not_by: int) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import time
 
-from recovery import keys_of, measured_fleet, recovered_at, settle
+from recovery import keys_of, measured_fleet, recovered_at, settle, shards_per_process
 
 from anabranch.testing import AuditReport
 
@@ -12,7 +12,7 @@ async def run_block(folder: str, *, seconds: float) -> tuple[list[dict], AuditRe
     async with measured_fleet(folder, shards=4) as (measured, writing):
         fleet, traffic = measured.fleet, measured.traffic
         await fleet.join(2)
-        await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == 2, "both at work")
+        await fleet.until(lambda: shards_per_process(fleet.effects) == [2, 2], "both at work on two shards")
         before = len(fleet.events())
         await traffic.command(traffic.keys[0], f"block {seconds}")
         key, at_ns = {traffic.keys[0]}, time.monotonic_ns()

@@ -74,10 +74,13 @@ async def write_through_reshards(record_count, *, aggregate, order="key", scales
         moments = {record_count * (i + 1) // (len(scales) + 1): count for i, count in enumerate(scales)}
         async with Producer("orders", order=order, aggregate=aggregate, aws=aws, on_event=events.append) as producer:
             await producer.put_and_wait(b"-1:warm", "up")
-            deliveries = []
+            deliveries, resharded_at = [], None
             for number in range(record_count):
                 if number in moments:
+                    if resharded_at is not None:  # else both reshards could come between two requests
+                        await deliveries[resharded_at]
                     server.scale(moments[number])
+                    resharded_at = number
                 delivery = await producer.put(b"%d:" % number + b"x" * 80, f"key-{number % KEYS}")
                 deliveries.append(delivery)
                 if number % 100 == 0:

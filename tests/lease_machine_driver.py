@@ -28,13 +28,14 @@ def now(coroutine):
 
 
 class Driver:
-    def __init__(self, store, **profile):
+    def __init__(self, store, *, timing=None, **profile):
         self.store = store
+        self.calls = []
         self.now_ms = 0
         self.changes = []
         self.described = Description()
         profile = {"worker_id": "w"} | profile
-        self.machine = LeaseMachine(MemberProfile(**profile), lease_timing(), random.Random(1))
+        self.machine = LeaseMachine(MemberProfile(**profile), timing or lease_timing(), random.Random(1))
         self.machine.app = now(store.open(APP))
         now(store.put_stream(STREAM))
 
@@ -61,6 +62,7 @@ class Driver:
         elif isinstance(action, Describe):
             value = self.described
         else:
+            self.calls.append(action)
             try:
                 value = now(send(self.store, action))
             except LeaseStoreError as error:

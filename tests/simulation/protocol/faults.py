@@ -94,6 +94,8 @@ class WorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """All workers are configured with one worker id."""
     forced_hand_offs: bool = False
     """A call that outlasts a hand-off's deadline is told to end; else its lease is kept."""
+    read_pause_ms: int = 0
+    """How long a worker waits between two reads of all leases, as in a fleet of a hundred workers."""
 
     def expiries(self, low: float, high: float) -> tuple[int, int]:
         """A span of time, told in the longest expiry of the fleet: faults that matter are about as long as that."""
@@ -151,6 +153,7 @@ def options_for(seed: int) -> WorldOptions:
         forced_hand_offs=dice.random() < 0.4,
         joins_every_ms=sometimes(0.2, 0.1, 1),
         stream_count=2 if dice.random() < 0.15 else 1,
+        read_pause_ms=sometimes(0.2, 0.3, 2),
     )
 
 

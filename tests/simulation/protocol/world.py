@@ -99,7 +99,7 @@ class World:
             process=process,
             link=link,
             storage=self.storage,
-            timing=_timing(options.expiry_ms[index % len(options.expiry_ms)], options.polls_per_expiry),
+            timing=_timing(options, options.expiry_ms[index % len(options.expiry_ms)]),
             options=options,
             journal=self.journal,
             dice=dice,
@@ -155,8 +155,12 @@ class World:
 
 
 @cache
-def _timing(expiry_ms: int, polls_per_expiry: int) -> LeaseTiming:
-    return replace(lease_timing(expiry_ms), poll_interval_ms=expiry_ms // polls_per_expiry)
+def _timing(options: WorldOptions, expiry_ms: int) -> LeaseTiming:
+    timing = replace(lease_timing(expiry_ms), poll_interval_ms=expiry_ms // options.polls_per_expiry)
+    if not options.read_pause_ms:
+        return timing
+    rows = options.worker_count * options.lease_count
+    return replace(timing, rows_read_per_second=max(1, rows * 1_000 // options.read_pause_ms))
 
 
 def run_world(

@@ -1,6 +1,7 @@
 """An application moves between stores with everything that matters, once, also if the copy fails at any step."""
 
 import asyncio
+import random
 from contextlib import suppress
 
 import pytest
@@ -221,5 +222,5 @@ def test_a_copy_that_fails_at_any_step_can_be_repeated(side, breaks):
 @pytest.mark.parametrize("place, words", [("moved", "was moved to elsewhere://"), ("arriving", "copy is not complete")])
 def test_a_worker_refuses_to_start_where_its_application_is_not(place, words):
     with pytest.raises(LeaseStoreInvalidError, match=words) as caught:
-        StoreDialogue()._at_home(replace(APP, place=place, other_store="elsewhere://"))
+        StoreDialogue(random.Random(1))._at_home(replace(APP, place=place, other_store="elsewhere://"))
     assert caught.value.code == "moved"

@@ -7,7 +7,9 @@ knows nothing of leases.
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
 
+from anabranch._core.backoff import backoff_ms
 from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadApp, Steps, StoreCall, Wait
+from anabranch._model.entropy import Entropy
 from anabranch._model.leases import AppRow
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.events import StoreAnswered, StoreReset, StoreUnanswered
@@ -15,13 +17,15 @@ from anabranch.events import StoreAnswered, StoreReset, StoreUnanswered
 T = TypeVar("T")
 
 RETRY_MS: Final = 500
+THROTTLED_RETRY_MS_MAX: Final = 8_000
 TRIES_MAX: Final = 60
 TOLD_TRIES: Final = 2
 """So many failures in a row are reported: one may be chance."""
 
 
 class StoreDialogue:
-    def __init__(self) -> None:
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
         self.app = AppRow(app="", app_id="", created_wall_ms=0)
         """As it was opened."""
         self.trouble: NoAnswer | None = None
@@ -67,9 +71,15 @@ class StoreDialogue:
                     self._changes.append(StoreAnswered(failure_count=tries - 1, seconds=seconds))
                 return result
             self._tell_unanswered(tries)
-            yield from self._wait(RETRY_MS)
+            yield from self._wait(self._retry_pause_ms(tries))
         assert self.trouble is not None
         raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
+
+    def _retry_pause_ms(self, failures: int) -> int:
+        """Workers that start together throttle each other, so their pauses grow and differ."""
+        if self.trouble is None or self.trouble.code != "throttled":
+            return RETRY_MS
+        return backoff_ms(failures, self._entropy, first_ms=RETRY_MS, max_ms=THROTTLED_RETRY_MS_MAX, min_share=0.5)
 
     def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
         self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment

@@ -9,7 +9,9 @@
 - An answer older than what the store acknowledged before proves that the store was rolled back (rule L13).
 
 - Members name the leases that they change, and number these changes. Each member reads the named ones. It reads all if
-  it missed a number, if a member ended, which may not have named its last changes, and once a minute (rule R0).
+  it missed a number, if a member ended, which may not have named its last changes, and once a minute (rule R0). In a
+  large fleet such a read waits for its turn. Until then the member plans with what it knows: a take whose row is
+  outdated fails and returns the present one.
 
 It knows nothing of heartbeats: the fence decides whether held leases may be worked on.
 """
@@ -108,6 +110,7 @@ class LeaseTable:
         self._expiry_ms = expiry_ms
         self._read_at_ms: int | None = None
         self._read_again = True
+        self._no_read_before_ms = 0
         self.vanished: dict[LeaseKey, LeaseRow | None] = {}
         """Unfinished leases that a look at all leases did not show any more: finished meanwhile, or deleted. A look at
         the shards and all rows tells which. None: never seen, but a child that has not started waits for it.
@@ -133,6 +136,7 @@ class LeaseTable:
         self.changed_last.clear()
         self.rolled_back = False
         self.changed = self._read_again = True
+        self._no_read_before_ms = 0
 
     def forget(self) -> None:
         """The storage was replaced: versions seen before mean nothing. Epochs still count, because handlers have seen
@@ -180,9 +184,20 @@ class LeaseTable:
 
     def wants_all_leases(self, now_ms: int) -> bool:
         """Whether to read all leases. The cost grows with the shards, so not in every round."""
+        if now_ms < self._no_read_before_ms:
+            return False
         if self._read_again or self._read_at_ms is None or len(self.leases_to_read(now_ms)) > CHANGED_MAX:
             return True
         return now_ms - self._read_at_ms >= LEASES_READ_INTERVAL_MS
+
+    def delay_read(self, until_ms: int) -> None:
+        """Other members read all leases first."""
+        self._no_read_before_ms = until_ms
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether this member has ever read all leases. It plans nothing before."""
+        return self._read_at_ms is not None
 
     def leases_to_read(self, now_ms: int) -> list[LeaseKey]:
         """The leases to read by key, if not all are read."""

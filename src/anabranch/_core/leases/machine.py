@@ -31,6 +31,7 @@ from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import Holding, Inquiry, LeaseTable
 from anabranch._core.leases.plan import (
     NOT_WANTED_MS,
+    TAKES_MAX,
     Drain,
     Step,
     Take,
@@ -75,6 +76,7 @@ from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._model.entropy import Entropy
 from anabranch._model.leases import (
+    CHANGED_MAX,
     LOOK_PREFIX,
     AppRow,
     Conflict,
@@ -400,11 +402,12 @@ class LeaseMachine(StreamStart):
             self._changes.append(CommandsSeen(poll.commands))
         looks = self._looks_wanted(poll.members)
         if not looks and not table.wants_all_leases(self._moment.now_ms):
-            if not (yield from self._read_changed()):
+            if not table.has_read_all or not (yield from self._read_changed()):
                 return False
         else:
             failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
             leases = yield from self._ask(ReadLeases())
+            self._delay_next_read(None if isinstance(leases, NoAnswer) else len(leases))
             # The application comes last: while it is deleted, its other rows vanish one by one.
             if isinstance(leases, NoAnswer) or not (yield from self.check_birth()):
                 return False
@@ -419,6 +422,16 @@ class LeaseMachine(StreamStart):
                 table.answered |= dict.fromkeys(looks)
         self._follow()
         return self.ending is None
+
+    def _delay_next_read(self, read_count: int | None) -> None:
+        """The members of a large fleet take turns at reading all leases. A read that failed (None) has used up capacity
+        too, and is repeated at a random time within the turn.
+        """
+        lease_count = (len(self.table.leases) or self.root_count) if read_count is None else read_count
+        pause_ms = self.timing.read_pause_for(len(self.detector.live()), lease_count)
+        if pause_ms:
+            turns = self._entropy.random() + (0.0 if read_count is None else 0.5)
+            self.table.delay_read(self._moment.now_ms + round(pause_ms * turns))
 
     def _looks_wanted(self, members: Sequence[MemberRow]) -> list[str]:
         """Requests to look at all leases that this member holds (rule L18)."""
@@ -445,7 +458,8 @@ class LeaseMachine(StreamStart):
     def _read_changed(self) -> Steps[bool]:
         """Reads the leases that others have named. False if an answer is missing, or another storage gave it."""
         rows: dict[LeaseKey, LeaseRow | None] = {}
-        for key in self.table.leases_to_read(self._moment.now_ms):
+        # There are more than CHANGED_MAX only while the read of all leases waits for its turn.
+        for key in self.table.leases_to_read(self._moment.now_ms)[:CHANGED_MAX]:
             row = yield from self._ask(ReadLease(key))
             if isinstance(row, NoAnswer):
                 return False
@@ -465,10 +479,13 @@ class LeaseMachine(StreamStart):
     def _plan_and_perform(self) -> Steps[None]:
         self.is_performing = True
         try:
-            for step in self._plan(self._known_dead):
+            steps = self._plan(self._known_dead)
+            for step in steps:
                 if self.ending is not None:
                     return
                 yield from self._perform(step)
+            if sum(isinstance(step, Take) for step in steps) == TAKES_MAX:
+                self._is_round_due = True  # there may be more to take
         finally:
             self.is_performing = False
         self._tell_unplaced()

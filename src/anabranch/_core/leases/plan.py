@@ -4,13 +4,14 @@ Every member plans for itself: it seals members that missed their heartbeats, ta
 live members, and answers requests. `plan_round` returns steps, the lease machine has them performed (each is one store
 call, except `Drain`), and the `apply_*` functions update the lease table.
 
-A hand-off needs both sides: the requester's and the donor's plan must both give the lease to the requester. So a
-request from an outdated view is void, and a donor never drops below its share.
+A hand-off needs both sides: the requester's plan must give it the lease, and the donor's plan must give the lease away
+and the requester one of its leases. So a donor never drops below its share.
 
 Losing a race is an outcome, not an error: another member took the lease first, or the answer to an earlier write was
 lost. No answer (`None`) is an outcome too: the write may have taken effect, or may still do so.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
@@ -21,7 +22,15 @@ from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
 from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal
 from anabranch._core.shards import gate
-from anabranch._model.leases import REQUESTS_MAX, Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
+from anabranch._model.leases import (
+    REQUESTS_MAX,
+    Conflict,
+    HandOffRequest,
+    LeaseKey,
+    LeaseRow,
+    MemberRow,
+    short_id,
+)
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -50,6 +59,8 @@ Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember
 
 
 ASK_AGAIN_MS: Final = 10_000
+TAKES_MAX: Final = 100
+"""In one round: meanwhile other workers may have started, and then this member's share is smaller."""
 SETTLING_MS: Final = 10_000
 """How long a fleet takes to rebalance after a membership change."""
 MEMBER_KEPT_MS: Final = 3_600_000
@@ -164,23 +175,32 @@ def _forget_answers(table: LeaseTable, wanted: tuple[str, ...]) -> None:
 
 
 def _answer_requests(table: LeaseTable, wanted: tuple[str, ...], desired: dict[LeaseKey, str]) -> list[Step]:
-    """Drains what this member's plan gives to the requester, too. Other requests are void."""
+    """Drains a lease that this member's plan gives away, if the plan gives the requester as many. Other requests are
+    void. Which one the requester gets does not matter: members that last read the leases at different times agree on
+    numbers sooner than on names.
+    """
     steps: list[Step] = []
     if not (unanswered := table.unanswered(wanted)):
         return steps
-    agreed = {
-        request.short_name: request
+    given = {
+        key: desired[key]
         for key, holding in table.held.items()
         if holding.state == "held" and weight(holding.row) and desired.get(key, table.member_id) != table.member_id
-        for request in [HandOffRequest(key, desired[key])]
     }
+    planned_counts = Counter(given.values())
+    keys = {key.short_name: key for key in given}
+    requesters = {short_id(member_id): member_id for member_id in planned_counts}
     for name in unanswered:
-        request = agreed.get(name)
-        if request is None:
+        key_name, _, requester_name = name.rpartition(":")
+        key, requester = keys.get(key_name), requesters.get(requester_name)
+        if key is None or requester is None or not planned_counts[requester]:
             table.answered[name] = None
-        else:
-            table.drain(request)
-            steps.append(Drain(request))
+            continue
+        del keys[key_name]
+        planned_counts[requester] -= 1
+        request = HandOffRequest(key, requester)
+        table.drain(request)
+        steps.append(Drain(request))
     return steps
 
 
@@ -189,6 +209,7 @@ def _take_and_ask(
 ) -> list[Step]:
     steps: list[Step] = []
     requests: dict[str, int] = {}
+    take_count = 0
     mine = [table.leases[key] for key, member_id in desired.items() if member_id == table.member_id]
     # Suspect shards first: their rows must say that they are held in quarantine before records of other shards start.
     # Otherwise a crash caused by another shard would be counted against them (rule D5).
@@ -197,6 +218,10 @@ def _take_and_ask(
         if key in table.held:
             continue
         if row.owner is None or detector.is_over(row.owner, now_ms):
+            if take_count == TAKES_MAX:
+                table.changed = True
+                continue
+            take_count += 1
             steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0)))
         elif (donor := detector.row(row.owner)) is not None and _may_ask(table, key, donor, now_ms):
             count = requests.get(donor.member_id, len(donor.wanted))

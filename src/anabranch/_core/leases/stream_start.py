@@ -38,8 +38,9 @@ CREATED_TOGETHER_MAX: Final = 200
 
 class StreamStart(StoreDialogue):
     def __init__(self, entropy: Entropy) -> None:
-        super().__init__()
-        self._entropy = entropy
+        super().__init__(entropy)
+        self.root_count = 0
+        """How many leases the stream had when it began here."""
 
     def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
         """Returns the stream's row once all its root leases exist, no matter who created them."""
@@ -63,8 +64,9 @@ class StreamStart(StoreDialogue):
     def lease_rows(self, row: StreamRow, moment: Moment) -> Steps[list[LeaseRow]]:
         """All lease rows of this stream and generation, finished ones included."""
         self._moment = moment
-        rows = yield from self._insist(lambda: ReadLeases(with_finished=True))
-        return _of(row, rows)
+        rows = _of(row, (yield from self._insist(lambda: ReadLeases(with_finished=True))))
+        self.root_count = len(rows)
+        return rows
 
     def _tell_if_recreated(self, proposal: StreamRow, streams: Sequence[StreamRow]) -> None:
         known = [row for row in streams if row.arn == proposal.arn]
@@ -89,6 +91,7 @@ class StreamStart(StoreDialogue):
     def _complete(self, row: StreamRow) -> Steps[StreamRow | None]:
         """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
         listing = yield from self._whole_listing(row)
+        self.root_count = len(listing)
         while True:
             missing, marked = yield from self._repeat(partial(self._check_and_mark, row, listing))
             if not missing:

@@ -43,6 +43,10 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
     """S: how much time may pass between reading the clock and the call."""
     poll_interval_ms: int
     """p: how often the member rows are read."""
+    rows_read_per_second: int = 20_000
+    """How many lease rows all members together may read in a second when they read all leases. A DynamoDB partition
+    returns about 34,000.
+    """
 
     def violations(self) -> tuple[str, ...]:
         """Every violated inequality, with its numbers. Empty if the timing is safe."""
@@ -74,6 +78,13 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.poll_interval_ms} ms"
             )
         return tuple(found)
+
+    def read_pause_for(self, member_count: int, lease_count: int) -> int:
+        """How long a member waits between two reads of all leases, so that reads of a large fleet do not throttle each
+        other. 0 if rounds are further apart anyway.
+        """
+        pause_ms = member_count * lease_count * 1_000 // self.rows_read_per_second
+        return pause_ms if pause_ms > self.poll_interval_ms else 0
 
     def poll_interval_for(self, member_count: int) -> int:
         """Reads grow with the square of the fleet (every member reads all rows), so large fleets poll less often. At

@@ -98,3 +98,8 @@ def test_an_ended_member_starts_nothing_ever():
     assert over.acknowledged(9_000, WALL + 9_000, 7_000) is over
     assert over.ended("left") is over
     assert over.ending == "sealed"
+
+
+def test_only_large_fleets_pause_between_reads_of_all_leases():
+    assert lease_timing().read_pause_for(4, 1_000) == 0
+    assert lease_timing().read_pause_for(100, 5_000) == 25_000

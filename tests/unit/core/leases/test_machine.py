@@ -15,6 +15,7 @@ from anabranch._core.leases.store_calls import (
     NoAnswer,
     PollStore,
     ReadLease,
+    ReadLeases,
     RegisterMember,
     TakeLease,
 )
@@ -766,3 +767,28 @@ def test_a_row_that_is_gone_is_not_created_again_by_a_member_that_lost_the_lease
     assert done.value.value == "lost"
     assert "CreateLease" not in asked
     assert stored(driver.store, LeaseRow) == []
+
+
+# large fleets
+
+
+def reads_of_all(driver):
+    return sum(isinstance(call, ReadLeases) for call in driver.calls)
+
+
+def test_a_member_of_a_large_fleet_waits_for_its_turn_to_read_all_leases_and_plans_meanwhile():
+    store = MemoryLeaseStore()
+    create(store)
+    driver = Driver(store, timing=replace(lease_timing(), rows_read_per_second=1, poll_interval_ms=500)).join()
+    driver.round()
+    assert reads_of_all(driver) == 1
+    driver.machine.table.read_again()
+    other = replace(KEY, shard_id="shardId-000000000001")
+    now(store.create_lease(LeaseRow(key=other)))
+    driver.machine.observe_lease(LeaseRow(key=other), driver.moment)
+    driver.round()
+    assert reads_of_all(driver) == 1
+    assert {holding.row.key for holding in driver.held} == {KEY, other}
+    driver.now_ms += 1_500
+    driver.round()
+    assert reads_of_all(driver) == 2

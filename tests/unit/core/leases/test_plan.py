@@ -6,6 +6,7 @@ from anabranch._core.leases.plan import (
     ASK_AGAIN_MS,
     MEMBER_KEPT_MS,
     SETTLING_MS,
+    TAKES_MAX,
     DeleteMember,
     Drain,
     RequestHandOff,
@@ -293,3 +294,32 @@ def test_a_donor_is_asked_for_at_most_eight_leases_at_a_time():
     busy = replace(DONOR, wanted=tuple(HandOffRequest(key, "other#1").short_name for key in keys[:7]))
     member = Member([ME, busy], leases)
     assert sum(isinstance(step, RequestHandOff) for step in member.plan()) == 1
+
+
+def test_a_donor_gives_any_lease_that_its_plan_gives_away_if_the_requester_gets_as_many():
+    keys = [replace(KEYS[0], shard_id=f"shardId-{number:012d}") for number in range(9)]
+    rows = [LeaseRow(key=key, owner=DONOR.member_id, version=1) for key in keys]
+    third = replace(ME, member_id="third#1")
+
+    def drained(*requests):
+        row = replace(DONOR, wanted=tuple(request.short_name for request in requests))
+        donor = Member([ME, third, row], rows, DONOR.member_id)
+        return [step.request for step in donor.plan() if isinstance(step, Drain)]
+
+    planned = {
+        request.key: request.requester
+        for request in (HandOffRequest(key, member.member_id) for key in keys for member in (ME, third))
+        if drained(request) == [request]
+    }
+    for_me = [HandOffRequest(key, ME.member_id) for key in planned]
+    assert len(for_me) == 6, "each of the other two gets three, whichever they are"
+    assert drained(*for_me) == for_me[:3]
+    both = [HandOffRequest(for_me[0].key, member.member_id) for member in (ME, third)]
+    assert drained(*both) == both[:1]
+
+
+def test_a_round_takes_at_most_a_hundred_leases_and_the_next_one_goes_on():
+    keys = [replace(KEYS[0], shard_id=f"shardId-{number:012d}") for number in range(TAKES_MAX + 1)]
+    member = Member([ME], [LeaseRow(key=key) for key in keys])
+    assert len(member.plan()) == TAKES_MAX
+    assert member.table.changed

@@ -88,6 +88,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """A new owner wrote it, because the last one crashed while it wrote. It does not know message and stack."""
     redrive_count: int = 0
     """How often it was redriven, and failed again."""
+    redrives_cut_off: int = 0
+    """How many redrives have begun to deliver it since then and have not come to an end: their processes died."""
     overflow: str | None = None
     """Where the whole letter is, if it was too large for its destination."""
     schema_version: int = SCHEMA_VERSION

@@ -28,6 +28,8 @@ def handle(record: anabranch.Record[bytes]) -> None:
     die_at("read")
     with Path(JOURNAL).open("a") as file:
         file.write(f"{record.sequence_number}\n")
+    if record.data == b"deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
     if record.data == b"poison":
         raise ValueError("bad order")
     die_at("handled")

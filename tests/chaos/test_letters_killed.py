@@ -111,3 +111,38 @@ def test_a_redrive_that_is_killed_loses_nothing_and_repeats_only_what_it_was_wor
     calls = Counter(journal.read_text().split())
     assert set(calls) == set("012345")
     assert sum(calls.values()) == 6 + (step in {"handled", "reviewed"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "s3"])
+def test_a_letter_that_kills_the_process_goes_to_review_after_three_calls(kind, tmp_path, server, monkeypatch):
+    for name, value in AWS_NAMES.items():
+        monkeypatch.setenv(name, value)
+    url = f"sqlite://{tmp_path}/letters.db" if kind == "sqlite" else server.make_bucket("deadly")
+    review, journal = f"sqlite://{tmp_path}/review.db", tmp_path / "journal"
+
+    async def fill():
+        writer = open_destination(url, app="billing", environ={})
+        for number in range(4):
+            await writer.write(a_letter(number, payload=b"deadly" if number == 1 else None))
+        await writer.close()
+
+    async def left(url):
+        async with DeadLetters(url) as box:
+            return [letter async for letter in box.letters()]
+
+    def run():
+        command = [sys.executable, str(REDRIVE), "none", url, review, str(journal)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
+
+    asyncio.run(fill())
+    for calls in range(1, 4):
+        assert run().returncode == -signal.SIGKILL
+        assert [letter.redrives_cut_off for letter in asyncio.run(left(url))] == [calls, 0, 0]
+        time.sleep(1.5)  # until the hold of the dead process has expired
+    ended = run()
+    assert ended.returncode == 0, ended.stderr
+    assert asyncio.run(left(url)) == []
+    (reviewed,) = asyncio.run(left(review))
+    assert (reviewed.sequence_number, reviewed.error_type, reviewed.attempts) == ("1", "ProcessDied", 3)
+    assert Counter(journal.read_text().split()) == {"0": 1, "1": 3, "2": 1, "3": 1}

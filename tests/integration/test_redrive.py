@@ -111,7 +111,7 @@ def test_every_letter_is_handled_in_the_order_of_its_key_and_removed(url):
     asyncio.run(main())
 
 
-def test_what_fails_again_goes_to_review_and_the_key_goes_on(url, review):
+def test_what_fails_again_goes_to_review_and_the_key_continues(url, review):
     async def main():
         await fill(url, keyed(6))
         handler = Handler(lambda record: record.sequence_number == "1")
@@ -442,7 +442,7 @@ def test_two_redrives_of_one_file_do_not_run_at_once(file_url):
     asyncio.run(main())
 
 
-def test_a_redrive_that_is_told_to_stop_leaves_the_rest(file_url):
+def test_a_redrive_that_is_stopped_leaves_the_rest(file_url):
     async def main():
         await fill(file_url, keyed(9))
         stop = asyncio.Event()

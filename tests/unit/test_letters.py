@@ -76,7 +76,7 @@ def test_failures_of_one_kind_have_one_fingerprint():
     assert fingerprint(raised(charge, "ten")) != fingerprint(raised(charge, None))
 
 
-def test_an_error_without_frames_is_told_by_its_message_without_what_varies():
+def test_an_error_without_frames_is_identified_by_its_message_without_variable_parts():
     one, two = ValueError("order 17 of 'anna' at 0xff"), ValueError("order 18 of 'bob' at 0xaa")
     assert fingerprint(one) == fingerprint(two) != fingerprint(ValueError("another order"))
 

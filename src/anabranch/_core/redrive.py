@@ -6,12 +6,20 @@ it is holds back the later ones of its key (rule D10).
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from anabranch.letters import Failure, Letter
+
+CUT_OFF_MAX: Final = 3
+"""How many redrives may die with a letter before it counts as failed."""
+KILLED: Final = Failure(
+    error_type="ProcessDied",
+    message="the process died, or was killed, in each of three redrives of this letter",
+    fingerprint="process-died",
+)
 
 RedriveOutcome: TypeAlias = Literal["delivered", "reviewed", "failed", "held_back", "without_payload"]
 
@@ -84,6 +92,11 @@ def order_key(letter: Letter) -> tuple[str, str, str]:
     return letter.app, letter.stream, letter.partition_key or letter.idempotency_key
 
 
+def begin_delivery(letter: Letter) -> Letter:
+    """The letter as it is stored before the handler is called (rule D10)."""
+    return replace(letter, redrives_cut_off=letter.redrives_cut_off + 1)
+
+
 def failed_again(letter: Letter, failure: Failure, calls_at: tuple[float, ...]) -> Letter:
     """The letter after a failed redrive: with the added attempts and the last failure."""
     return replace(
@@ -95,6 +108,7 @@ def failed_again(letter: Letter, failure: Failure, calls_at: tuple[float, ...]) 
         attempts=letter.attempts + len(calls_at),
         attempted_seconds=(*letter.attempted_seconds, *calls_at),
         redrive_count=letter.redrive_count + 1,
+        redrives_cut_off=0,
     )
 
 

@@ -60,6 +60,9 @@ class LetterBox(SizedDestination, Protocol):
     def read(self) -> AsyncGenerator[StoredLetter, None]:
         """Each letter once. Letters that come in meanwhile may be among them."""
 
+    async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
+        """Writes the letter with the delivery that is about to begin, so that the count outlives the process."""
+
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
         """Writes the letter with other content. Does nothing if it is gone."""
 

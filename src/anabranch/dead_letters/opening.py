@@ -209,7 +209,18 @@ async def fetch_whole(stored: StoredLetter, aws: Aws | None = None) -> Letter:
     found = await _fetch(pointer, aws)
     if found is None:
         raise DeadLetterError(f"{pointer} is gone: the letter has no payload any more", code="missing")
-    return replace(found.letter, redrive_count=stored.letter.redrive_count)
+    return with_counts(found.letter, stored.letter)
+
+
+def with_counts(letter: Letter, counted: Letter) -> Letter:
+    """Calls are counted in the letter of the box, also if the whole letter is elsewhere."""
+    return replace(
+        letter,
+        attempts=counted.attempts,
+        attempted_seconds=counted.attempted_seconds,
+        redrive_count=counted.redrive_count,
+        redrives_cut_off=counted.redrives_cut_off,
+    )
 
 
 async def _fetch(pointer: str, aws: Aws | None) -> StoredLetter | None:

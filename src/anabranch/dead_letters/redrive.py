@@ -1,8 +1,9 @@
 """Delivers letters again: reads them in key order, calls the handler or puts records back, and removes what succeeded.
 
 Each letter is removed after its delivery, so a redrive that was stopped or killed is resumed by starting it again; the
-letter at which it died may be delivered twice (rule D10). One that fails again is first written to the review
-destination, then removed.
+letter at which it died may be delivered twice (rule D10). A redrive is counted in the letter before it calls, so a
+letter that kills the process is not redriven forever. One that fails again is first written to the review destination,
+then removed.
 """
 
 import asyncio
@@ -17,13 +18,23 @@ from typing import Final, TypeVar
 import msgspec
 
 from anabranch._core.backoff import backoff_ms, retry_in_ms
-from anabranch._core.redrive import LetterFilter, RedriveOutcome, RedriveReport, RedriveTally, failed_again, order_key
+from anabranch._core.redrive import (
+    CUT_OFF_MAX,
+    KILLED,
+    LetterFilter,
+    RedriveOutcome,
+    RedriveReport,
+    RedriveTally,
+    begin_delivery,
+    failed_again,
+    order_key,
+)
 from anabranch._engine.tasks import single_cause
 from anabranch._ports import LetterDestination
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import HOLD_SECONDS, LetterBox, StoredLetter
 from anabranch.dead_letters.delivery import LetterDelivery
-from anabranch.dead_letters.opening import delete_overflow, fetch_whole
+from anabranch.dead_letters.opening import delete_overflow, fetch_whole, with_counts
 from anabranch.errors import DeadLetterError
 from anabranch.letters import Failure, Letter
 from anabranch.policies import Retry
@@ -126,15 +137,21 @@ class Redrive:
                 if not (wanted.matches(stored.letter) and self._accepts(stored.letter)):
                     continue
                 self._tally.add()
-                await slots.acquire()
+                # Alone, if a process died with it: if it dies again, no other letter is suspected.
+                needed = self._settings.concurrency if stored.letter.redrives_cut_off else 1
+                for _ in range(needed):
+                    await slots.acquire()
                 key = order_key(stored.letter)
                 task = group.create_task(self._after(self._last_of_key.get(key), stored))
                 self._last_of_key[key] = task
-                task.add_done_callback(partial(self._on_done, key, slots))
+                task.add_done_callback(partial(self._on_done, key, slots, needed))
         return count
 
-    def _on_done(self, key: tuple[str, str, str], slots: asyncio.Semaphore, task: asyncio.Task[None]) -> None:
-        slots.release()
+    def _on_done(
+        self, key: tuple[str, str, str], slots: asyncio.Semaphore, needed: int, task: asyncio.Task[None]
+    ) -> None:
+        for _ in range(needed):
+            slots.release()
         if self._last_of_key.get(key) is task:
             del self._last_of_key[key]
         self._on_progress(self.report)
@@ -160,16 +177,19 @@ class Redrive:
         if whole.payload is None:
             self._tally.settle(letter, "without_payload")
             return
+        if letter.redrives_cut_off >= CUT_OFF_MAX:
+            await self._settle_failed(stored, whole, KILLED, ())
+            return
+        begun = await self._insist(lambda: self._box.begin(stored, begin_delivery(letter)))
         failure, calls_at = await self._deliver(whole)
         if failure is None:
-            await self._remove(stored)
+            await self._remove(begun)
             self._tally.settle(letter, "delivered")
             _log.info("the letter of record %s was delivered", letter.place)
         elif not self._stop.is_set() or len(calls_at) >= self._settings.policy.attempts:
-            outcome = await self._move(stored, whole, failure, calls_at)
-            text = f"{failure.error_type}: {failure.message}"
-            self._tally.settle(letter, outcome, text)
-            _log.warning("the letter of record %s failed again, and %s: %s", letter.place, _MOVED[outcome], text)
+            await self._settle_failed(begun, whole, failure, calls_at)
+        else:
+            await self._insist(lambda: self._box.replace(begun, letter))  # stopped, not cut off
 
     async def _deliver(self, letter: Letter) -> tuple[Failure | None, tuple[float, ...]]:
         """The last failure, if it failed each time, and when the calls began."""
@@ -189,6 +209,14 @@ class Redrive:
             else:
                 return None, tuple(calls_at)
 
+    async def _settle_failed(
+        self, stored: StoredLetter, whole: Letter, failure: Failure, calls_at: tuple[float, ...]
+    ) -> None:
+        outcome = await self._move(stored, whole, failure, calls_at)
+        text = f"{failure.error_type}: {failure.message}"
+        self._tally.settle(stored.letter, outcome, text)
+        _log.warning("the letter of record %s failed again, and %s: %s", stored.letter.place, _MOVED[outcome], text)
+
     async def _move(
         self, stored: StoredLetter, whole: Letter, failure: Failure, calls_at: tuple[float, ...]
     ) -> RedriveOutcome:
@@ -198,12 +226,7 @@ class Redrive:
             await self._insist(lambda: review.write(latest))
             await self._remove(stored, in_review=True)
             return "reviewed"
-        counted = msgspec.structs.replace(
-            stored.letter,
-            attempts=latest.attempts,
-            attempted_seconds=latest.attempted_seconds,
-            redrive_count=latest.redrive_count,
-        )
+        counted = with_counts(stored.letter, latest)
         await self._insist(lambda: self._box.replace(stored, counted))
         return "failed"
 

@@ -153,9 +153,20 @@ class S3Letters:
             if token is None:
                 return
 
+    async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
+        key, tag = stored.handle
+        written_tag = await self._put(key, body := encode_letter(letter), IfMatch=tag)
+        if written_tag is None:
+            found, found_tag = await self._get(key)
+            if found is not None and found != body:  # not our own write, whose answer was lost
+                raise DeadLetterError(f"{self}: {key} was changed by somebody else", code="locked", advice="wait")
+            written_tag = found_tag
+        return StoredLetter(letter, (key, written_tag))
+
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
         key, tag = stored.handle
-        await self._put(key, encode_letter(letter), IfMatch=tag)
+        if tag is not None:  # otherwise it was gone when its delivery began
+            await self._put(key, encode_letter(letter), IfMatch=tag)
 
     async def delete(self, stored: StoredLetter) -> None:
         await self._call("DeleteObject", Key=stored.handle[0])

@@ -124,6 +124,10 @@ class SqliteLetters:
                 except CodecError as error:
                     self.unreadable.append(f"row {key}: {error}")
 
+    async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
+        await self.replace(stored, letter)
+        return StoredLetter(letter, stored.handle)
+
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
         row = (letter.redrive_count, encode_letter(letter).decode(), stored.handle)
         query = "UPDATE letters SET redrive_count = ?, body = ? WHERE idempotency_key = ?"

@@ -148,6 +148,10 @@ class SqsLetters:
             self.unreadable.append(f"message {message['MessageId']}: {error}")
             return None
 
+    async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
+        """Not in the queue: a message cannot be changed, and its receive count also counts those who list letters."""
+        return StoredLetter(letter, stored.handle)
+
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
         """A message cannot be changed: the new one is there before the old one goes."""
         await self.write(letter)

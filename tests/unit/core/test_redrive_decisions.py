@@ -2,7 +2,15 @@
 
 from msgspec.structs import replace
 
-from anabranch._core.redrive import LetterFilter, RedriveReport, RedriveTally, failed_again, group_letters, order_key
+from anabranch._core.redrive import (
+    LetterFilter,
+    RedriveReport,
+    RedriveTally,
+    begin_delivery,
+    failed_again,
+    group_letters,
+    order_key,
+)
 from anabranch.letters import Failure
 from letter_samples import CREATED, a_letter
 
@@ -33,10 +41,10 @@ def test_groups_are_by_fingerprint_the_largest_first():
 
 
 def test_a_letter_that_failed_again_counts_on_and_tells_the_last_failure():
-    letter = failed_again(a_letter(), FAILURE, (8.0, 9.0))
+    letter = failed_again(begin_delivery(a_letter()), FAILURE, (8.0, 9.0))
     assert (letter.attempts, letter.attempted_seconds) == (5, (1.0, 2.0, 3.0, 8.0, 9.0))
     assert (letter.redrive_count, letter.message, letter.fingerprint) == (1, "gone", "abcd")
-    assert letter.payload == a_letter().payload
+    assert (letter.payload, letter.redrives_cut_off) == (a_letter().payload, 0)
 
 
 def test_a_letter_that_stays_holds_back_the_later_ones_of_its_key_only():
@@ -49,7 +57,7 @@ def test_a_letter_that_stays_holds_back_the_later_ones_of_its_key_only():
     assert not tally.is_held(a_letter(4, key="carl"))
 
 
-def test_letters_without_a_key_stand_alone():
+def test_letters_without_a_key_do_not_wait_for_each_other():
     one, two = (replace(a_letter(n), partition_key=None) for n in (1, 2))
     assert order_key(one) != order_key(two)
 

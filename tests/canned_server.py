@@ -1,4 +1,4 @@
-"""A server that says exactly what a test wants it to say: no protocol of its own, one coroutine for each connection."""
+"""A server that sends exactly what a test tells it to send: one coroutine for each connection, and no protocol."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What every test folder shares: Hypothesis profiles, an environment without AWS, servers that are there or named."""
+"""What all test folders share: Hypothesis profiles, an environment without AWS, servers that are installed or named."""
 
 import os
 import signal

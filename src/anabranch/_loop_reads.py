@@ -1,4 +1,4 @@
-"""Reads something on the event loop that it belongs to, from any thread: no other code runs there meanwhile."""
+"""Reads state on the event loop that owns it, from any thread: no other code runs on the loop meanwhile."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 READ_WAIT_SECONDS: Final = 1.0
-"""As long as a probe of Kubernetes waits: a loop that is busy for longer is not ready."""
+"""The default timeout of a Kubernetes probe: a loop that is busy for longer is not ready."""
 
 
 def read_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
@@ -30,7 +30,7 @@ def read_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
             return
         try:
             reading.set_result(read())
-        except Exception as error:  # noqa: BLE001 -- raised in the thread that asked
+        except Exception as error:  # noqa: BLE001 -- raised in the calling thread
             reading.set_exception(error)
 
     loop.call_soon_threadsafe(perform)

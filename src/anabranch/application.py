@@ -104,7 +104,7 @@ class Application:
         no rate, and the reasons that it sees may be a minute old.
 
         With `watch`, it polls until every live member has sent a heartbeat and a report: a few seconds, at most half of
-        a lease's expiry and 2 seconds. A store that shows changes late (S3) is not waited for.
+        a lease's expiry plus 2 seconds. A store that shows changes late (S3) is not waited for.
         """
         await self._renew_watch()
         status, _ = await self._read()
@@ -125,7 +125,7 @@ class Application:
         alerts: Sequence[Alert] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> AsyncIterator[FleetStatus]:
-        """The status again and again, every `interval` seconds. Alerts see the worst shard of the whole fleet, also if
+        """Yields the status every `interval` seconds. Alerts see the worst shard of the whole fleet, also if
         no worker is left: they are logged, passed to `on_event`, and call their hooks. While the lease store does not
         answer, there is no status; an event says so.
         """
@@ -230,15 +230,15 @@ class Application:
     # commands
 
     async def skip(self, shard_id: str, position: str, *, stream: str | None = None) -> CommandResult:
-        """Goes past a record that keeps failing: `position` is its sequence number, with `:sub-sequence number` for a
-        record of an aggregate. A running worker applies it within about a second; without one, this applies it itself.
+        """Skips a record that keeps failing: `position` is its sequence number, with `:sub-sequence number` for a
+        record of an aggregate. A running worker applies it within about a second; if none runs, this method applies it.
         `stream` is needed if several streams have such a shard.
         """
         try:
             parsed = Position.parse(position)
         except ValueError as error:
             raise UsageError(
-                f"{position!r} is no position: write SEQUENCE or SEQUENCE:SUB, as explain shows it"
+                f"{position!r} is not a position: write SEQUENCE or SEQUENCE:SUB, as explain shows it"
             ) from error
         return await self._command(SKIP, shard_id, stream, {"position": str(parsed)})
 
@@ -247,7 +247,7 @@ class Application:
         return await self._command(RESUME, shard_id, stream, {})
 
     async def commands(self) -> tuple[CommandResult, ...]:
-        """All commands, the earliest first: who wanted what, and what came of it."""
+        """All commands, oldest first, with their senders and results."""
         store = await self._open()
         return tuple(_command_result(row) for row in await store.read_controls() if row.key is not None)
 
@@ -322,7 +322,7 @@ class Application:
     async def _write_as_member(
         self, store: LeaseStore, member: MemberRow, lease: LeaseRow, command: ControlRow
     ) -> bool:
-        """Well within the fence time, so that no heartbeat is needed. False: somebody else has the lease."""
+        """Well within the fence time, so that no heartbeat is needed. False: another member has the lease."""
         await store.register_member(member)
         try:
             async with asyncio.timeout(_ALONE_SECONDS):

@@ -135,7 +135,7 @@ class ConsumerStarted(Event, frozen=True, kw_only=True):
 
 
 class ConsumerProgress(Event, frozen=True, kw_only=True):
-    """What a consumer has done in the last minute, and how it stands."""
+    """What a consumer has done in the last minute, and its current state."""
 
     handled_count: int
     seconds: float
@@ -213,16 +213,16 @@ class LeaseLost(Event, frozen=True, kw_only=True):
 
 
 class LeaseRowDeleted(Event, frozen=True, kw_only=True):
-    """Somebody deleted the shard's lease row. It was created again, and the other shards go on."""
+    """The shard's lease row was deleted by hand. It was created again, and the other shards continue."""
 
     level = logging.ERROR
     position: str | None
-    """Where reading goes on; None if nothing was handled, or if no live worker knew how far the shard was."""
+    """Where reading continues; None if nothing was handled, or if no live worker knew how far the shard was."""
     repeats: bool
     """Whether records may be handled again: its last owner is gone, so the position is an older one, or the start."""
 
     def sentence(self) -> str:
-        begin = "its lease row was deleted by somebody, and was created again"
+        begin = "its lease row was deleted by hand, and was created again"
         if not self.repeats:
             return f"{begin}: nothing is repeated"
         return f"{begin}: records after {self.position or 'its starting position'} may be handled again"
@@ -325,7 +325,7 @@ class ShardStopped(Event, frozen=True, kw_only=True):
 
 
 class ShardStillStopped(Event, frozen=True, kw_only=True):
-    """The shard is still stopped at a record. Said every five minutes."""
+    """The shard is still stopped at a record. Reported every five minutes."""
 
     level = logging.ERROR
     reason: Reason
@@ -414,7 +414,7 @@ class HandlerFailed(Event, frozen=True, kw_only=True):
 
 
 class RecordSkipped(Event, frozen=True, kw_only=True):
-    """A record was not handled, and the shard goes on: its policy, or an operator, says so."""
+    """A record was skipped by policy or by an operator, and the shard continues."""
 
     _words = "record {position} of key {partition_key!r} is skipped"
     level = logging.ERROR
@@ -423,7 +423,7 @@ class RecordSkipped(Event, frozen=True, kw_only=True):
 
 
 class RecordDeadLettered(Event, frozen=True, kw_only=True):
-    """A record is in the dead letters, and the shard goes on."""
+    """A record is in the dead letters, and the shard continues."""
 
     level = logging.ERROR
     position: str
@@ -460,8 +460,8 @@ class CommandAnswered(Event, frozen=True, kw_only=True):
 
 
 class RetentionRunsOut(Event, frozen=True, kw_only=True):
-    """The oldest unfinished record of the shard is about to be trimmed from the stream. Told when a quarter of the
-    retention is left, and each time that what is left has halved.
+    """The oldest unfinished record of the shard is about to be trimmed from the stream. Reported when a quarter of the
+    retention is left, and again each time the rest has halved.
     """
 
     level = logging.ERROR
@@ -470,7 +470,7 @@ class RetentionRunsOut(Event, frozen=True, kw_only=True):
     lag: float
     """The age of the record."""
     reason: Reason | None = None
-    """Why the shard does not move; None if it is only slow."""
+    """Why the shard is stalled; None if it is only slow."""
 
     def sentence(self) -> str:
         left = f"{self.seconds / 3600:.1f} h" if self.seconds >= 3600 else f"{self.seconds / 60:.0f} min"
@@ -740,7 +740,7 @@ class MemberJoined(Event, frozen=True, kw_only=True):
 
 
 class MetricRefused(Event, frozen=True, kw_only=True):
-    """A value of the program's own metric was dropped. Reported once for each name."""
+    """A value of a custom metric was dropped. Reported once for each name."""
 
     _words = "a value of metric {metric!r} was dropped: {why}"
     level = logging.WARNING
@@ -789,7 +789,7 @@ class AlertFired(Event, frozen=True, kw_only=True):
 
     level = logging.ERROR
     lag: float
-    """Seconds, of the worst shard. Of one that no worker handles: at least so much."""
+    """Seconds, of the worst shard. If no worker handles that shard, the lag is at least this large."""
     limit: float
     seconds: float
     """For how long it was above."""
@@ -855,14 +855,14 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
 
 class KeyBlocked(Event, frozen=True, kw_only=True):
-    """Records failed without being sent, because an earlier record of their key failed and nobody has seen that yet.
+    """Records failed without being sent, because an earlier record of their key failed and that was not seen yet.
 
     Emitted at most every ten seconds.
     """
 
     _words = (
         "{record_count} records failed without being sent (last partition key: {partition_key!r}): an "
-        "earlier record of that key failed, and nobody has seen that failure. Await its delivery, call flush(), or "
+        "earlier record of that key failed, and that failure was not seen yet. Await its delivery, call flush(), or "
         "pass on_undelivered="
     )
     level = logging.WARNING
@@ -884,12 +884,12 @@ class RecordsAbandoned(Event, frozen=True, kw_only=True):
     """A producer was not closed before its event loop or the interpreter ended: records are lost or may be lost."""
 
     _words = (
-        "the producer was not closed: {record_count} records were not delivered, or nobody saw that they "
-        "failed. Use `async with`, or await close()"
+        "the producer was not closed: {record_count} records were not delivered, or failed "
+        "unseen. Use `async with`, or await close()"
     )
     level = logging.ERROR
     record_count: int
-    """Undelivered records, and failures that nobody has seen."""
+    """Undelivered records, and failures that were not seen."""
 
 
 class ShardMapFailed(Event, frozen=True, kw_only=True):
@@ -971,4 +971,4 @@ class WriterFailed(Event, frozen=True, kw_only=True):
     level = logging.CRITICAL
     error: str
     record_count: int
-    """Undelivered records, and failures that nobody has seen."""
+    """Undelivered records, and failures that were not seen."""

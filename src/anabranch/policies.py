@@ -17,20 +17,20 @@ __all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Stop the shard at the failed record, keep its lease, and report it. A process that starts later retries it once;
-    `anabranch apps skip` and `anabranch apps resume` go on without a restart.
+    `anabranch apps skip` and `anabranch apps resume` continue without a restart.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Go on without the failed record. Each one is counted and reported in an event, and that is all that is left of
-    it. After 20 in a row without one success, or 100 in a minute, the shard stops: that looks like an outage.
+    """Continue without the failed record. Each one is counted and reported in an event, and nothing else of it is
+    kept. After 20 in a row without one success, or 100 in a minute, the shard stops: that looks like an outage.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Write the failed record with its error to a destination, and go on when it is durable there.
+    """Write the failed record with its error to a destination, and continue when it is durable there.
 
     After 20 letters in a row without one success, or `per_minute` in a minute, the shard stops: that looks like an
     outage.

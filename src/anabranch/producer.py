@@ -45,7 +45,7 @@ else:
 
 
 FAILURES_UNREADY: Final = 3
-"""So many requests in a row that failed as a whole."""
+"""After this many failed requests in a row the producer is not ready."""
 
 
 class ProducerPorts(NamedTuple):
@@ -136,7 +136,7 @@ class Producer(Generic[T]):
 
     def status(self) -> ProducerStatus:
         """The state of this producer: its buffer, and for each stream what is pending, delivered, failed and throttled.
-        From any thread, and after `close`.
+        Can be called from any thread, and after `close`.
         """
         writer, loop = self._last_writer, self._loop
         if writer is not None and loop is not None and not loop.is_closed():
@@ -159,7 +159,7 @@ class Producer(Generic[T]):
         return HealthReport(live=True, ready=not reasons, reasons=tuple(reasons))
 
     def metrics(self, level: Level = "detailed") -> list[Measurement]:
-        """Everything that was counted, and how it stands: what exporters export. From any thread."""
+        """All counters and gauges, as exporters see them. Can be called from any thread."""
         return self.exporters.source.read(check_level(level))
 
     def _measure(self, level: Level) -> Iterable[Measurement]:
@@ -221,7 +221,7 @@ class Producer(Generic[T]):
     async def flush(self, *, deadline: float | None = None) -> FlushReport:
         """Waits until every record put so far has its outcome, for at most `deadline` seconds.
 
-        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        Raises `DeliveryFailed` with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         if self._writer is None:
@@ -232,7 +232,7 @@ class Producer(Generic[T]):
         """Waits until every record has its outcome, then frees all resources.
 
         That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
-        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        Raises `DeliveryFailed` with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         self._is_closed = True
@@ -337,7 +337,7 @@ def require_delivered(result: PutResult) -> PutResult:
 
 
 def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
-    """Adds the failures to `error`: it ended the `with` block, and is raised instead of them."""
+    """Adds the failures to `error`: it ended the `with` block and is raised, so they are not."""
     error.add_note(f"the producer also has undelivered records: {failed}")
 
 

@@ -120,7 +120,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What the handler reported with `metric`."""
 
     def metric(self, name: str, value: float) -> None:
-        """Reports a value of the program's own metric, such as `PredictionConfidence`. It counts if the call succeeds:
+        """Reports a value of a custom metric, such as `PredictionConfidence`. It counts if the call succeeds:
         a record that fails is handled again. Works in threads and processes, too.
         """
         self.metrics.append(checked_metric(name, value))

@@ -296,7 +296,7 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: str
     shard_id: str
-    state: Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+    state: Literal["reading", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
     """stalled: its owner reports the reason; stopped: at a record that could not be handled; waiting: for its
     parents; orphaned: its owner sends no heartbeats; unowned: no worker holds it."""
     reason: Reason | None
@@ -354,8 +354,8 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stalled_shards(self) -> tuple[FleetShard, ...]:
-        """Unfinished shards in any state other than "moving"."""
-        return tuple(shard for shard in self.unfinished_shards if shard.state != "moving")
+        """Unfinished shards in any state other than "reading"."""
+        return tuple(shard for shard in self.unfinished_shards if shard.state != "reading")
 
     @property
     def lag(self) -> float | None:

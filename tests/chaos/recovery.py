@@ -1,4 +1,4 @@
-"""How long shards stand still when workers come, go, crash and pause; measured by what handlers did, key by key.
+"""How long shards stall when workers join, leave, crash and pause; measured by what handlers did, key by key.
 
     PYTHONPATH=tests python tests/chaos/recovery.py --workers 10 --store redis
 

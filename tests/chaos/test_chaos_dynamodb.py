@@ -1,4 +1,4 @@
-"""Fleets of real processes on DynamoDB Local: a short run of all faults, and a table that is taken from its workers."""
+"""Fleets of real processes on DynamoDB Local: a short run of all faults, and a table deleted under its workers."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def _credentials(monkeypatch):
 
 @pytest.mark.usefixtures("_credentials")
 @pytest.mark.parametrize("is_created_again", [False, True])
-def test_a_table_that_is_deleted_stops_its_workers_loudly_and_becomes_no_new_application(tmp_path, is_created_again):
+def test_a_deleted_table_stops_its_workers_with_an_error_and_no_new_application_is_created(tmp_path, is_created_again):
     """The workers are stopped while somebody creates the table again: they never see it missing."""
 
     async def main():
@@ -101,7 +101,7 @@ def restore_table(store):
 
 
 @pytest.mark.usefixtures("_credentials")
-def test_workers_go_on_in_a_restored_table_after_everybody_elses_leases_have_expired(tmp_path):
+def test_workers_continue_in_a_restored_table_after_all_other_leases_have_expired(tmp_path):
     async def main():
         with dynamodb_local(tmp_path / "dynamodb") as store:
             options = WorkerOptions(stream="orders", app="billing", folder=str(tmp_path), leases=store.leases())

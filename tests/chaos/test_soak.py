@@ -46,7 +46,7 @@ def test_fleet_on_redis_without_acknowledging_replicas_has_two_owners_until_the_
     assert found.stale_starts > 0
 
 
-def test_fleet_on_redis_that_is_restored_from_a_backup_goes_on_from_there(tmp_path):
+def test_fleet_on_redis_that_is_restored_from_a_backup_continues_from_there(tmp_path):
     found = asyncio.run(redis_failover.run_restored(str(tmp_path)))
     print(f"Redis restored: all shards went on after {found.taken_seconds:.1f} s; {found.report}")
     assert found.report.ok, found.report

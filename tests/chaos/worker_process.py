@@ -3,7 +3,7 @@
     python worker_process.py '{"stream": "orders", "app": "billing", ...}'
 
 Records may command the handler, so that a test decides which worker misbehaves and when: `block 30` keeps the event
-loop from turning. A command is obeyed once, by whoever gets it first: the next owner of its shard just handles it.
+loop from turning. Only the first worker that gets a command obeys it: the next owner of its shard just handles it.
 """
 
 import asyncio

@@ -60,6 +60,6 @@ def test_every_cut_and_many_changes_of_a_true_message():
     assert not all(outcomes)
 
 
-def test_a_message_of_nothing_but_continued_numbers_is_judged_at_once():
+def test_a_message_of_one_repeated_byte_is_read_or_rejected_at_once():
     for byte in range(256):
         read(wrap(bytes((byte,)) * 5000))

@@ -51,7 +51,7 @@ def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
                 while await store.read_app() is None:  # noqa: ASYNC110 -- made by the other task
                     await asyncio.sleep(0.01)
                 status = await ready(application, lambda one: one.records_per_second > 0, "a rate")
-                assert [shard.state for shard in status.shards] == ["moving", "moving"]
+                assert [shard.state for shard in status.shards] == ["reading", "reading"]
                 assert status.millis_behind_latest is not None
                 status = await application.status(watch=True)
                 assert [(member.state, member.heartbeat_seen, member.shard_count) for member in status.members] == [
@@ -176,7 +176,7 @@ def test_a_watch_alerts_on_the_whole_fleet_also_when_its_last_worker_is_gone():
     run(main)
 
 
-def test_a_watch_outlives_a_store_that_is_away():
+def test_a_watch_survives_an_unreachable_store():
     class Store(MemoryLeaseStore):
         is_away = False
 

@@ -172,7 +172,7 @@ def test_a_destination_that_cannot_be_used_is_an_error_at_the_start(server, monk
     on_kinesis(monkeypatch, work)
 
 
-def test_a_short_retention_is_told_at_the_start(server, monkeypatch):
+def test_a_short_retention_is_reported_at_the_start(server, monkeypatch):
     url = server.make_queue(f"real-{next(NUMBERS)}", MessageRetentionPeriod="3600")
 
     async def work():

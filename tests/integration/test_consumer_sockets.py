@@ -40,7 +40,7 @@ def test_a_stateful_consumer_was_offline_during_a_reshard(tmp_path):
     run(main, 60)
 
 
-def test_an_error_whose_words_no_store_can_keep_stops_its_shard_and_not_its_worker(tmp_path, caplog):
+def test_an_error_text_that_no_store_can_keep_stops_its_shard_and_not_its_worker(tmp_path, caplog):
     caplog.set_level(logging.CRITICAL, "anabranch")  # pytest-xdist cannot send such a log
 
     async def main():

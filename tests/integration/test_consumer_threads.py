@@ -390,7 +390,7 @@ class Unheeding:
             self.running -= 1
 
 
-def test_a_thread_that_overruns_its_timeout_is_named_with_its_place_and_not_tried_again_beside_itself():
+def test_a_thread_that_overruns_its_timeout_is_reported_with_its_line_and_not_retried_meanwhile():
     async def main():
         async with stream_world(1) as world:
             world.put("a")

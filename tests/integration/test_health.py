@@ -103,7 +103,7 @@ def test_metrics_include_the_programs_own_registry():
     run(main)
 
 
-def test_a_store_that_is_away_shows_in_ready_and_restarts_nobody(monkeypatch):
+def test_an_unreachable_store_shows_in_ready_and_restarts_no_worker(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
 
@@ -125,7 +125,7 @@ def test_a_store_that_is_away_shows_in_ready_and_restarts_nobody(monkeypatch):
     run(main, 60)
 
 
-def test_unreadable_and_stopped_shards_show_in_ready_and_restart_nobody():
+def test_unreadable_and_stopped_shards_show_in_ready_and_restart_no_worker():
     async def main():
         async with stream_world(1) as world:
             consumer = health_consumer(world, on_failure=Retry(attempts=1))

@@ -223,7 +223,7 @@ async def test_slow_and_idle_clients_are_let_go(server, application):
 
 
 @running(ServerLimits(connections_max=1))
-async def test_one_connection_too_many_is_told_so(server, application):
+async def test_one_connection_too_many_gets_an_error(server, application):
     async with connected(server) as (first_reader, first_writer):
         first_writer.write(REQUEST)
         await read_response(first_reader)
@@ -234,7 +234,7 @@ async def test_one_connection_too_many_is_told_so(server, application):
 
 
 @running()
-async def test_a_defect_is_a_500_and_the_connection_lives(server, application):
+async def test_a_handler_error_is_a_500_and_the_connection_stays_open(server, application):
     logging.getLogger("anabranch.http").disabled = True
     try:
         async with connected(server) as (reader, writer):
@@ -402,7 +402,7 @@ async def test_http2_by_prior_knowledge_carries_many_requests_at_once(server, ap
 
 
 @running(ServerLimits(body_bytes_max=1_000))
-async def test_http2_refuses_a_body_that_is_too_long_and_lives_on(server, application):
+async def test_http2_refuses_a_body_that_is_too_long_and_stays_open(server, application):
     async with connected(server) as streams:
         client = Http2Client(*streams)
         assert (await client.answer(client.request("/echo", b"x" * 2_000, end=False)))[0] == 413
@@ -465,7 +465,7 @@ async def test_http2_answers_can_be_withheld(server, application):
         logging.getLogger("anabranch.http").disabled = False
 
 
-def test_a_stop_ends_http2_streams_and_says_goodbye():
+def test_a_stop_ends_http2_streams_and_sends_goaway():
     async def main():
         application = Application()
         server = HttpServer(application)

@@ -139,7 +139,7 @@ def test_only_one_redrive_holds_a_box_until_it_lets_go_or_dies(kind, tmp_path, s
     asyncio.run(main())
 
 
-def test_what_is_no_letter_is_left_alone_and_told(server):
+def test_an_invalid_letter_is_not_touched_and_is_reported(server):
     name = f"letters-{next(NUMBERS)}"
     url = server.make_queue(name)
     sqs = server.client("sqs")

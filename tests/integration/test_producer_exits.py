@@ -101,7 +101,7 @@ def test_the_exit_code_stays(end, code, kinesis):
     assert count_records(kinesis) == 1
 
 
-def test_threads_that_outlive_the_main_thread_may_go_on_writing(kinesis):
+def test_threads_that_outlive_the_main_thread_may_continue_writing(kinesis):
     errors, _ = run("""
         import threading, time
         producer = anabranch.SyncProducer("orders")
@@ -204,7 +204,7 @@ def test_a_hook_that_never_returns_does_not_keep_the_program(kinesis):
     assert seconds < 15
 
 
-def test_what_a_dropped_producer_could_not_deliver_is_logged_while_the_program_goes_on(kinesis, caplog):
+def test_what_a_dropped_producer_could_not_deliver_is_logged_while_the_program_continues(kinesis, caplog):
     SyncProducer("missing").put(b"x", "k")
     wait_for(lambda: "1 records were not delivered" in caplog.text)
     assert "ResourceNotFoundException" in caplog.text
@@ -218,7 +218,7 @@ def wait_for(is_so):
         time.sleep(0.01)
 
 
-def test_the_time_at_exit_is_ten_seconds_unless_told_otherwise():
+def test_the_time_at_exit_is_ten_seconds_by_default():
     assert ProducerSettings().exit_timeout == 10
     with pytest.raises(ConfigurationError, match="exit_timeout"):
         ProducerSettings(exit_timeout=-1)
@@ -228,7 +228,7 @@ def test_the_time_at_exit_is_ten_seconds_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("step", ["_take", "_next", "_put", "_flush", "_until_taken"])
-def test_an_unexpected_error_in_the_thread_leaves_nobody_waiting(step, kinesis, monkeypatch):
+def test_an_unexpected_error_in_the_thread_leaves_no_caller_waiting(step, kinesis, monkeypatch):
     producer = SyncProducer("orders", buffer_bytes=1 << 20)
     producer.put_and_wait(b"first", "k")
 
@@ -286,7 +286,7 @@ def test_a_producer_that_was_never_closed_says_so_when_the_interpreter_ends(kine
     assert errors.count("records") == 1
 
 
-def test_a_failure_that_nobody_saw_is_told_when_the_loop_ends(kinesis):
+def test_an_unseen_failure_is_reported_when_the_loop_ends(kinesis):
     errors, _ = run("""
         import asyncio
         async def main():

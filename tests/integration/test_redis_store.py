@@ -93,7 +93,7 @@ def test_a_restart_and_a_promotion_are_another_storage(tmp_path):
         assert using(primary.leases(), lambda store: store.read_app()).incarnation == before
 
 
-def test_a_replica_is_not_believed(tmp_path):
+def test_responses_of_a_replica_are_rejected(tmp_path):
     with redis_pair(tmp_path) as (_, replica), pytest.raises(LeaseStoreError, match="is a slave, not the primary"):
         using(replica.leases(), lambda store: store.read_app())
 
@@ -220,7 +220,7 @@ def test_a_missing_right_is_named_and_ends_a_start(server, rights, words):
     assert "secret" not in str(caught.value)
 
 
-def test_no_secret_is_told(server, caplog):
+def test_no_secret_is_shown(server, caplog):
     caplog.set_level(logging.DEBUG)
     url = server.leases("?durability=accept_loss", user="somebody:secret@")
     with pytest.raises(LeaseStoreInvalidError, match="access denied") as caught:

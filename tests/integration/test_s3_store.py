@@ -218,7 +218,7 @@ def test_a_save_that_was_given_up_and_arrives_late_is_the_workers_own(bucket, ti
 
 
 @pytest.mark.parametrize("how", ["restored", "edited", "nonsense"])
-def test_an_object_that_somebody_changes_ends_the_worker(bucket, time_passes, how):
+def test_an_object_that_another_program_changes_ends_the_worker(bucket, time_passes, how):
     async def work():
         store = bucket.store()
         await joined(store)
@@ -269,7 +269,7 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_written(
     check(work)
 
 
-def test_while_s3_is_away_heartbeats_end_and_a_save_lets_them_go_on(bucket, time_passes):
+def test_while_s3_is_away_heartbeats_end_and_a_save_lets_them_continue(bucket, time_passes):
     async def work():
         proxy = await NetworkProxy(bucket.server.port).start()
         store = bucket.store(port=proxy.port)

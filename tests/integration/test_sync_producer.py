@@ -37,7 +37,7 @@ def records(client, stream="orders"):
     return found
 
 
-def test_a_record_is_put_and_its_end_is_told(kinesis):
+def test_a_record_is_put_and_its_outcome_is_reported(kinesis):
     with SyncProducer("orders") as producer:
         assert producer.flush().complete
         delivery = producer.put(b"hello", "k", explicit_hash_key="7")
@@ -69,7 +69,7 @@ def test_threads_share_one_producer_and_each_keeps_its_order(kinesis):
         assert mine == [b"%d" % number * 50 for number in range(400)]
 
 
-def test_a_missing_stream_is_an_outcome_that_flush_raises_or_who_asks_is_told(kinesis):
+def test_a_missing_stream_is_an_outcome_that_flush_or_the_delivery_raises(kinesis):
     producer = SyncProducer("not-there")
     result = producer.put(b"1", "k").result()
     assert result.error.startswith("ResourceNotFoundException")
@@ -88,7 +88,7 @@ def test_a_missing_stream_is_an_outcome_that_flush_raises_or_who_asks_is_told(ki
         producer.put(b"5", "k")
 
 
-def test_what_the_producer_does_not_take_is_raised_to_who_asks_or_by_flush(kinesis):
+def test_a_rejected_value_is_raised_by_the_delivery_or_by_flush(kinesis):
     with SyncProducer("orders") as producer:
 
         def put_until_the_stream_is_described():
@@ -211,7 +211,7 @@ def test_a_child_forked_with_records_on_their_way_refuses_clearly(local_kinesis,
     assert records(kinesis) == [("k", b"parent")]
 
 
-def test_a_loop_that_cannot_be_started_is_told_and_the_next_use_tries_again(kinesis, monkeypatch):
+def test_a_loop_that_cannot_be_started_is_reported_and_the_next_use_tries_again(kinesis, monkeypatch):
     producer = SyncProducer("orders")
     with monkeypatch.context() as patch:
         patch.setattr("asyncio.new_event_loop", _no_more_files)

@@ -12,7 +12,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, extra=st.integers(0, READ_RESERVE_BYTES))
-def test_a_budget_is_overdrawn_by_one_answer_at_most_and_forgets_nobody(steps, extra):
+def test_a_budget_is_overdrawn_by_one_response_at_most_and_calls_every_waiter(steps, extra):
     budget = Budget(READ_RESERVE_BYTES + extra)
     held, called, asked = [], [], []
     for action, amount in steps:

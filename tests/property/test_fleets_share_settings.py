@@ -46,7 +46,7 @@ class Joiner:
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), min_size=2, max_size=4),
     st.lists(st.integers(0, 3), max_size=24),
 )
-def test_workers_of_different_minds_never_both_stay_and_somebody_does(workers, schedule):
+def test_workers_with_different_settings_never_both_stay_and_one_does(workers, schedule):
     store = {}
     joiners = [Joiner(number, *worker) for number, worker in enumerate(workers)]
     turns = [joiners[turn % len(joiners)] for turn in schedule] + joiners * MOST_TURNS

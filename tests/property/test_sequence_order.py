@@ -37,5 +37,5 @@ def test_positions_are_ordered_by_number_and_then_by_sub_sequence_number(left, r
 
 
 @given(number=NUMBERS, sub_sequence_number=st.integers(0, 200_000))
-def test_a_whole_record_stands_before_its_sub_records_and_they_before_the_next_record(number, sub_sequence_number):
+def test_a_whole_record_sorts_before_its_sub_records_and_they_before_the_next_record(number, sub_sequence_number):
     assert Position(number) < Position(number, sub_sequence_number) < Position(number + 1)

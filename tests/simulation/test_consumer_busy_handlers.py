@@ -107,7 +107,7 @@ def test_a_handler_that_does_not_wait_still_lets_the_loop_turn():
 
 
 @ORDERS
-def test_a_call_that_fails_without_waiting_is_tried_again_before_its_key_goes_on(order):
+def test_a_call_that_fails_without_waiting_is_tried_again_before_its_key_continues(order):
     async def main():
         async with stream_world(1) as world:
             world.put("abcabcabca")

@@ -43,7 +43,7 @@ def consume(world, happened, handler=ignore, **options):
     return consumer, asyncio.create_task(consumer.run(handler))
 
 
-def test_what_flows_is_told_at_most_once_a_second_and_adds_up():
+def test_progress_is_reported_at_most_once_a_second_and_adds_up():
     async def main():
         async with stream_world(2) as world:
             happened = []
@@ -139,7 +139,7 @@ def test_a_store_that_was_away_for_a_minute_is_back_and_everything_says_so():
     run(main)
 
 
-def test_a_listing_that_failed_and_works_again_is_told():
+def test_a_listing_that_failed_and_works_again_is_reported():
     async def main():
         async with stream_world(1) as world:
             happened = []
@@ -155,7 +155,7 @@ def test_a_listing_that_failed_and_works_again_is_told():
     run(main)
 
 
-def test_a_stopped_shard_is_named_again_and_its_retry_is_told():
+def test_a_stopped_shard_is_named_again_and_its_retry_is_reported():
     async def main():
         async with stream_world(2) as world:
             happened, store, poisoned = [], MemoryLeaseStore(), True

@@ -54,7 +54,7 @@ def test_failed_attempts_are_counted_over_a_fail_over(way):
 
 
 @pytest.mark.parametrize("before, now, repeats", [("key", "none", False), ("none", "key", True)])
-def test_a_change_of_order_is_told_and_only_what_had_no_order_is_repeated(before, now, repeats):
+def test_a_change_of_order_is_reported_and_only_what_had_no_order_is_repeated(before, now, repeats):
     async def main():
         async with stream_world(1) as world:
             world.put("abc")

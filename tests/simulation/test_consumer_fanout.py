@@ -293,7 +293,7 @@ def test_records_come_in_order_across_renewals_and_resharding(order):
     run(main)
 
 
-def test_idle_renewals_go_on_where_the_last_subscription_was():
+def test_idle_renewals_continue_where_the_last_subscription_was():
     async def main():
         async with stream_world(time_scale=0.02) as world:
             async with Reading(world, start="latest", app=None) as reading:
@@ -348,7 +348,7 @@ def test_until_a_moment_ends_although_events_do_not_say_when_they_were_made():
     run(main)
 
 
-def test_a_paused_consumer_holds_no_subscription_and_goes_on_where_it_was():
+def test_a_paused_consumer_holds_no_subscription_and_continues_where_it_was():
     async def main():
         async with stream_world(shards=2) as world:
             async with Reading(world) as reading:
@@ -493,7 +493,7 @@ def take_over(world):
             world.kinesis.state.subscribe(request, now_ms=now_ms())
 
 
-def test_two_fleets_with_one_consumer_name_are_told_and_lose_nothing():
+def test_two_fleets_with_one_consumer_name_are_reported_and_lose_nothing():
     async def main():
         async with stream_world() as world:
             settings = ConsumerSettings(leases=QUICK.leases, fanout=FanOutSettings(consumer_name="shared"))

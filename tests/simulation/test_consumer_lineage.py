@@ -203,7 +203,7 @@ class SeesEnds:
 
 
 @pytest.mark.parametrize("false_ends", [0, 2])
-def test_an_end_without_children_is_believed_only_if_the_listing_shows_it_too(false_ends):
+def test_an_end_without_children_is_accepted_only_if_the_listing_shows_it_too(false_ends):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 3)

@@ -351,7 +351,7 @@ def test_a_run_whose_shards_are_all_stopped_raises_after_a_minute():
     run(main)
 
 
-def test_a_run_whose_shards_are_all_stopped_goes_on_while_there_is_something_else_to_take():
+def test_a_run_whose_shards_are_all_stopped_continues_while_there_is_something_else_to_take():
     async def main():
         async with stream_world(2) as world:
             happened, taken = [], []

@@ -72,7 +72,7 @@ def test_a_stream_that_throttles_is_asked_for_as_long_as_the_start_may_take(oper
 
 
 @pytest.mark.parametrize("operation", START_CALLS)
-def test_an_endpoint_that_nobody_reaches_is_named_within_seconds(operation):
+def test_an_unreachable_endpoint_is_named_within_seconds(operation):
     async def main():
         async with stream_world(1) as world:
             world.kinesis.faults.on(operation).drop()
@@ -152,7 +152,7 @@ def test_a_store_that_never_answers_is_named_in_the_end():
     run(main, 10_000)
 
 
-def test_a_store_that_fails_for_a_while_delays_the_start_and_is_told_ever_more_seldom():
+def test_a_store_that_fails_for_a_while_delays_the_start_and_is_reported_less_and_less_often():
     async def main():
         async with stream_world(1) as world:
             happened = []
@@ -233,7 +233,7 @@ class LateHeartbeats(MemoryLeaseStore):
 
 
 @pytest.mark.parametrize("late, at_once", [(1, True), (3, False)])
-def test_a_late_heartbeat_delays_the_seal_and_a_worker_that_still_beats_is_left_to_its_expiry(late, at_once):
+def test_a_late_heartbeat_delays_the_seal_and_a_worker_that_still_sends_heartbeats_is_left_to_its_expiry(late, at_once):
     async def main():
         async with stream_world(1) as world:
             store = await with_an_earlier_run(LateHeartbeats())

@@ -47,7 +47,7 @@ def in_the_middle_of_its_beginning(store):
 
 
 @pytest.mark.parametrize("forget", [replaced_by_another, without_its_streams, in_the_middle_of_its_beginning])
-def test_a_worker_whose_application_the_store_has_forgotten_stops_and_begins_nothing_anew(forget):
+def test_a_worker_whose_application_the_store_has_forgotten_stops_and_creates_nothing(forget):
     seen, happened = [], []
 
     async def main():
@@ -109,7 +109,7 @@ class StoreThatIsBegunAnew(MemoryLeaseStore):
 
 
 @pytest.mark.parametrize("occasion", ["a listing", "the end of a shard"])
-def test_a_worker_makes_no_lease_in_a_store_that_another_has_begun_anew(occasion):
+def test_a_worker_creates_no_lease_in_a_store_that_another_worker_started_again(occasion):
     interval = 1 if occasion == "a listing" else 60
 
     async def main():

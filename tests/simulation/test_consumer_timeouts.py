@@ -1,4 +1,4 @@
-"""Calls that take no notice: of their time-out, which holds up their key; of the end of their lease, which is told."""
+"""Calls that ignore their timeout hold up their key; calls that ignore the end of their lease are reported."""
 
 import asyncio
 
@@ -119,7 +119,7 @@ class DeafStore(MemoryLeaseStore):
 
 
 @pytest.mark.parametrize("way", ["in_the_loop", "the callers loop"])
-def test_a_call_that_outlives_its_lease_is_told_with_its_stack(way):
+def test_a_call_that_outlives_its_lease_is_reported_with_its_stack(way):
     async def main():
         async with stream_world(1) as world:
             world.put("a")

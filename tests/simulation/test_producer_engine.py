@@ -327,7 +327,7 @@ async def test_several_streams_by_one_producer_by_name_and_by_arn():
 
 
 @simulated
-async def test_values_are_encoded_as_the_producer_was_told():
+async def test_values_are_encoded_as_the_encode_option_says():
     kinesis = MemoryKinesis()
     async with kinesis.producer(encode=dict) as producer:
         await producer.put({"a": 1}, "k")

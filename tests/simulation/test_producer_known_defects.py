@@ -110,7 +110,7 @@ async def test_07_a_failing_event_hook_changes_nothing():
 
 
 @simulated
-async def test_08_and_16_each_happening_is_told_once_with_its_size_also_when_it_failed():
+async def test_08_and_16_each_happening_is_reported_once_with_its_size_also_when_it_failed():
     kinesis, events = MemoryKinesis(), []
     errors = [TransportError("cut"), TransportError("cut")]
     kinesis.before_put = lambda _: errors.pop() if errors else None

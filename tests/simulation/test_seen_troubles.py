@@ -1,4 +1,4 @@
-"""Every trouble is named with its reason and a true lag wherever somebody looks, and a line says when it is over.
+"""Every problem is reported with its reason and a true lag in every view, and an event reports its end.
 
 One table: a fleet of two workers on the local server, in virtual time, and one trouble after another. Where somebody
 looks is `Consumer.status()`, `Application.status()`, `top`, `explain`, `/status.json` and the log.
@@ -167,7 +167,7 @@ class Trouble:
 
 @dataclass
 class SlowHandler(Trouble):
-    state: str = "moving"
+    state: str = "reading"
     seconds: float = 65.0
     over: tuple[str, str] = ("ConsumerProgress", "0.0 s behind")
 
@@ -285,7 +285,7 @@ async def fleet(world, log):
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
-def test_a_trouble_is_named_with_a_true_lag_and_told_when_it_is_over(trouble, log):
+def test_a_problem_is_named_with_a_true_lag_and_its_end_is_reported(trouble, log):
     async def main():
         async with stream_world(2) as world:
             scene = await fleet(world, log)
@@ -317,7 +317,7 @@ def test_a_trouble_is_named_with_a_true_lag_and_told_when_it_is_over(trouble, lo
                 130,
             )
             status = await scene.look()
-            assert {shard.state for shard in status.unfinished_shards} == {"moving"}
+            assert {shard.state for shard in status.unfinished_shards} == {"reading"}
             assert status.lag < 1
             await scene.stop()
 
@@ -369,7 +369,7 @@ def test_a_child_that_waits_for_a_parent_says_for_which(log):
     run(main, seconds=10_000)
 
 
-def test_a_store_that_is_stopped_for_a_minute_is_named_and_told_when_it_is_back(log):
+def test_a_store_that_is_stopped_for_a_minute_is_named_and_its_recovery_is_reported(log):
     """Nobody can look at the fleet meanwhile: viewers say what is wrong."""
 
     async def main():
@@ -402,7 +402,7 @@ def test_a_store_that_is_stopped_for_a_minute_is_named_and_told_when_it_is_back(
             assert "moving again after" in scene.logged("StandstillEnded", FIRST)[0]["message"]
             assert scene.served("/ready")[0] == 200
             status = await scene.look()
-            assert {shard.state for shard in status.unfinished_shards} == {"moving"}
+            assert {shard.state for shard in status.unfinished_shards} == {"reading"}
             await scene.stop()
 
     run(main, seconds=10_000)
@@ -438,7 +438,7 @@ def test_a_worker_that_was_killed_is_named_and_its_shards_move_again_elsewhere(l
             assert scene.logged("ShardStarted", FIRST)[-1]["message"].startswith(f"orders/{FIRST}: reading from")
             status = await scene.look()
             assert {(shard.state, shard.worker_id) for shard in status.unfinished_shards} == {
-                ("moving", status.live_members[0].worker_id)
+                ("reading", status.live_members[0].worker_id)
             }
             assert [member.state for member in status.members].count("sealed") <= 1
             await scene.stop()
@@ -452,4 +452,4 @@ def test_a_lag_that_only_looks_at_reads_is_caught_by_the_table(log, monkeypatch)
         Session, "lag_seconds", lambda self, now: None if self.behind_ms is None else self.behind_ms / 1000
     )
     with pytest.raises(AssertionError, match="comparison failed"):
-        test_a_trouble_is_named_with_a_true_lag_and_told_when_it_is_over(TROUBLES["slow handler"], log)
+        test_a_problem_is_named_with_a_true_lag_and_its_end_is_reported(TROUBLES["slow handler"], log)

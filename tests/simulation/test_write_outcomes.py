@@ -1,4 +1,4 @@
-"""The checker of a producer's outcomes believes true ones and finds false ones."""
+"""The checker of a producer's outcomes accepts true ones and finds false ones."""
 
 from write_outcomes import WriteOutcomes
 

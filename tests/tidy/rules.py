@@ -1,4 +1,4 @@
-"""The house's style as checks over the syntax tree: each yields `(line, what is wrong and what would be right)`.
+"""The code style as checks over the syntax tree: each yields `(line, what is wrong and what would be right)`.
 
 They hold for `src`; `test_tidy.py` runs them there, and shows that each catches a planted violation.
 """

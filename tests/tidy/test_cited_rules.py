@@ -1,4 +1,4 @@
-"""The rules that the code cites by letter and number are written down, and no rule is that nothing follows."""
+"""The rules that the code cites by letter and number are written down, and every rule is cited."""
 
 import re
 from pathlib import Path

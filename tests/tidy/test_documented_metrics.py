@@ -1,4 +1,4 @@
-"""Every metric is in the page of metrics, under its names in CloudWatch and Prometheus, and no name stands for two."""
+"""Every metric is in docs/metrics.md with its CloudWatch and Prometheus names, and no two metrics share a name."""
 
 from pathlib import Path
 

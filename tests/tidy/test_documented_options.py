@@ -1,4 +1,4 @@
-"""What a caller can say is in the docs: every option of the facades, and of every command."""
+"""The docs have every option: every option of the facades, and of every command."""
 
 import argparse
 import importlib

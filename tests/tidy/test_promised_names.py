@@ -1,4 +1,4 @@
-"""What people may catch or listen for is there for a reason: somewhere it is raised, or emitted."""
+"""Every public error is raised somewhere, and every event is emitted somewhere."""
 
 import ast
 from pathlib import Path

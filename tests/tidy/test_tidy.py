@@ -1,4 +1,4 @@
-"""The style of the house, as tests: every rule holds in `src`, and every rule can fail."""
+"""The code style, as tests: every rule holds in `src`, and every rule can fail."""
 
 import ast
 import re

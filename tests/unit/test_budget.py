@@ -20,7 +20,7 @@ def test_room_is_given_until_there_is_none_and_again_when_it_came_back():
     assert (budget.used_bytes, budget.peak_bytes) == (READ_RESERVE_BYTES, READ_RESERVE_BYTES)
 
 
-def test_who_waits_is_called_once_there_is_room_and_may_wait_again():
+def test_a_waiter_is_called_when_there_is_room_and_may_wait_again():
     budget, calls = Budget(READ_RESERVE_BYTES), []
     budget.try_reserve(READ_RESERVE_BYTES)
 
@@ -38,7 +38,7 @@ def test_who_waits_is_called_once_there_is_room_and_may_wait_again():
     assert calls == [READ_RESERVE_BYTES - 4, READ_RESERVE_BYTES - 2, READ_RESERVE_BYTES - 2]
 
 
-def test_room_that_comes_back_goes_to_who_has_waited_longest_and_to_each_in_turn():
+def test_freed_room_goes_to_the_longest_waiter_and_then_to_each_in_turn():
     budget, calls = Budget(READ_RESERVE_BYTES), []
     budget.try_reserve(READ_RESERVE_BYTES)
 

@@ -58,7 +58,7 @@ def test_an_event_is_a_value_with_a_level(kind):
         event.stream = "another"
 
 
-def test_optional_details_are_told_when_they_are_there():
+def test_optional_details_are_reported_when_they_are_there():
     stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=0)
     assert str(stopped) == "stopped after 3.5 s: 3 records handled, 3 committed"
     stopped = sample(events.ConsumerStopped, leftover_count=2)

@@ -31,7 +31,7 @@ def test_histograms_are_added_and_other_labels_stay_apart():
     assert found == {"a": 2, "b": 1}
 
 
-def test_a_summary_tells_a_limited_number_of_values_apart_and_loses_none():
+def test_a_summary_distinguishes_a_limited_number_of_values_and_loses_none():
     summary = Summary()
     for exponent in range(-150, 150):
         for digit in range(1, 10):

@@ -1,4 +1,4 @@
-"""Every reason has a code that stays, a text, an advice, and is the same value after a trip through JSON."""
+"""Every reason has a stable code, a text and advice, and is the same value after a round trip through JSON."""
 
 import pickle
 
@@ -162,5 +162,5 @@ def test_a_shortened_reason_has_short_texts_that_any_store_takes():
         ),
     ],
 )
-def test_details_are_told_when_they_are_there(reason, text):
+def test_details_are_reported_when_they_are_there(reason, text):
     assert reason.text == text

@@ -128,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker-rate",
         type=bounded_number("number of records", 0.001, 1e9),
         metavar="RECORDS",
-        help="records a second that one busy worker handles; without it, seldom fewer workers are advised",
+        help="records per second that one busy worker handles; needed to advise fewer workers when less arrives",
     )
     scale.add_argument("--min", type=workers, default=1, metavar="N", help="at least so many (default: 1)")
     scale.add_argument("--max", type=workers, metavar="N", help="at most so many")

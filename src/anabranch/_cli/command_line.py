@@ -39,13 +39,13 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "applications": {
         "run": "run your consumer, in one process or several",
-        "apps": "list, show and delete applications: workers and checkpoints",
+        "apps": "list, show, move and delete applications, skip records",
         "top": "watch an application live: workers, shards, lag, rate",
         "explain": "explain why a shard is stalled",
         "dlq": "list, show, drop, export and redrive dead letters",
     },
     "your shell": {
-        "completion": "print what makes your shell complete these commands",
+        "completion": "print a shell completion script",
     },
 }
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}

@@ -22,7 +22,7 @@ examples:
 
 Splits and merges shards and kills a worker while records flow. On a terminal,
 s splits, m merges, k kills, t throttles, q ends. The exit code is 1 if the
-right column of the audit shows a lost or misordered record.
+anabranch column of the audit shows a lost or misordered record.
 """
 
 

@@ -114,7 +114,7 @@ def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("filters", "all that are given must fit")
+    group = parser.add_argument_group("filters", "a letter must match all filters")
     group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure; its first digits are enough")
     group.add_argument("--key", help="the partition key")
     group.add_argument("--letter", metavar="DIGITS", help="the first digits of the idempotency key")

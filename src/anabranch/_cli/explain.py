@@ -44,7 +44,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     situation: tuple[str, ...]
     """Who holds it, where it is, why it is stalled."""
     advice: str | None
-    """What to do; None for a shard that is moving or finished."""
+    """What to do; None for a shard that is being read or is finished."""
     commands: dict[str, str] = {}
     """Commands that go past the record at which the shard waits, each with its purpose."""
 
@@ -112,7 +112,7 @@ def _command(action: str, shard: FleetShard, status: FleetStatus, leases: str | 
 
 
 _STATE_PHRASES: Final = {
-    "moving": "is moving",
+    "reading": "is being read",
     "stalled": "is stalled",
     "stopped": "has stopped",
     "paused": "is paused",
@@ -230,7 +230,7 @@ def _parents(parents: list[FleetShard]) -> str:
 
 
 def _advice_for_child(advice: str | None, parents: list[FleetShard]) -> str | None:
-    stalled = [parent.shard_id for parent in parents if parent.state != "moving"]
+    stalled = [parent.shard_id for parent in parents if parent.state != "reading"]
     if not stalled:
         return advice
     return f"{advice}; see why {' and '.join(stalled)} {_agree(len(stalled), 'is', 'are')} stalled"

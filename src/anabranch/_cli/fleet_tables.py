@@ -26,18 +26,18 @@ _SHARD_STYLES: Final = {
     "stalled": "yellow",
     "paused": "yellow",
     "waiting": "yellow",
-    "moving": "green",
+    "reading": "green",
 }
 """Most urgent first."""
 
 
 def headline(status: "FleetStatus") -> str:
-    """`3 workers live, 4 shards: 3 moving, 1 stalled; 1.2 s behind, 250 records/s`."""
+    """`3 workers live, 4 shards: 3 reading, 1 stalled; 1.2 s behind, 250 records/s`."""
     shards, stalled = status.unfinished_shards, status.stalled_shards
-    moving = len(shards) - len(stalled)
+    reading = len(shards) - len(stalled)
     parts = [f"{counted(len(status.live_members), 'worker')} live", counted(len(shards), "shard")]
     if shards:
-        parts[1] += f": {moving} moving"
+        parts[1] += f": {reading} reading"
     if stalled:
         parts.append(f"{len(stalled)} stalled")
     behind = "" if status.lag is None else f"; {lag(status.lag)} behind"

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT stop the runs of a process gracefully; a second one stops them at once (rule O3).
 
 Signals belong to the program: a server that runs a consumer keeps its own. We install with `signal.signal`, not with
-`loop.add_signal_handler`, because the loop cannot say what it replaces, so that could not be put back.
+`loop.add_signal_handler`, because the loop does not return the handler that it replaces, so we could not restore it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class _SignalHandler:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a fork of the process whose runs these are."""
+        """Whether this process is a fork of the one that started the runs."""
         return os.getpid() != self._process_id
 
     @contextmanager
@@ -59,7 +59,7 @@ class _SignalHandler:
             run.stop_by(SystemClock().now_ms() + (0 if run.is_stopping else deadline_ms))
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """A program that took the signal after us may put our handler back when the runs are over."""
+        """A program that replaced our handler may restore it after the runs have ended."""
         if callable(self.before):
             self.before(number, frame)
         elif self.before == signal.SIG_DFL:

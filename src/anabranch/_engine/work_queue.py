@@ -59,7 +59,7 @@ class WorkQueue:
         self._ready: OrderedDict[Session, None] = OrderedDict()
         self._waiters: deque[asyncio.Future[None]] = deque()
 
-    # who may have work
+    # sessions that may have work
 
     def offer(self, session: Session) -> None:
         self._ready[session] = None
@@ -94,7 +94,7 @@ class WorkQueue:
 
     def next_of(self, session: Session) -> Work | None:
         """The session's next work. If it has none now, it is offered again when it may have some. The caller has just
-        looked at the clock, to see whether its turn is over.
+        read the clock, to check whether its turn is over.
         """
         now_ms = self.turn.now_ms
         work = session.next_work(now_ms)
@@ -121,7 +121,7 @@ class WorkQueue:
                 return work
         return None
 
-    # who waits for work
+    # waiters
 
     def wake(self) -> None:
         while self._waiters:

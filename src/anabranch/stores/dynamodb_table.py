@@ -110,7 +110,7 @@ class DynamoDbTable:
         return await self._pages("Query", body)
 
     async def scan(self, sort_key: str) -> list[Item]:
-        """All rows with this sort key. It reads the whole table: only people who look for something do this."""
+        """All rows with this sort key. It reads the whole table, so only the command line uses it."""
         found = await self._pages(
             "Scan",
             {
@@ -158,7 +158,7 @@ class DynamoDbTable:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of AWS become those of a lease store. If no table answered, its identity is asked for again."""
+        """Errors of AWS become those of a lease store. If no table answered, its identity is read again."""
         try:
             yield
         except asyncio.CancelledError:
@@ -200,7 +200,7 @@ class DynamoDbTable:
         return denied
 
     async def is_recoverable(self) -> bool | None:
-        """Whether point-in-time recovery is on; None if that cannot be told."""
+        """Whether point-in-time recovery is on; None if unknown."""
         try:
             answer = await self.call("DescribeContinuousBackups", {})
         except LeaseError:

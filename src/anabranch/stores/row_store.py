@@ -4,7 +4,7 @@ A subclass says how rows are read and written (`identity`, `get`, `scan`, `chang
 concerns, and on which condition it is written, is decided here and in `_core.leases.rows`, once for all stores.
 
 The application's row is stored under the application's name. Every other row is stored under that name and the `app_id`
-that this handle opened. So a write that was delayed lands under the old `app_id`, where nobody looks (rule R0).
+that this handle opened. So a write that was delayed lands under the old `app_id`, which nobody reads (rule R0).
 """
 
 from abc import ABC, abstractmethod
@@ -72,7 +72,7 @@ class Scope(NamedTuple):
 class Found(NamedTuple):
     rows: Sequence[Row | None]
     evidence: str | None
-    """The identity of the storage that gave this answer; None if the server does not offer it with each answer."""
+    """The identity of the storage that sent this response; None if the server does not send it with each response."""
 
 
 class Changed(NamedTuple):

@@ -150,13 +150,13 @@ async def _stored(store: LeaseStore, member_id: str) -> MemberRow | None:
 async def an_application_is_made_once(arena: Arena) -> None:
     store = arena.make()
     expect(await store.read_app() is None, "read_app before the first open finds nothing")
-    expect(not await store.leftovers(), "nor is anything left of an earlier one")
+    expect(not await store.leftovers(), "nothing is left of an earlier one")
     first = await store.open(arena.app_row("first"))
     made = replace(arena.app_row("first"), incarnation=await store.identity())
     expect(first == made, "open returns the row that it made, with the storage's incarnation", first)
     again = await (await arena.open()).open(arena.app_row("second"))
-    expect(again.app_id == "first", "open keeps the row that stands and returns it", again)
-    expect(await store.read_app() == first, "read_app returns the row that stands")
+    expect(again.app_id == "first", "open keeps an existing row and returns it", again)
+    expect(await store.read_app() == first, "read_app returns the stored row")
 
 
 async def the_incarnation_stays_and_is_recorded_under_a_condition(arena: Arena) -> None:
@@ -183,9 +183,12 @@ async def an_application_is_moved_under_a_condition(arena: Arena) -> None:
     back = await other.move_app("moved", "here", "")
     expect(back == before, "an application can be moved back", back)
     await store.delete_app(APP_ID)
-    expect(await store.move_app("here", "moved", "x") is None, "move_app makes no row")
+    expect(await store.move_app("here", "moved", "x") is None, "move_app creates no row")
     await store.open(arena.app_row("second"))
-    expect(await other.move_app("here", "moved", "x") == await store.read_app(), "nor changes another application's")
+    expect(
+        await other.move_app("here", "moved", "x") == await store.read_app(),
+        "move_app does not change another application's row",
+    )
     expect((await store.poll()).app == await store.read_app(), "which is what is stored")
 
 
@@ -196,7 +199,7 @@ async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     other = replace(row, origin=TRIM_HORIZON)
     expect(
         await store.put_stream(other) == row,
-        "put_stream never replaces: one worker's pin is everybody's",
+        "put_stream never replaces a row: all workers share the first pin",
     )
     done = await store.write_stream(replace(row, bootstrapped=True), 0)
     expect(done == replace(row, bootstrapped=True, version=1), "write_stream adds 1 to the version", done)
@@ -207,7 +210,7 @@ async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     expect(with_consumer in list(await store.read_streams()), "and every reader sees it")
     without = await store.write_stream(replace(row, bootstrapped=True), 2)
     expect(without is not None and without.fanout is None, "until it is removed", without)
-    expect(await store.write_stream(_stream(7), 0) is None, "write_stream makes no row")
+    expect(await store.write_stream(_stream(7), 0) is None, "write_stream creates no row")
     await store.put_stream(_stream(1))
     found = [stream.stream_key for stream in await store.read_streams()]
     expect(found == [f"{STREAM}0", f"{STREAM}1"], "read_streams returns all, in the order of their keys", found)
@@ -225,7 +228,7 @@ async def a_command_is_answered_once(arena: Arena) -> None:
     applied = replace(early, state="applied", result="done")
     expect(await store.write_control(applied), "a pending command is answered")
     expect(not await store.write_control(replace(early, state="refused")), "an answered command stays as it is")
-    expect(not await store.write_control(replace(early, command_id="none")), "an unknown command is not made")
+    expect(not await store.write_control(replace(early, command_id="none")), "an unknown command is not created")
     expect(list(await store.read_controls()) == [applied, late], "the answer is kept")
 
 
@@ -239,7 +242,7 @@ async def an_application_is_deleted_whole(arena: Arena) -> None:
     expect(len((await store.poll()).members) == 1, "a refused delete_app removes nothing")
     expect(await store.delete_app("first"), "delete_app removes the application")
     expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
-    expect(not await store.leftovers(), "a deletion that ended leaves nothing over")
+    expect(not await store.leftovers(), "a completed deletion leaves nothing behind")
     expect(await store.read_app() is None, "the application's row is gone")
     rest = [(await store.poll()).members, await store.read_streams(), await store.read_controls()]
     rest.append(await store.read_leases(with_finished=True))
@@ -275,14 +278,14 @@ async def somebody_who_looks_is_noticed(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
     before = await store.read_app()
     if store.seen_every:
-        return  # who looks is not seen
+        return  # viewers write nothing there
     await other.renew_watch()
     await other.renew_watch()
     after = (await store.poll()).app
     expect(after is not None and before is not None and after.watch == before.watch + 2, "renew_watch adds 1", after)
     await store.delete_app(APP_ID)
     await other.renew_watch()
-    expect(await store.read_app() is None, "renew_watch makes no row")
+    expect(await store.read_app() is None, "renew_watch creates no row")
 
 
 async def a_status_is_a_row_of_its_own_and_the_newest_stays(arena: Arena) -> None:
@@ -402,25 +405,25 @@ async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Are
     late = await _beat(store, HeartbeatWrite(member_id="a", attempt=2))
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
     same = await _beat(store, replace(beat, load=9))
-    expect(same == expected, "a heartbeat that arrives twice is one", same)
+    expect(same == expected, "a heartbeat that arrives twice counts once", same)
     expect(await _stored(store, "a") == expected, "and the row stays as it was")
     answer = await store.heartbeat(replace(beat, attempt=8))
-    expect(answer.counter_before == 3, "a heartbeat tells the counter that was stored before", answer)
+    expect(answer.counter_before == 3, "a heartbeat returns the counter that was stored before", answer)
     expect(answer.evidence in {None, await store.identity()}, "and which storage answered", answer)
 
 
 async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) -> None:
     store = await arena.open()
-    expect(await store.seal_member("a", 0) is None, "sealing nobody finds None")
+    expect(await store.seal_member("a", 0) is None, "sealing an unknown member returns None")
     await store.register_member(member("a"))
     await _beat(store, HeartbeatWrite(member_id="a", attempt=4))
     row = await store.seal_member("a", 3)
-    expect(row is not None and row.state == "live", "a counter that moved saves its member", row)
+    expect(row is not None and row.state == "live", "a member whose counter moved is not sealed", row)
     expect(await _stored(store, "a") == row, "and its row stays as it was")
     row = await store.seal_member("a", 4)
-    expect(row is not None and row.state == "sealed", "the observed counter seals", row)
+    expect(row is not None and row.state == "sealed", "a member with the observed counter is sealed", row)
     beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
-    expect(beaten == row, "a heartbeat after the seal changes nothing, and tells", beaten)
+    expect(beaten == row, "a heartbeat after the seal changes nothing, and returns the sealed row", beaten)
     left = await store.leave("a")
     expect(left == row, "a sealed member does not leave: sealed is final", left)
     expect(await _stored(store, "a") == row, "and its row stays as it was")
@@ -428,19 +431,19 @@ async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) 
 
 async def leaving_is_one_write_and_final(arena: Arena) -> None:
     store = await arena.open()
-    expect(await store.leave("a") is None, "nobody leaves: None")
+    expect(await store.leave("a") is None, "leave of an unknown member returns None")
     await store.register_member(member("a"))
     row = await store.leave("a")
-    expect(row is not None and row.state == "left", "leave makes a live row left", row)
+    expect(row is not None and row.state == "left", "leave changes a live member to left", row)
     expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back")
-    expect(await store.seal_member("a", 0) == row, "left is not sealed afterwards")
+    expect(await store.seal_member("a", 0) == row, "a member that left cannot be sealed")
     expect(await _stored(store, "a") == row, "and its row stays as it was")
 
 
 async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena) -> None:
     store = await arena.open()
     first, second, *others = _requests(REQUESTS_MAX + 1)
-    expect(await store.request_hand_off("a", first) is None, "a request to nobody finds None")
+    expect(await store.request_hand_off("a", first) is None, "a request to an unknown member returns None")
     await store.register_member(member("a"))
     await store.request_hand_off("a", first)
     await store.request_hand_off("a", second)
@@ -448,18 +451,18 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
     expect(await _stored(store, "a") == row, "which is what is stored")
     row = await _beat(store, HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
-    expect(row is not None and row.wanted == (second,), "what was answered goes, what was not stays", row)
+    expect(row is not None and row.wanted == (second,), "answered requests are removed, others stay", row)
     for request in others:
         row = await store.request_hand_off("a", request)
     full = (second, *others)
-    expect(row is not None and row.wanted == full, "a row has room for as many requests as are allowed", row)
+    expect(row is not None and row.wanted == full, "a row accepts the maximum number of requests", row)
     row = await store.request_hand_off("a", first)
-    expect(row is not None and row.wanted == full, "and not for one more", row)
+    expect(row is not None and row.wanted == full, "a row rejects one request more", row)
     expect(await _stored(store, "a") == row, "which is what is stored")
     await _beat(store, HeartbeatWrite(member_id="a", attempt=2, answered=full[1:]))
     await store.leave("a")
     row = await store.request_hand_off("a", first)
-    expect(row is not None and row.wanted == (second,), "a member that left is asked for nothing", row)
+    expect(row is not None and row.wanted == (second,), "a member that left accepts no request", row)
     expect(await _stored(store, "a") == row, "and its row stays as it was")
 
 
@@ -467,7 +470,7 @@ async def a_member_is_deleted_only_when_it_is_over(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
     expect(not await store.delete_member("a"), "a live member is not deleted")
-    expect(not await store.delete_member("b"), "nobody is not deleted")
+    expect(not await store.delete_member("b"), "an unknown member cannot be deleted")
     await store.register_member(member("c"))
     await store.seal_member("c", 0)
     expect(await store.delete_member("c"), "a sealed member is deleted")
@@ -544,7 +547,7 @@ async def a_lease_is_created_once(arena: Arena) -> None:
     row = lease(start=TRIM_HORIZON)
     expect(await store.create_lease(row) == row, "create_lease returns the new row")
     again = await store.create_lease(lease(start=at_timestamp(5.0), owner="b"))
-    expect(again == row, "create_lease never replaces a row, and returns the one that stands", again)
+    expect(again == row, "create_lease never replaces a row, and returns the stored one", again)
     expect(await store.read_lease(lease_key(1)) is None, "a row that is not there is None")
 
 
@@ -610,11 +613,11 @@ async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) 
     expected = replace(row, checkpoint=at(5), version=2)
     expect(written == expected, "the owner's write is stored with one version more", written)
     other = await store.write_lease(replace(row, checkpoint=at(9)), member_id="b", expected_version=2)
-    expect(other == Conflict(expected), "another member's write is refused with the row that stands", other)
+    expect(other == Conflict(expected), "another member's write is refused, and returns the stored row", other)
     old = await store.write_lease(replace(row, checkpoint=at(4)), member_id="a", expected_version=1)
     expect(old == Conflict(expected), "an older write does not replace a newer one", old)
     none = await store.write_lease(lease(7), member_id="a", expected_version=0)
-    expect(none == Conflict(None), "a write makes no row", none)
+    expect(none == Conflict(None), "a write creates no row", none)
     given = await store.write_lease(replace(expected, owner="b"), member_id="a", expected_version=2)
     expect(isinstance(given, LeaseRow) and given.owner == "b", "a lease is given by its owner's write", given)
     freed = await store.write_lease(replace(expected, owner=None), member_id="b", expected_version=3)
@@ -629,7 +632,11 @@ async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
     again = await _take(store, 0, "a", None, 0)
     expect(isinstance(again, Conflict), "the same take twice is a conflict", again)
     mine = again.row if isinstance(again, Conflict) else None
-    expect(mine is not None and mine.owner == "a" and mine.version == 1, "which shows that the lease is mine", mine)
+    expect(
+        mine is not None and mine.owner == "a" and mine.version == 1,
+        "the conflict shows that the taker owns the lease",
+        mine,
+    )
     assert mine is not None
     commit = replace(mine, checkpoint=at(5))
     await store.write_lease(commit, member_id="a", expected_version=1)  # lost too
@@ -679,9 +686,9 @@ async def one_of_many_takes_holds(arena: Arena) -> None:
         )
         outcomes = await asyncio.gather(*takes)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
-        expect(len(won) == 1, "exactly one of the takes holds", outcomes)
+        expect(len(won) == 1, "exactly one of the takes succeeds", outcomes)
         lost = [outcome.row for outcome in outcomes if isinstance(outcome, Conflict)]
-        expect(all(row == won[0] for row in lost), "every loser is shown the winner's row", lost)
+        expect(all(row == won[0] for row in lost), "every loser gets the winner's row", lost)
 
 
 async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
@@ -697,14 +704,14 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
         )
         outcomes = await asyncio.gather(*writes)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
-        expect(len(won) == 1 and won[0].version == version + 1, "exactly one write of a version holds", outcomes)
+        expect(len(won) == 1 and won[0].version == version + 1, "exactly one write of a version succeeds", outcomes)
         expect(await stores[-1].read_lease(row.key) == won[0], "and it is what every handle reads")
 
 
 async def many_who_open_agree_on_one_application(arena: Arena) -> None:
     stores = [arena.make() for _ in range(_RACERS)]
     rows = await asyncio.gather(*(store.open(arena.app_row(f"id-{racer}")) for racer, store in enumerate(stores)))
-    expect(all(row == rows[0] for row in rows), "all who open an application get the same row", rows)
+    expect(all(row == rows[0] for row in rows), "all callers of open get the same row", rows)
     expect(await stores[0].read_app() == rows[0], "which is what is stored")
 
 
@@ -713,7 +720,7 @@ async def many_who_create_agree_on_one_row(arena: Arena) -> None:
     leases = await asyncio.gather(
         *(stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer)))) for racer in range(_RACERS))
     )
-    expect(all(row == leases[0] for row in leases), "all who create a lease get the same row", leases)
+    expect(all(row == leases[0] for row in leases), "all callers of create_lease get the same row", leases)
     streams = await asyncio.gather(
         *(
             stores[racer % _HANDLES].put_stream(
@@ -737,9 +744,9 @@ async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
         )
         final = next(row for row in (await stores[0].poll()).members if row.member_id == name)
         allowed = {("sealed", 0), ("live", 1)}
-        expect((final.state, final.counter) in allowed, "either the seal holds or the heartbeat does", final)
-        expect(sealed is not None and sealed.state == final.state, "the sealer is told which", sealed)
-        expect(beaten is not None and beaten.state == final.state, "the member is told which", beaten)
+        expect((final.state, final.counter) in allowed, "either the seal or the heartbeat succeeds, not both", final)
+        expect(sealed is not None and sealed.state == final.state, "the result of the seal says which", sealed)
+        expect(beaten is not None and beaten.state == final.state, "the result of the heartbeat says which", beaten)
 
 
 async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
@@ -919,7 +926,7 @@ async def _write_whatever_is_there(store: LeaseStore, row: LeaseRow, number: int
         expect(outcome.row is not None and outcome.row.version == row.version + 1, "it took effect once", outcome)
         assert outcome.row is not None
         row = outcome.row
-    raise AssertionError("a call that was given up takes effect at most once")
+    raise AssertionError("a cancelled call takes effect at most once")
 
 
 async def a_slow_store_keeps_no_deadline_and_answers_later(arena: Arena) -> None:
@@ -938,7 +945,7 @@ async def a_slow_store_keeps_no_deadline_and_answers_later(arena: Arena) -> None
         else:
             raise AssertionError("slow= must keep the storage from answering a write")
         waited = time.monotonic() - started
-        expect(waited < _ANSWERED_SECONDS, "a call can be given up at its deadline", waited)
+        expect(waited < _ANSWERED_SECONDS, "a call can be cancelled at its deadline", waited)
     deadline = time.monotonic() + _ANSWERED_SECONDS
     while True:
         try:
@@ -969,14 +976,14 @@ async def a_roll_back_shows(arena: Arena) -> None:
         after = await store.poll()
         leases = await store.read_leases()
     except LeaseStoreError:
-        return  # it refuses: nobody can be misled
+        return  # the store refuses to answer, so no caller sees old rows
     if before.evidence is not None and after.evidence != before.evidence:
         return
     counters = [row.counter for row in after.members]
-    expect(counters == [1], "after a roll-back the identity differs, or rows are as old as they are", counters)
+    expect(counters == [1], "after a rollback the identity differs, or the old rows are returned", counters)
     expect([row.version for row in leases] == [0], "that holds for leases too", leases)
     answer = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=6))
-    expect(answer.counter_before == 1, "and a heartbeat tells the counter that was stored before it", answer)
+    expect(answer.counter_before == 1, "and a heartbeat returns the counter that was stored before it", answer)
 
 
 _LOOPS_CHECKS = (
@@ -1013,13 +1020,12 @@ def check_lease_store(
 ) -> None:
     """Raises an `ExceptionGroup` of `AssertionError`s, one for each rule that does not hold.
 
-    `make_store(app)` returns a new, unopened handle; handles of the same application share its rows. A store that
-    lives in one object only is checked with `durable=False`: then one handle serves for all. So it does with
-    `single_worker=True`, for a store that only one worker can use at a time; what was acknowledged must be there after
-    the handle was closed.
+    `make_store(app)` returns a new, unopened handle; handles of the same application share its rows. If the rows live
+    in a single object, pass `durable=False`: all checks then share one handle. They also do with `single_worker=True`,
+    for a store that only one worker can use at a time; acknowledged writes must survive closing the handle.
 
-    With `slow`, a context manager in which the storage answers no write, a deadline is tested too. With `snapshot`,
-    which keeps the storage as it is and returns a function that brings that back, a roll-back is.
+    `slow` is a context manager in which the storage answers no write; with it, deadlines are tested too. `snapshot` is
+    a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
     conditions = Conditions(durable, single_worker, slow, snapshot)
     checks = _CHECKS + (_DURABILITY_CHECKS if durable else ())

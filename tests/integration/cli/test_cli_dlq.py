@@ -138,7 +138,7 @@ def test_tables_fit_eighty_columns(url):
         assert max(map(cell_len, shown.splitlines())) <= 80
 
 
-def test_letters_are_dropped_by_filter_and_only_when_meant(cli, url):
+def test_letters_are_dropped_by_filter_and_only_after_confirmation(cli, url):
     fill(url, [a_letter(1), a_letter(2, key="bob")])
     assert "give a filter" in cli("dlq", "drop", url, "--yes").err
     assert "Not a terminal" in cli("dlq", "drop", url, "--key", "bob").err
@@ -205,7 +205,7 @@ def wait_for(condition, seconds=30):
         time.sleep(0.01)
 
 
-def test_a_redrive_that_is_killed_at_a_letter_goes_on_with_it(folder, url):
+def test_a_redrive_that_is_killed_at_a_letter_continues_with_it(folder, url):
     """kill -9 in the handler of the third letter; the lock of the dead process is waited out by its expiry."""
     fill(url, [a_letter(number) for number in range(1, 6)])
     with started("redrive", url, "app:waits") as process:
@@ -255,7 +255,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_handler(folder, url):
 
 
 @pytest.mark.long
-def test_a_worker_is_a_process_that_redrives_a_queue_until_it_is_told_to_stop(folder, server):
+def test_a_worker_is_a_process_that_redrives_a_queue_until_it_is_stopped(folder, server):
     queue, review = server.make_queue("working"), server.make_queue("review")
     fill_letters = [a_letter(1), a_letter(2, payload=b"bad", key="bob")]
     with environment(server.environment):

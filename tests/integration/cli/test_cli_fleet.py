@@ -30,12 +30,14 @@ class Credentials:
 
 
 class Worker:
-    """A consumer in the server's own thread, with the embedded store."""
+    """A consumer in the server's own thread, with the embedded store unless `leases` names another."""
 
-    def __init__(self, server):
+    def __init__(self, server, leases=None):
         self._server = server
+        self._leases = leases
         self._task = None
         self.consumer = None
+        self.handled = []
 
     def start(self):
         self._server.run(self._start())
@@ -44,7 +46,9 @@ class Worker:
     async def _start(self):
         local = self._server.local
         aws = Aws(region=local.region, endpoint_url=local.endpoint_url, credentials=Credentials())
-        self.consumer = Consumer("orders", app="billing", settings=SETTINGS, aws=aws, on_failure=Retry(attempts=1))
+        self.consumer = Consumer(
+            "orders", app="billing", leases=self._leases, settings=SETTINGS, aws=aws, on_failure=Retry(attempts=1)
+        )
         self._task = asyncio.get_running_loop().create_task(self.consumer.run(self._handle, handle_signals=False))
         async with asyncio.timeout(15):
             while not (self.consumer._consumer_run and self.consumer._consumer_run.has_joined):  # noqa: ASYNC110
@@ -53,6 +57,7 @@ class Worker:
                 await asyncio.sleep(0.01)
 
     async def _handle(self, record):
+        self.handled.append(record.data)
         if record.data == b"poison":
             raise ValueError("no such customer")
 
@@ -96,7 +101,7 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
 
     shown = cli("apps", "show", "billing")
     assert shown.code == 0
-    assert shown.out.startswith("billing: 1 worker live, 2 shards: 2 moving")
+    assert shown.out.startswith("billing: 1 worker live, 2 shards: 2 reading")
     assert re.search(r"^worker one +live", shown.out, re.MULTILINE)
     assert re.search(r"^shardId-000000000001 +moving +worker one", shown.out, re.MULTILINE)
     assert len(cli("apps", "show", "billing", "--json", "--leases", listed["leases"]).json["shards"]) == 2
@@ -115,7 +120,7 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
         "2 shards, none stalled.",
     ]
     one = cli("explain", "billing", "1")
-    assert one.out.splitlines()[0] == "shardId-000000000001 of orders is moving."
+    assert one.out.splitlines()[0] == "shardId-000000000001 of orders is being read."
     assert re.search(r"worker one holds it, whose last heartbeat was \d+\.\d s ago\.", one.out)
 
 
@@ -150,7 +155,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
         shown = cli(*words, "--json").json["shards"]
         assert [shard["reason"] for shard in shown if shard["reason"]] == [explanation["reason"]]
     frame = cli("top", "billing", "--once").out.splitlines()
-    assert frame[1].startswith("1 worker live, 2 shards: 1 moving, 1 stalled")
+    assert frame[1].startswith("1 worker live, 2 shards: 1 reading, 1 stalled")
     first = next(number for number, line in enumerate(frame) if line.startswith("shardId-"))
     assert frame[first].split()[:2] == ["shardId-000000000000", "stopped"]
     assert "ValueError: no such customer" in frame[first + 1]
@@ -178,7 +183,7 @@ def test_the_installed_program_looks_at_an_application_too(worker, program):
         assert "billing" in ended.out
 
 
-def test_top_goes_on_in_plain_frames_where_there_is_no_terminal(worker):
+def test_top_continues_in_plain_frames_where_there_is_no_terminal(worker):
     worker.start()
     for options, begins in (((), b"billing  orders  "), (("--json",), b'{"app":"billing"')):
         process = subprocess.Popen(
@@ -229,7 +234,7 @@ def test_top_on_a_terminal_redraws_and_leaves_it_as_it_was(worker, key, code):
     assert b"Traceback" not in shown
 
 
-def test_a_fleet_whose_processes_are_gone_is_told_from_one_that_lives(cli, tmp_path):
+def test_a_dead_fleet_is_distinguished_from_a_live_one(cli, tmp_path):
     """Rows that say live, without a process that holds their lock; and a child that waits for its parent."""
     path = tmp_path / "leases.db"
 

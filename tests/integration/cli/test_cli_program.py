@@ -58,7 +58,7 @@ def test_an_unknown_command_is_answered_with_the_one_that_was_meant(cli):
     assert f"unknown command 'consume'; the commands are {', '.join(COMMANDS)}" in other.err
 
 
-def test_an_option_before_the_command_is_told_its_place(cli):
+def test_an_option_before_the_command_is_an_error_that_shows_where_it_goes(cli):
     ended = cli("--profile", "production", "streams", "ls")
     assert (ended.code, ended.out) == (2, "")
     assert "--profile belongs after the command: anabranch COMMAND --profile ..." in ended.err
@@ -125,7 +125,7 @@ def test_help_and_mistakes_load_nothing_heavy(program):
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_ctrl_c_ends_the_waiting_and_says_that_the_service_goes_on(slow_server, words, title, state):
+def test_ctrl_c_ends_the_waiting_and_says_that_the_service_continues(slow_server, words, title, state):
     while slow_server.status("orders") != "ACTIVE":
         time.sleep(0.02)
     slow_server.freeze()

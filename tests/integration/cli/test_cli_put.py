@@ -96,7 +96,7 @@ def test_a_rate_holds_records_back(monkeypatch):
     assert 1.9 < waited[-1] <= 2.0
 
 
-def test_a_record_that_the_stream_refuses_is_told_once_and_the_rest_goes_on(server, cli, monkeypatch, tmp_path):
+def test_a_record_that_the_stream_refuses_is_reported_once_and_the_rest_continues(server, cli, monkeypatch, tmp_path):
     lines = b'{"k": "a", "x": "%b"}\n{"k": "b"}\n' % (b"x" * 1_100_000)
     with standard_input(monkeypatch, lines, tmp_path):
         ended = cli("put", "orders", "--key-field", "k")
@@ -113,7 +113,7 @@ def test_a_line_longer_than_any_record_is_refused(server, cli, monkeypatch, tmp_
     assert "a line of standard input is longer than 10485760 bytes" in ended.err
 
 
-def test_wrong_usage_and_a_missing_stream_are_told_before_anything_is_read(server, cli):
+def test_wrong_usage_and_a_missing_stream_are_reported_before_anything_is_read(server, cli):
     for arguments, code, said in (
         (("put", "orders", "x"), 2, "one of the arguments --key --key-field is required"),
         (("put", "orders", "x", "--key", ""), 2, "a partition key has 1 to 256 characters"),

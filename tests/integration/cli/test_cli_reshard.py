@@ -41,7 +41,7 @@ def test_nothing_is_done_where_there_is_nothing_to_do(server, cli):
     assert "nothing to do" in ended.err
 
 
-def test_the_person_is_asked_and_may_say_no(server, cli, monkeypatch):
+def test_the_command_asks_and_no_is_an_answer(server, cli, monkeypatch):
     for answer, code, count in (("n\n", 1, 2), ("", 1, 2), ("y\n", 0, 4)):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         ended = cli("reshard", "orders", "--to", "4")
@@ -54,7 +54,7 @@ def test_the_person_is_asked_and_may_say_no(server, cli, monkeypatch):
     assert "pass --yes" in unasked.err
 
 
-def test_what_cannot_be_is_refused_with_what_could(server, cli):
+def test_an_impossible_reshard_is_refused_with_advice(server, cli):
     cli("reshard", "orders", "--to", "4", "--yes")
     first, second, third, _ = server.open_shard_ids()
     for arguments, said in (

@@ -155,7 +155,7 @@ def test_several_workers_share_the_shards_and_end_together(server, folder):
                 os.kill(int(worker), 0)
 
 
-def test_the_others_go_on_after_a_worker_was_killed_and_its_end_is_the_exit_code(server, folder):
+def test_the_others_continue_after_a_worker_was_killed_and_its_end_is_the_exit_code(server, folder):
     with running("app:consumer", "--workers", "2", "--log", "error") as process:
         workers = [int(word.strip(",")) for word in process.stderr.readline().split()[3:]]
         put(server, "one")

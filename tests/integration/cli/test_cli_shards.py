@@ -58,7 +58,7 @@ def test_a_key_may_begin_with_a_dash_after_two_of_them(server, cli):
     assert cli("which-shard", "orders", "--", "-key").out.splitlines()[1].startswith("-key")
 
 
-def test_a_stream_that_distributes_by_itself_is_told(server, cli):
+def test_a_stream_that_distributes_by_itself_is_reported(server, cli):
     server.call(
         "CreateStream",
         StreamName="clicks",

@@ -22,7 +22,7 @@ def test_all_pages_of_streams_are_listed(server, cli):
     assert len(cli("streams", "ls", "--json").json) == 107
 
 
-def test_an_empty_account_is_told_how_to_make_a_stream(server, cli):
+def test_an_empty_account_shows_how_to_create_a_stream(server, cli):
     for name in ("orders", "returns"):
         assert cli("streams", "delete", name, "--yes").code == 0
     empty = cli("streams", "ls")
@@ -64,7 +64,7 @@ def test_a_description_names_everything_and_takes_an_arn(server, cli):
     assert facts["consumers"] == "billing"
 
 
-def test_a_stream_with_consumers_is_deleted_only_if_told_so(server, cli):
+def test_a_stream_with_consumers_is_deleted_only_with_the_option(server, cli):
     server.call("RegisterStreamConsumer", StreamARN=ARN, ConsumerName="billing")
     refused = cli("streams", "delete", "orders", "--yes")
     assert refused.code == 2
@@ -72,7 +72,7 @@ def test_a_stream_with_consumers_is_deleted_only_if_told_so(server, cli):
     assert cli("streams", "delete", "orders", "--yes", "--with-consumers").code == 0
 
 
-def test_nothing_is_deleted_where_nobody_can_be_asked(server, cli):
+def test_nothing_is_deleted_without_a_terminal_to_confirm(server, cli):
     refused = cli("streams", "delete", "orders")
     assert refused.code == 2
     assert "pass --yes" in refused.err
@@ -114,7 +114,7 @@ def test_wrong_usage_ends_with_two_and_says_what_would_be_right(server, cli):
         assert said in ended.err, arguments
 
 
-def test_what_the_service_refuses_is_told_in_one_line(server, cli):
+def test_an_error_of_the_service_is_one_line(server, cli):
     taken = cli("streams", "create", "orders", "--shards", "1")
     assert taken.code == 1
     assert taken.err.startswith("anabranch streams: CreateStream: ResourceInUseException: Stream orders")

@@ -69,12 +69,12 @@ def test_an_unknown_code_is_judged_by_its_status(status, kind):
 @pytest.mark.parametrize(
     "words", ["Signature expired: 20260101T000000Z is now earlier than", "Signature not yet current"]
 )
-def test_a_signature_out_of_its_time_is_told_from_a_wrong_one(words):
+def test_an_expired_signature_is_distinguished_from_a_wrong_one(words):
     assert type(refused("InvalidSignatureException", message=words)) is errors.ExpiredTokenError
     assert type(refused("InvalidSignatureException")) is errors.AccessDeniedError
 
 
-def test_what_a_newcomer_meets_comes_with_advice():
+def test_common_first_errors_come_with_advice():
     assert "searched in eu-north-1: check the region" in str(refused("ResourceNotFoundException", region="eu-north-1"))
     assert "aws sso login" in str(refused("ExpiredTokenException"))
     assert "the secret key belongs" in str(refused("SignatureDoesNotMatch", message=""))

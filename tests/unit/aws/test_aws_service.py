@@ -220,7 +220,7 @@ def test_an_answer_for_another_number_of_records_leaves_open_what_was_written():
     run(main)
 
 
-def test_a_refused_subscription_says_why_and_a_repaired_one_goes_on():
+def test_a_refused_subscription_says_why_and_a_repaired_one_continues():
     async def main():
         seen, keys = [], Keys()
 

@@ -55,7 +55,7 @@ def test_credentials_are_found_in_a_thread_and_kept():
     run(main)
 
 
-def test_they_are_asked_for_again_every_minute_while_calls_go_on_with_what_there_is():
+def test_they_are_refreshed_every_minute_while_calls_use_the_old_ones():
     async def main():
         time, names = Time(), iter(("one", "two", "three"))
         asked = threading.Event()
@@ -126,7 +126,7 @@ def test_a_failed_refresh_is_logged_and_the_present_ones_stay_in_use_for_a_while
     assert "cannot refresh" in caplog.text
 
 
-def test_refused_credentials_are_looked_for_anew():
+def test_refused_credentials_are_looked_up_again():
     async def main():
         found = {False: Keys("old"), True: Keys("new")}
         source = CredentialSource(lambda anew: found[anew])
@@ -172,7 +172,7 @@ def test_the_chain_finds_them_in_the_environment(monkeypatch):
     assert account_credentials(Aws()) == SigningCredentials("AKENV", "s", "t")
 
 
-def test_a_profile_is_read_and_read_anew_after_a_refusal(monkeypatch, tmp_path):
+def test_a_profile_is_read_and_read_again_after_a_refusal(monkeypatch, tmp_path):
     file = tmp_path / "credentials"
     file.write_text("[work]\naws_access_key_id = A1\naws_secret_access_key = s\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))

@@ -33,7 +33,7 @@ def ask(headers):
 
 
 @pytest.mark.parametrize("seconds", [-600, 0, 600])
-def test_a_refusal_tells_the_time_too(seconds):
+def test_an_error_response_also_has_the_time(seconds):
     date = formatdate(time.time() - seconds, usegmt=True).encode()
     found = ask(b"date: %b\r\n" % date)
     assert abs(found.clock_ahead_ms - seconds * 1000) < 30_000
@@ -45,6 +45,6 @@ def test_without_a_date_the_clock_is_not_judged(headers):
     assert ask(headers).clock_ahead_ms is None
 
 
-def test_nobody_there_is_told_as_ever():
+def test_an_unreachable_endpoint_is_reported_as_usual():
     with pytest.raises(TransportError, match="refused the connection"):
         asyncio.run(probe(ServiceAddress("eu-west-1", parse_endpoint("http://127.0.0.1:9"))))

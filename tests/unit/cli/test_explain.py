@@ -44,7 +44,7 @@ def explain(shard, *others, members=(MEMBER,)):
 def test_a_shard_that_moves_needs_nothing():
     assert explain(SHARD) == (
         (
-            "shardId-000000000001 of orders is moving. a holds it, whose last heartbeat was 0.4 s ago. "
+            "shardId-000000000001 of orders is being read. a holds it, whose last heartbeat was 0.4 s ago. "
             "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records per second."
         ),
         None,
@@ -111,7 +111,7 @@ def test_a_child_that_waits_names_its_parents_and_what_they_do():
     both = (slow.shard_id, stuck.shard_id)
     child = replace(SHARD, state="waiting", owner=None, waits_for=both, reason=WaitsForParents(parents=both))
     situation, advice = explain(child, slow, stuck)
-    assert "shardId-000000000002 is moving (1.5 min behind), shardId-000000000003 has stopped." in situation
+    assert "shardId-000000000002 is being read (1.5 min behind), shardId-000000000003 has stopped." in situation
     assert advice == "nothing to do: it starts when its parents are finished; see why shardId-000000000003 is stalled"
     only = replace(child, waits_for=(slow.shard_id,))
     assert explain(only, slow)[1] == "nothing to do: it starts when its parents are finished"

@@ -1,4 +1,4 @@
-"""A fleet as lines: what needs a look first, and no line that is wider than the terminal."""
+"""A fleet as lines: what needs attention first, and no line that is wider than the terminal."""
 
 import io
 
@@ -22,7 +22,7 @@ def member(number, **fields):
     return replace(made, **fields)
 
 
-def shard(number, state="moving", reason=None, **fields):
+def shard(number, state="reading", reason=None, **fields):
     made = replace(
         SHARD,
         shard_id=f"shardId-{number:012d}",
@@ -70,7 +70,7 @@ def test_what_does_not_move_comes_first_with_its_reason():
     assert lines[-1] == "and 1 shard read to the end"
 
 
-def test_members_tell_their_state_and_when_their_heart_was_seen_to_beat():
+def test_members_show_their_state_and_their_last_heartbeat():
     members = [
         member(0, state="left"),
         member(1, draining=True),
@@ -113,10 +113,10 @@ def test_a_name_that_is_too_long_loses_its_middle():
     assert shard_name.startswith("orders")
     assert shard_name.endswith("0007")
     assert "…" in shard_name
-    assert texts(status)[-1].startswith("orders shardId-000000000007  moving")
+    assert texts(status)[-1].startswith("orders shardId-000000000007  reading")
 
 
-def test_a_checkpoint_is_told_by_its_age():
+def test_a_checkpoint_is_shown_with_its_age():
     assert texts(fleet([shard(0, checkpointed_seconds=0.0)], []))[-1].endswith(" d ago")
 
 
@@ -124,6 +124,6 @@ def test_the_headline_counts():
     shards = [shard(0), shard(1), shard(2, "stopped", "bad", lag=None)]
     members = [member(0), member(1, state="dead", records_per_second=0.0)]
     assert headline(fleet(shards, members)) == (
-        "1 worker live, 3 shards: 2 moving, 1 stalled; 1.0 s behind, 12 records/s"
+        "1 worker live, 3 shards: 2 reading, 1 stalled; 1.0 s behind, 12 records/s"
     )
     assert headline(fleet([], [])) == "0 workers live, 0 shards, 0 records/s"

@@ -47,7 +47,7 @@ def test_a_shard_whose_parents_left_the_stream_is_a_root():
     assert drawn([shard("child", WHOLE, "gone"), shard("grand", WHOLE, "child")]) == ["child", "`-grand"]
 
 
-def test_a_shard_with_one_parent_left_stands_under_the_other():
+def test_a_shard_with_one_missing_parent_is_drawn_under_the_other():
     rows = lineage([shard("y"), shard("child", WHOLE, "gone", "y")], ASCII)
     assert [(row.guides, row.other_parent) for row in rows] == [("", None), ("`-", "gone")]
 

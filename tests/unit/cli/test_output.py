@@ -114,7 +114,7 @@ def test_a_long_frame_scrolls_and_says_where_it_is():
     assert screen(11, 12, "down") == [str(number) for number in range(11)]
 
 
-def test_keys_are_told_from_escape_sequences():
+def test_keys_are_distinguished_from_escape_sequences():
     assert keys_in("s\x1b[A\x1b[B\x1b[5~\x1b[6~\x1bOH\x1b[F\x1b[200~q") == [
         "s", "up", "down", "page up", "page down", "home", "end", "q",
     ]  # fmt: skip

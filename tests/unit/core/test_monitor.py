@@ -1,4 +1,4 @@
-"""What a run says about itself, once a second."""
+"""What a run reports about itself, once a second."""
 
 import pytest
 from msgspec.structs import replace
@@ -48,7 +48,7 @@ def kinds(events):
     return [type(event).__name__ for event in events]
 
 
-def test_what_flows_is_told_with_the_time_since_the_last_look():
+def test_progress_is_reported_with_the_time_since_the_last_report():
     monitor = RunMonitor((), 0)
     monitor.looked(1_000)
     counters = Counters(read_count=5, handled_count=4, handled_bytes=40)
@@ -70,7 +70,7 @@ def test_what_flows_is_told_with_the_time_since_the_last_look():
     assert again.read_count == 5, "a lease that was taken again counts from zero"
 
 
-def test_all_shards_are_measured_only_when_somebody_needs_it():
+def test_all_shards_are_measured_only_when_needed():
     monitor = RunMonitor((), 0)
     assert next(second for second in range(1, 100) if monitor.wants_measures(1_000 * second)) == 60
     monitor.look(MEASURES, 60_000)
@@ -82,7 +82,7 @@ def test_all_shards_are_measured_only_when_somebody_needs_it():
     assert RunMonitor((Alert(lag=5.0),), 0).wants_measures(1_000)
 
 
-def test_a_line_every_minute_says_how_it_goes():
+def test_a_progress_line_is_logged_every_minute():
     monitor, told = RunMonitor((), 0), []
     for second in range(1, 121):
         worse = replace(SHARD, shard_id="shardId-1", lag=30.0, reason=PausedByProgram(), retention_left=10.0)
@@ -107,7 +107,7 @@ def test_a_stopped_shard_is_named_again_every_five_minutes():
     assert str(said[0][1]) == f"orders/shardId-0: still {stopped.reason}, 400 s behind"
 
 
-def test_a_store_that_is_away_and_back_is_told_once_each():
+def test_an_unreachable_store_and_its_recovery_are_reported_once_each():
     monitor, told = RunMonitor((), 0), []
     for second in range(1, 100):
         failures = max(0, min(second, 70) - 9)
@@ -174,7 +174,7 @@ def fleet(*shards):
     )
 
 
-def test_a_shard_that_nobody_handles_is_behind_by_the_time_it_was_seen_like_that():
+def test_the_lag_of_a_shard_without_an_owner_is_the_time_since_it_was_first_seen_so():
     lag, free = FleetLag(), replace(FLEET_SHARD, state="unowned", lag=None, reason=NoLiveWorker())
     assert lag.observe(fleet(FLEET_SHARD), 0).seconds == 1.5
     assert lag.observe(fleet(free), 1_000).seconds == 0.0
@@ -204,7 +204,7 @@ def test_an_alert_that_makes_no_sense_is_refused(given):
         Alert(**given)
 
 
-def test_a_shard_whose_oldest_record_is_about_to_be_trimmed_is_told_again_each_time_the_rest_has_halved():
+def test_a_shard_whose_oldest_record_is_about_to_be_trimmed_is_reported_again_each_time_the_rest_has_halved():
     monitor, day = RunMonitor((), 0), 86_400.0
 
     def told(left):

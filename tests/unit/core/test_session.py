@@ -31,7 +31,7 @@ def test_a_shard_whose_end_lies_after_the_end_time_is_at_its_tip_and_not_exhaust
 
 @pytest.mark.parametrize("order", ["shard", "key", "none", "batch"])
 @pytest.mark.parametrize("end", [stop, Session.lose])
-def test_a_shard_that_stands_still_holds_no_bytes_and_can_still_be_committed(order, end):
+def test_a_stalled_shard_holds_no_bytes_and_can_still_be_committed(order, end):
     session = make_session(order=order)
     read(session, *(plain(number, key) for number, key in enumerate("aabacab", 1)))
     read(session, plain(8), is_end=True)
@@ -93,7 +93,7 @@ def test_the_answer_that_closes_a_shard_counts_by_its_records():
     assert session.read_through_seconds == 5.0
 
 
-def test_a_reader_that_stood_still_beyond_the_retention_may_have_lost_records_once():
+def test_a_reader_that_stalled_beyond_the_retention_may_have_lost_records_once():
     session = make_session(order="key")
     assert not hear(session, answer(plain(1)), NOW)
     assert not hear(session, answer(), NOW + DAY - 1)
@@ -126,7 +126,7 @@ def test_a_child_is_judged_by_the_time_until_which_its_parent_was_read():
     assert not hear(make_session(order="key"), answer(plain(1)), NOW + DAY)  # a root: what was there before is unknown
 
 
-def test_a_child_of_which_nobody_knows_since_when_it_is_unread_may_have_lost_records_once():
+def test_a_child_with_an_unknown_unread_time_may_have_lost_records_once():
     session = make_session(waits_for=("shardId-000000000000",))
     assert hear(session, answer(), NOW)
     assert not hear(session, answer(plain(1)), NOW + 1)
@@ -199,7 +199,7 @@ def test_every_state_but_the_final_ones_can_be_left_by_losing_the_lease():
     assert {state for state, moves in MOVES.items() if moves.get("lose") != "lost"} == {"finished", "lost"}
 
 
-def test_a_declined_hand_over_goes_on_where_the_shard_was():
+def test_a_declined_hand_over_continues_where_the_shard_was():
     session = make_session(order="key")
     session.drain()
     assert not session.may_start

@@ -220,7 +220,7 @@ def test_with_order_none_every_record_is_a_key_of_its_own():
 
 
 @pytest.mark.parametrize("order", ["shard", "key"])
-def test_a_map_written_without_order_is_dropped_by_who_keeps_order(order):
+def test_a_map_written_without_order_is_dropped_by_an_owner_that_keeps_order(order):
     committed = Checkpoint(
         watermark=Position(4),
         frontier=Position(9),

@@ -1,4 +1,4 @@
-"""The demo's audit counts what became of records, and knows neither side."""
+"""The demo's audit counts the outcome of each record, without knowing which program it audits."""
 
 import re
 from xml.etree import ElementTree as ET
@@ -28,7 +28,7 @@ def test_every_record_once_and_in_order_is_clean():
     assert verdict.is_clean
 
 
-def test_a_record_that_nobody_handled_is_lost():
+def test_a_record_that_was_not_handled_is_lost():
     verdict = judge(PUT, handled(0, 1, 3))
     assert (verdict.handled, verdict.lost, verdict.is_clean) == (3, 1, False)
 

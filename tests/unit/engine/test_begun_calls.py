@@ -35,7 +35,7 @@ def test_a_call_that_does_not_wait_has_finished_when_it_was_begun():
     assert begin(call())[1] is FINISHED
 
 
-def test_a_call_that_waits_goes_on_where_it_waited():
+def test_a_call_that_waits_continues_where_it_waited():
     assert asyncio.run(run_begun(wait_twice())) == "done"
 
 
@@ -97,7 +97,7 @@ def test_a_call_that_has_failed_raises_its_error_where_it_is_awaited():
         asyncio.run(raise_later(ValueError("wrong")))
 
 
-def test_a_call_that_nobody_awaits_any_more_is_closed_once():
+def test_a_call_that_is_not_awaited_any_more_is_closed_once():
     ended = []
 
     async def call():

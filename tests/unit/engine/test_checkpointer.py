@@ -130,7 +130,7 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     assert checkpointer.plan(session, transferring=True)[0].takes_without_progress == 4
 
 
-def test_who_leaves_repeats_a_gift_that_got_no_answer_since_it_carries_the_last_commit():
+def test_a_leaving_member_repeats_an_unanswered_gift_because_it_has_the_last_commit():
     async def main():
         checkpointer, leases = make_checkpointer("written")
         session = finished_session()

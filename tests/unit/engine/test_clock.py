@@ -7,7 +7,7 @@ from anabranch._engine.clock import Scheduler, SystemClock
 from stream_world import run
 
 
-def test_an_error_of_one_callback_is_told_and_keeps_no_other_from_its_time():
+def test_an_error_of_one_callback_is_reported_and_delays_no_other():
     async def main():
         clock, errors, called = SystemClock(), [], asyncio.Event()
         scheduler = Scheduler(clock, errors.append)

@@ -137,7 +137,7 @@ class Mute(Exception):  # noqa: N818 -- as users name theirs
         (OSError("no file caf\udce9.csv"), "OSError: no file caf\\udce9.csv"),
     ],
 )
-def test_every_error_can_be_told(error, text):
+def test_every_error_has_a_text(error, text):
     assert error_text(error) == text
     error_text(error).encode()
 

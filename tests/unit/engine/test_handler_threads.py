@@ -18,7 +18,7 @@ def raises(error):
     return call
 
 
-def test_a_call_sees_the_context_variables_of_who_makes_it():
+def test_a_call_sees_the_context_variables_of_its_caller():
     async def main():
         threads = HandlerThreads(1)
         NAME.set("billing")
@@ -29,7 +29,7 @@ def test_a_call_sees_the_context_variables_of_who_makes_it():
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), asyncio.CancelledError("handler's own")])
-def test_what_a_call_raises_is_raised_where_it_is_awaited_and_the_thread_goes_on(error):
+def test_what_a_call_raises_is_raised_where_it_is_awaited_and_the_thread_continues(error):
     async def main():
         threads = HandlerThreads(1)
         with pytest.raises(type(error)) as raised:

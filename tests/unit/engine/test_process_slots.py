@@ -95,7 +95,7 @@ def test_a_signal_that_reaches_the_whole_group_is_left_to_the_parent(number):
     run(main, 50)
 
 
-def test_a_process_that_is_killed_between_two_calls_fails_the_next_and_is_made_anew():
+def test_a_process_that_is_killed_between_two_calls_fails_the_next_and_is_replaced():
     async def main():
         slots = ProcessSlots(1, operator.call)
         process_id = await slots.run(asking(os.getpid))

@@ -1,4 +1,4 @@
-"""Suspects are handled alone; then the other shards go on."""
+"""Suspects are handled alone; then the other shards continue."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from shard_records import plain
 from stream_world import run, until
 
 
-def test_the_others_go_on_when_a_suspect_was_lost_in_its_turn_and_its_last_call_has_ended():
+def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_call_has_ended():
     async def main():
         clock, offered, running = ManualClock(), [], []
 

@@ -9,7 +9,7 @@ from anabranch._engine.shard_discovery import CoalescedCall
 from stream_world import run
 
 
-def test_all_who_ask_before_a_look_begins_share_it_and_who_asks_during_it_gets_the_next():
+def test_callers_before_a_call_starts_share_it_and_callers_during_it_get_the_next():
     async def main():
         begun, go_on = [], asyncio.Event()
 
@@ -30,7 +30,7 @@ def test_all_who_ask_before_a_look_begins_share_it_and_who_asks_during_it_gets_t
     run(main, 5)
 
 
-def test_a_look_that_failed_was_none():
+def test_a_failed_call_does_not_count():
     async def main():
         looks = []
 

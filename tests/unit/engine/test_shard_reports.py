@@ -71,7 +71,7 @@ def test_a_rate_is_measured_over_five_seconds_however_often_it_is_asked_for():
     assert reports.report([session], 10_000)[0].records_per_second == 0
 
 
-def test_another_holding_of_the_same_shard_is_measured_anew():
+def test_another_holding_of_the_same_shard_is_measured_again():
     reports, session = make_reports(), make_session()
     read(session, *map(plain, range(10)))
     reports.report([session], 0)
@@ -107,7 +107,7 @@ def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():
 
 
 @pytest.mark.parametrize("manual_ack", [False, True])
-def test_a_record_in_a_handler_is_named_with_the_place_where_its_call_stands(manual_ack):
+def test_a_record_in_a_handler_is_named_with_the_line_of_its_call(manual_ack):
     session = make_session()
     read(session, plain(1))
     work = session.next_work(0)
@@ -161,7 +161,7 @@ def test_a_hand_over_that_waits_for_a_record_for_long_names_the_record():
     assert reports.report([session], 11_000)[0].reason.code == "record-unfinished"
 
 
-def test_a_quarantined_shard_and_one_that_waits_for_it_are_told_apart():
+def test_a_quarantined_shard_and_one_that_waits_for_it_are_distinguished():
     session = make_session()
     calls = Calls(held=[session])
     assert report(session, calls=calls) is None
@@ -172,7 +172,7 @@ def test_a_quarantined_shard_and_one_that_waits_for_it_are_told_apart():
     assert report(session, calls=calls) == HandledAlone(owner_count=3)
 
 
-def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back():
+def test_a_standstill_is_reported_once_when_it_begins_and_again_when_it_comes_back():
     told, session = [], make_session()
     reports = make_reports(told.append)
     for now_ms, blocked in enumerate((None, PAUSED, PAUSED, None, PAUSED)):
@@ -182,7 +182,7 @@ def test_a_standstill_is_told_once_when_it_begins_and_again_when_it_comes_back()
     assert (told[1].reason, told[1].seconds) == (PAUSED, 2.0)
 
 
-def test_another_reason_is_told_and_the_standstill_ends_once():
+def test_another_reason_is_reported_and_the_standstill_ends_once():
     told, session = [], make_session()
     reports = make_reports(told.append)
     reports.report([session], 0, PAUSED)
@@ -196,7 +196,7 @@ def test_another_reason_is_told_and_the_standstill_ends_once():
     assert told[2].seconds == 4.0
 
 
-def test_a_shard_that_cannot_be_read_for_want_of_room_says_so():
+def test_a_shard_without_room_to_read_reports_that_reason():
     reports, session = make_reports(), make_session()
     session.wait_for_budget(5_000)
     session.budget.try_reserve(session.budget.limit_bytes)
@@ -253,7 +253,7 @@ def test_turns_of_a_full_budget_are_not_reported():
     assert told == []
 
 
-def test_a_shard_that_waits_for_room_tells_what_else_comes():
+def test_a_shard_that_waits_for_room_reports_other_reasons_too():
     told, session = [], make_session()
     reports = make_reports(told.append)
     session.wait_for_budget(0)
@@ -262,7 +262,7 @@ def test_a_shard_that_waits_for_room_tells_what_else_comes():
     assert [event.reason for event in told] == [PAUSED]
 
 
-def test_who_asks_between_two_reports_is_told_the_reason_and_nobody_else_is():
+def test_a_status_between_two_reports_has_the_reason_and_emits_nothing():
     told = []
     reports, session, other = make_reports(told.append), make_session(), make_session(1)
     read(session, *map(plain, range(10)))

@@ -87,7 +87,7 @@ def test_nothing_is_delivered_behind_the_fence_and_all_of_it_afterwards():
     assert world.take() == 0
 
 
-def test_an_offer_wakes_one_and_who_finds_work_wakes_the_next_if_there_is_more():
+def test_an_offer_wakes_one_waiter_and_it_wakes_the_next_if_there_is_more():
     async def main():
         world = World(2, one_at_a_time=True)
         tasks = await waiting(world.queue, 3)
@@ -98,7 +98,7 @@ def test_an_offer_wakes_one_and_who_finds_work_wakes_the_next_if_there_is_more()
     asyncio.run(main())
 
 
-def test_who_puts_back_wakes_nobody_since_it_looks_again_itself():
+def test_putting_back_wakes_no_waiter_because_the_caller_checks_again():
     async def main():
         queue = World(0).queue
         tasks = await waiting(queue, 2)

@@ -99,7 +99,7 @@ def test_a_slow_address_may_still_win(monkeypatch):
     assert connect(monkeypatch, {"10.0.0.1": late, "10.0.0.2": refuses}) == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_failures_of_one_kind_are_that_failure_and_others_are_told_together(monkeypatch):
+def test_failures_of_one_kind_are_that_failure_and_others_are_reported_together(monkeypatch):
     with pytest.raises(ConnectionRefusedError):
         connect(monkeypatch, {"10.0.0.1": refuses, "10.0.0.2": refuses})
     with pytest.raises(OSError, match="refused; no route"):

@@ -90,7 +90,7 @@ def test_a_request_names_its_authority_and_drops_what_http2_forbids():
 WINDOW = 64 << 10
 
 
-def test_a_server_may_send_64_kib_and_no_more_while_nobody_reads():
+def test_a_server_may_send_64_kib_and_no_more_before_a_read():
     async def main():
         peer = Peer()
         stream_id, stream = await peer.accept()
@@ -206,7 +206,7 @@ def test_a_reset_ends_its_stream_alone():
     run(main)
 
 
-def test_a_goodbye_spares_the_streams_it_names_and_refuses_the_others_unsent():
+def test_a_goaway_keeps_the_streams_it_covers_and_the_others_were_not_processed():
     async def main():
         peer = Peer()
         first_id, first = await peer.accept()

@@ -97,7 +97,7 @@ def test_a_request_that_was_reset_in_the_same_breath_is_no_error(connected):
     assert not transport.closed
 
 
-def test_a_client_that_says_goodbye_is_left(connected):
+def test_a_client_that_sends_goaway_is_disconnected(connected):
     connection, transport = connected
     client = client_with_request()
     client.close_connection()

@@ -359,7 +359,7 @@ def test_a_broken_answer_is_a_transport_error_that_says_what_is_wrong(reply, wor
     run(main)
 
 
-def test_bytes_that_nobody_asked_for_close_an_idle_connection():
+def test_unexpected_bytes_close_an_idle_connection():
     async def main():
         answered = asyncio.Event()
 

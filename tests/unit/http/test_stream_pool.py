@@ -332,7 +332,7 @@ def test_a_stream_that_breaks_off_is_an_error(parts):
     run(main)
 
 
-def test_a_server_that_speaks_no_http2_is_an_error_where_it_was_promised():
+def test_a_server_without_http2_is_an_error_where_it_is_required():
     async def main():
         async def conversation(reader, writer):
             await reader.readexactly(24)
@@ -347,7 +347,7 @@ def test_a_server_that_speaks_no_http2_is_an_error_where_it_was_promised():
     run(main)
 
 
-def test_a_certificate_that_nobody_signed_is_refused_with_advice(certificate):
+def test_a_self_signed_certificate_is_refused_with_advice(certificate):
     async def main():
         tls = await asyncio.to_thread(load_certificate, *certificate)
         untrusting = await asyncio.to_thread(client_tls_context)

@@ -55,7 +55,7 @@ def test_a_partition_key_of_another_length_is_refused(partition_key, length):
         check_partition_key(partition_key)
 
 
-def test_a_partition_key_must_be_text_that_utf_8_can_say():
+def test_a_partition_key_must_be_text_that_utf_8_can_encode():
     with pytest.raises(ValueError, match="must be encodable as UTF-8"):
         check_partition_key("\ud800")
 

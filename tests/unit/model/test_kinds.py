@@ -1,4 +1,4 @@
-"""Kinds of values: what environment variables and files bring is told from what was meant."""
+"""Kinds of values: text from environment variables and files is distinguished from the expected types."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

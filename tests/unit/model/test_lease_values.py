@@ -28,7 +28,7 @@ def test_a_new_lease_is_read_from_the_beginning_of_its_shard():
     assert ROW.checkpoint == Checkpoint()
 
 
-def test_starting_positions_speak_aws_words():
+def test_starting_positions_use_aws_names():
     assert streams.at_sequence_number(5) == StartingPosition("AT_SEQUENCE_NUMBER", "5")
     assert streams.after_sequence_number("5") == StartingPosition("AFTER_SEQUENCE_NUMBER", "5")
     assert streams.at_timestamp(1.5) == StartingPosition("AT_TIMESTAMP", None, 1.5)

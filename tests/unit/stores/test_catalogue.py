@@ -1,4 +1,4 @@
-"""Which applications there are, and what is said of one that is not."""
+"""Which applications exist, and the error for an unknown one."""
 
 import asyncio
 

@@ -78,7 +78,7 @@ async def fill(store):
 
 
 @pytest.mark.parametrize("breaks", ["before", "after"])
-def test_a_deletion_that_failed_at_any_step_goes_on_in_another_process(make_store, breaks):
+def test_a_deletion_that_failed_at_any_step_continues_in_another_process(make_store, breaks):
     async def main():
         for step in itertools.count(1):
             store = make_store()

@@ -76,7 +76,7 @@ def test_the_rows_of_the_previous_version_are_all_there(path):
     asyncio.run(check_rows(path, "audit", "b" * 32))
 
 
-def test_a_migration_that_stopped_between_the_two_files_goes_on(path):
+def test_a_migration_that_stopped_between_the_two_files_continues(path):
     async def open_main_only():
         store = SqliteLeaseStore(path, "billing")
         await store._main.create()

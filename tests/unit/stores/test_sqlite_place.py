@@ -31,7 +31,7 @@ broken line
         ("/over/x.db", "overlay"),
     ],
 )
-def test_the_longest_and_latest_mount_tells_the_file_system(path, kind):
+def test_the_longest_and_latest_mount_decides_the_file_system(path, kind):
     assert file_system(Path(path), MOUNTS) == kind
 
 
@@ -39,7 +39,7 @@ def test_the_mounts_of_this_machine_are_read():
     assert file_system(Path("/proc/self/status")) in {"proc", None}
 
 
-def test_a_system_that_tells_no_mounts_is_not_judged(monkeypatch):
+def test_a_system_that_lists_no_mounts_is_accepted(monkeypatch):
     def refuse(*_args, **_options):
         raise FileNotFoundError
 

@@ -177,7 +177,7 @@ def test_a_file_that_was_moved_away_and_back_is_used_again(path):
 
 
 @pytest.mark.parametrize("suffix", ["", "-workers"])
-def test_a_replaced_file_is_used_no_more(path, suffix, tmp_path):
+def test_a_replaced_file_is_not_used_any_more(path, suffix, tmp_path):
     """SQLite may have mixed the old file's log into the new one; and other processes see another truth."""
     other = tmp_path / f"other.db{suffix}"
     with_store(tmp_path / "other.db", lambda store: store.read_app())
@@ -252,7 +252,7 @@ def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
 
 
 # locks
-def test_a_long_transaction_of_somebody_else_is_waited_for_and_then_an_error(path, monkeypatch):
+def test_a_long_transaction_of_another_process_is_waited_for_and_then_an_error(path, monkeypatch):
     monkeypatch.setattr(sqlite_database, "BUSY_TIMEOUT_MS", 50)
 
     async def check(store):

@@ -246,7 +246,7 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path):
         default_store("billing", {"XDG_STATE_HOME": str(tmp_path / "state")})
 
 
-def test_a_state_directory_that_is_soon_forgotten_is_warned_of(tmp_path, caplog, monkeypatch):
+def test_a_temporary_state_directory_is_warned_about(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(urls, "file_system", lambda path: "tmpfs")
     default_store("billing", {"XDG_STATE_HOME": str(tmp_path)})
     assert "is on tmpfs" in caplog.text

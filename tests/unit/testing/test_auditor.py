@@ -44,7 +44,7 @@ def test_what_was_written_and_never_finished_is_lost(auditor):
     assert "lost: 'a' at 2" in str(report)
 
 
-def test_what_was_handled_and_never_written_is_unexpected_once_writes_are_told(auditor):
+def test_a_handled_record_that_was_never_written_is_unexpected_once_writes_are_recorded(auditor):
     handle(auditor, 1)
     assert auditor.report().ok
     auditor.wrote(make_record(2))
@@ -114,7 +114,7 @@ def test_effects_of_a_call_that_outlived_its_lease_count_apart_and_finish_nothin
     assert (report.zombie_count, report.started_count, report.lost_count) == (2, 2, 1)
 
 
-def test_what_is_outstanding_can_be_waited_for_whichever_is_told_first(auditor):
+def test_outstanding_records_can_be_awaited_whichever_side_reports_first(auditor):
     for number in (1, 1, 2):
         auditor.wrote(make_record(number))
     assert auditor.outstanding_count == 2

@@ -358,7 +358,7 @@ def test_bytes_over_the_budget_are_found():
     assert "5 bytes are not given back" in journal.violations[1].what
 
 
-def test_records_that_nobody_finished_are_found():
+def test_unfinished_records_are_found():
     assert complaints(NoStandstill(), *TWO, *handled(1), *handled(2)) == []
     assert "1 records were never finished" in complaints(NoStandstill(), *TWO, *handled(1))[0]
 

@@ -5,7 +5,7 @@ from anabranch.testing import ManualClock, make_context
 from anabranch.testing.loop import run
 
 
-def test_time_stands_still_until_it_is_moved():
+def test_time_does_not_change_until_it_is_advanced():
     clock = ManualClock(5)
     assert (clock.now_ms(), clock.wall_ms()) == (5, 1_700_000_000_005)
     clock.advance(10)

@@ -128,7 +128,7 @@ def test_shuffle_finds_code_that_relies_on_an_order_by_accident():
     assert not all(run(_relies_on_order, seed=seed, order="shuffle") for seed in range(20))
 
 
-def test_a_deadlock_names_who_waits_and_where():
+def test_a_deadlock_names_the_waiting_tasks_and_their_lines():
     async def main():
         await asyncio.create_task(wait_for_nobody(), name="the waiter")
 

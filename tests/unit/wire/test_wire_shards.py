@@ -31,7 +31,7 @@ def test_a_listing_is_asked_for_with_its_filter() -> None:
     ]
 
 
-def test_a_token_stands_for_the_name_and_the_filter() -> None:
+def test_a_token_replaces_the_name_and_the_filter() -> None:
     assert encode_list_shards(ORDERS, shard_filter=AT_LATEST, next_token="T", max_results=5) == [
         b'{"NextToken":"T","MaxResults":5}'
     ]

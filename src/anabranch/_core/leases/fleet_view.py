@@ -36,7 +36,7 @@ from anabranch.reasons import (
 )
 from anabranch.reports import FleetMember, FleetShard, FleetStatus, FleetSubscription, StoppedRecord
 
-State = Literal["moving", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
+State = Literal["reading", "stalled", "stopped", "paused", "waiting", "orphaned", "unowned", "finished"]
 FRESH_MS: Final = 15_000
 """A status counts as new for this long. While a viewer runs, it is written every 5 s."""
 
@@ -308,7 +308,7 @@ class _View(msgspec.Struct, frozen=True):
             return "orphaned", silence
         if heard is not None and heard.reason is not None:
             return "stalled", heard.reason
-        return "moving", None
+        return "reading", None
 
     def _is_tried_again(self, row: LeaseRow, stopped_wall_ms: int) -> bool:
         """A process that joined after the stop retries the record (rule D4)."""

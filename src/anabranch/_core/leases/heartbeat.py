@@ -32,7 +32,7 @@ class HeartbeatState:
         self.status = HeartbeatStatus(Fence(member_id))
         """Published for the lease machine."""
         self.gate = StartGate()
-        """Read by all that start handler calls."""
+        """Read by all code that starts handler calls."""
         self.report = HeartbeatWrite(member_id=member_id, attempt=0)
         """Written by the lease machine: what the next heartbeat reports."""
         self.next_heartbeat_ms: int | None = None
@@ -51,7 +51,7 @@ class HeartbeatState:
         return self.status.fence.member_id
 
     def registered(self, row: MemberRow, storage: str) -> None:
-        """The store answered the registration. `storage` is what it said it was, just before."""
+        """The store answered the registration. `storage` is the identity that it reported just before."""
         self._storage = storage
         self.answered(row)
 

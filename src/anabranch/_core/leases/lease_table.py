@@ -42,7 +42,7 @@ FINISHED_KEPT_MS: Final = 600_000
 
 
 class Holding(msgspec.Struct):
-    """A lease that this member owns, to its knowledge."""
+    """A lease that this member owns, as far as it knows."""
 
     row: LeaseRow
     state: Literal["held", "draining", "transferring"] = "held"
@@ -112,12 +112,12 @@ class LeaseTable:
         self._read_again = True
         self._no_read_before_ms = 0
         self.vanished: dict[LeaseKey, LeaseRow | None] = {}
-        """Unfinished leases that a look at all leases did not show any more: finished meanwhile, or deleted. A look at
-        the shards and all rows tells which. None: never seen, but a child that has not started waits for it.
+        """Unfinished leases that were missing when all leases were read: finished meanwhile, or deleted. Listing the
+        shards and reading all rows tells which. None: never seen, but a child that has not started waits for it.
         """
         self.inquiry: Inquiry | None = None
         self._finished_ms: dict[LeaseKey, int] = {}
-        """Finished leases, and when a look at all leases first found them so."""
+        """Finished leases, and when a read of all leases first showed that they are."""
         self._heard: dict[str, int] = {}
         """How many changes of each other member are known."""
         self._named: dict[LeaseKey, None] = {}
@@ -158,7 +158,7 @@ class LeaseTable:
     # reading
 
     def hear_changes(self, row: MemberRow) -> None:
-        """The row of a member. What it has changed since it was last heard is read next."""
+        """The row of a member. The leases that it has changed since its last row are read next."""
         missed_count = row.change_count - self._heard.get(row.member_id, 0)
         if missed_count <= 0 or row.member_id == self.member_id:
             return
@@ -173,7 +173,7 @@ class LeaseTable:
             self._void_inquiry(self._named)
 
     def _void_inquiry(self, keys: Iterable[LeaseKey]) -> None:
-        """These leases have, or had, a row again. If it is missing once more, somebody may hold them since then."""
+        """These leases have, or had, a row again. If it is missing once more, a member may hold them since then."""
         if self.inquiry is not None:
             for key in keys:
                 self.inquiry.keys.pop(key, None)
@@ -281,7 +281,7 @@ class LeaseTable:
         self.report_change(row.key)
 
     def drop(self, key: LeaseKey) -> None:
-        """The lease is no longer this member's: nothing may be started or committed."""
+        """This member no longer owns the lease: nothing may be started or committed."""
         holding = self.held.pop(key)
         if holding.request is not None:
             self.answered[holding.request.short_name] = None

@@ -230,7 +230,7 @@ class StreamWriter(Generic[R]):
         return min(self._record_bytes_max, MIB) - 2 * _KEY_BYTES_MAX - _WRAPPING_BYTES
 
     def _fail_blocked(self, record: R, now_ms: int) -> R:
-        """Fails a record because an earlier record of its key failed, and nobody has seen that failure yet."""
+        """Fails a record because an earlier record of its key failed, and that failure was not seen yet."""
         self._lanes.fail_new(record, self._local_attempt(LocalCode.ORDER, _ORDER_MESSAGE, now_ms))
         self.tick_at_ms = 0
         self._blocked_count += 1

@@ -17,7 +17,7 @@ class ClosesAtExit(Protocol):
         """Starts to deliver, without waiting."""
 
     def finish_exit(self) -> None:
-        """Waits until all is delivered, and logs what was not."""
+        """Waits until everything is delivered, and logs what was not."""
 
 
 class ReportsAtExit(Protocol):

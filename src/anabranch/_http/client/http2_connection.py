@@ -91,7 +91,7 @@ class Http2BodyStream:
             self.fail(TransportError(f"{self._peer} {missing}"))
 
     async def wait_closed(self) -> None:
-        """Nothing to wait for: the connection stays open for other streams."""
+        """Does not wait: the connection stays open for other streams."""
 
     # Called by the connection
 
@@ -150,7 +150,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         return len(self._streams)
 
     async def ready(self) -> None:
-        """Waits until the server has said how many streams it allows. More would fail all of them."""
+        """Waits until the server has sent how many streams it allows. If we open more, all of them fail."""
         await asyncio.shield(self._settled)
         if self._failure is not None:
             raise self._failure
@@ -199,16 +199,14 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def _open_own_window(self) -> None:
-        """All streams together may send what each of them may. Data of closed streams uses up the connection's window,
-        too.
-        """
+        """The connection's window is the sum of the streams' windows. Data of closed streams uses it up, too."""
         wanted_bytes = sum(stream.window_bytes for stream in self._streams.values())
         missing_bytes = wanted_bytes - self._session.inbound_flow_control_window
         if missing_bytes > 0:
             self._session.increment_flow_control_window(missing_bytes + WINDOW_BYTES)
 
     def retire(self) -> None:
-        """Opens no more streams on this connection; those that it has go on."""
+        """Opens no more streams on this connection; open ones continue."""
         self._leaving = True
 
     def abort(self) -> None:

@@ -169,7 +169,7 @@ class ConnectionPool:
             self._open -= 1
 
     def _give(self, offer: ClientConnection | None) -> bool:
-        """Gives `offer` to the caller that has waited longest; false if nobody waits."""
+        """Gives `offer` to the caller that has waited longest; false if no caller waits."""
         while self._waiters:
             turn = self._waiters.popleft().turn
             if not turn.done():

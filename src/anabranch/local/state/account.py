@@ -159,7 +159,7 @@ class Account:
         self.update_next_deadline()
 
     def free_expired(self, now_ms: int) -> None:
-        """Forgets shards that have expired, and frees the records that nobody can read any more."""
+        """Removes expired shards, and frees the records that can no longer be read."""
         for stream in self.streams.values():
             horizon_ms = self.horizon_ms(stream, now_ms)
             stream.forget_expired_shards(horizon_ms)

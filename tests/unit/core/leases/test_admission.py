@@ -27,7 +27,7 @@ def reviews(*looks, dead=()):
     return [admission.review(rows, dead, second * 1_000) for second, rows in enumerate(looks)]
 
 
-def test_who_is_alone_or_among_its_like_is_admitted():
+def test_a_member_that_is_alone_or_among_compatible_members_is_admitted():
     assert reviews([]) == [ADMITTED]
     assert reviews([ME, LIKE]) == [ADMITTED]
 
@@ -66,14 +66,14 @@ def test_the_earlier_leaves_if_the_later_was_admitted_before_it_could_be_seen():
     assert reviews([ME, LATER], [ME, beating]) == [WAITS, Review(refused_by=beating)]
 
 
-def test_what_came_after_the_first_look_is_not_waited_for_unless_it_beats():
+def test_a_member_that_joins_after_the_first_read_is_waited_for_only_if_it_sends_heartbeats():
     newcomer = replace(OTHER, member_id="new#1")
     assert reviews([ME, LATER], [ME, newcomer]) == [WAITS, ADMITTED]
     beating = replace(newcomer, counter=1)
     assert reviews([ME, LATER], [ME, LATER, newcomer], [ME, LATER, beating])[2] == Review(refused_by=beating)
 
 
-def test_beside_a_compatible_member_nobody_gives_way_to_one_that_only_joins():
+def test_beside_a_compatible_member_no_member_yields_to_one_that_only_joins():
     confirmed = replace(LIKE, counter=3)
     assert reviews([ME, OTHER, confirmed]) == [ADMITTED]
     assert reviews([ME, OTHER, LIKE]) == [Review(refused_by=OTHER)]
@@ -87,13 +87,13 @@ def test_an_older_protocol_gives_way_to_a_newer_and_not_the_other_way_round():
     assert not is_incompatible(ME, replace(ME, protocol="1.7"))
 
 
-def test_who_came_first_is_the_same_for_everybody():
+def test_all_members_agree_on_which_one_joined_first():
     assert joined_before(OTHER, ME)
     assert not joined_before(ME, OTHER)
     assert joined_before(replace(OTHER, joined_wall_ms=500, member_id="a"), ME)
 
 
-def test_only_strangers_that_live_are_seen():
+def test_only_live_incompatible_members_are_seen():
     detector = FailureDetector(lease_timing())
     detector.observe([ME, OTHER, LIKE], 0)
     assert incompatible_members(ME, detector, 0) == []
@@ -102,7 +102,7 @@ def test_only_strangers_that_live_are_seen():
     assert incompatible_members(ME, detector, 1_000) == [beating]
 
 
-def test_who_may_joins_workers_of_any_order_but_never_of_a_newer_protocol_and_streams_may_differ():
+def test_any_order_admits_workers_of_another_order_but_not_of_a_newer_protocol_and_streams_may_differ():
     me = replace(ME, streams=("a", "b"))
     by_shard = replace(OTHER, streams=("a", "b"), counter=1)
     elsewhere = replace(by_shard, order="key", streams=("a",))

@@ -21,7 +21,7 @@ def each_second(rows, begin_ms, end_ms):
     return [(now_ms, rows) for now_ms in range(begin_ms, end_ms + 1, 1_000)]
 
 
-def test_a_counter_that_stands_still_for_the_expiry_can_be_sealed_at():
+def test_a_member_whose_counter_does_not_change_for_the_expiry_can_be_sealed():
     detector = watching(*each_second([A], 0, 10_000))
     assert detector.sealable(9_999) == []
     assert detector.sealable(10_000) == [A]
@@ -68,7 +68,7 @@ def test_an_older_row_in_a_later_answer_is_ignored():
     assert detector.row("a#1") is SEALED
 
 
-def test_a_row_that_came_back_younger_is_believed_when_it_answers_a_write():
+def test_an_older_row_is_accepted_when_it_answers_a_write():
     detector = watching((0, [replace(A, counter=5)]))
     detector.observe_row(replace(A, counter=0), 20_000, is_answer=True)
     assert detector.row("a#1").counter == 0
@@ -76,7 +76,7 @@ def test_a_row_that_came_back_younger_is_believed_when_it_answers_a_write():
     assert detector.sealable(30_000) == [replace(A, counter=0)]
 
 
-def test_an_end_is_believed_whatever_the_counter():
+def test_an_end_is_accepted_whatever_the_counter():
     detector = watching((0, [replace(A, counter=5)]), (1_000, [replace(A, counter=0, state="sealed")]))
     assert detector.is_over("a#1", 1_000)
 
@@ -141,7 +141,7 @@ def test_rows_of_members_long_over_are_named_for_deletion():
     assert detector.over_since(0) == ["a#1"]
 
 
-def test_a_store_that_went_back_in_time_is_watched_anew():
+def test_after_a_rollback_of_the_store_members_are_observed_again():
     detector = watching((0, [replace(A, counter=9, expiry_ms=20_000)]))
     detector.forget()
     detector.observe([replace(A, counter=3)], 50_000)
@@ -177,7 +177,7 @@ def test_a_member_beats_only_if_its_counter_was_seen_to_move_a_moment_ago():
     assert not watches.is_heartbeating("a#1", 20_100)
 
 
-def test_a_sealed_member_is_believed_to_live_only_by_a_row_that_was_made_anew():
+def test_a_sealed_member_counts_as_live_only_with_a_row_that_was_created_again():
     detector = watching((0, [SEALED]), (1_000, [A]))
     assert detector.is_over("a#1", 1_000), "an older row, in a later answer"
     assert detector.observe([replace(A, counter=2)], 2_000)

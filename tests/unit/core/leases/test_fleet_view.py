@@ -74,7 +74,7 @@ def test_a_held_shard_moves_as_its_owner_says():
     told = status_of("a", said(0, None, 1_500, 12.5, 9_000, 50), records_per_second=12.5, millis_behind_latest=1_500)
     status = view([row], [member()], statuses=[told])
     shard = status.shards[0]
-    assert (shard.stream, shard.state, shard.reason, shard.worker_id) == ("orders", "moving", None, "a")
+    assert (shard.stream, shard.state, shard.reason, shard.worker_id) == ("orders", "reading", None, "a")
     assert (shard.checkpoint, shard.checkpointed_seconds, shard.records_handled) == ("7:2", 9.0, 40)
     assert (shard.millis_behind_latest, shard.records_per_second) == (1_500, 12.5)
     assert (status.millis_behind_latest, status.records_per_second, status.unreported_count) == (1_500, 12.5, 0)
@@ -84,7 +84,7 @@ def test_a_held_shard_moves_as_its_owner_says():
     assert status.stalled_shards == ()
 
 
-def test_the_lag_of_a_shard_grows_after_its_owner_has_died_while_somebody_watched():
+def test_the_lag_of_a_watched_shard_grows_after_its_owner_has_died():
     told = status_of("a", said(0, lag_ms=9_000, left=60))
     shard = view([lease(owner="a")], [member()], statuses=[told], watched_ms=20_000).shards[0]
     assert (shard.state, shard.lag, shard.retention_left) == ("orphaned", 29.0, 40.0)
@@ -92,7 +92,7 @@ def test_the_lag_of_a_shard_grows_after_its_owner_has_died_while_somebody_watche
     assert (unseen.state, unseen.lag) == ("orphaned", None), "the status may be of yesterday"
 
 
-def test_a_stopped_shard_is_behind_by_the_age_of_its_record_even_if_nobody_reports():
+def test_a_stopped_shard_is_behind_by_the_age_of_its_record_even_without_a_report():
     stop = Stopped(replace(FAILED, arrival_seconds=40.0), Position(9), "user-1", "a", 5_000)
     assert view([lease(stopped=stop)]).shards[0].lag == 60.0
     told = status_of("a", said(0, FAILED, lag_ms=61_000))
@@ -132,7 +132,7 @@ def test_a_shard_that_no_status_has_spoken_of_is_counted():
     status = view([lease(0, owner="a"), lease(1, owner="a")], [member()], statuses=[status_of("a", said(0))])
     assert status.unreported_count == 1
     assert status.shards[1].millis_behind_latest is None
-    assert status.shards[1].state == "moving"
+    assert status.shards[1].state == "reading"
 
 
 def test_what_an_owner_says_of_a_shard_of_another_stream_does_not_count():
@@ -171,7 +171,7 @@ def test_a_shard_is_stalled_for_the_reason_that_its_owner_says():
 
 def test_a_member_without_heartbeats_for_its_expiry_is_silent():
     row = lease(owner="a")
-    assert one(row, members=[member()], watched_ms=9_999) == ("moving", None)
+    assert one(row, members=[member()], watched_ms=9_999) == ("reading", None)
     orphaned = ("orphaned", WorkerSilent(worker_id="a", seconds=10.0))
     assert one(row, members=[member()], watched_ms=10_000) == orphaned
     told = status_of("a", said(rate=5.0), records_per_second=5.0, millis_behind_latest=9)
@@ -193,7 +193,7 @@ def test_heartbeats_are_seen_from_the_second_look_on():
 def test_a_child_waits_for_those_of_its_parents_that_are_not_finished():
     rows = [lease(0, finish=Finish("end")), lease(1, owner="a"), lease(2, waits_for=("shard-0", "shard-1", "shard-9"))]
     status = view(rows, [member()])
-    assert [shard.state for shard in status.unfinished_shards] == ["moving", "waiting"]
+    assert [shard.state for shard in status.unfinished_shards] == ["reading", "waiting"]
     assert status.shards[2].waits_for == ("shard-1",)
     assert status.shards[2].reason == WaitsForParents(parents=("shard-1",))
 
@@ -203,13 +203,13 @@ def test_a_stopped_shard_stays_so_until_a_process_that_joined_later_tries_again(
     row = lease(owner="a", stopped=stopped)
     for members in ([member(joined_wall_ms=1_999)], [member(joined_wall_ms=2_000)], [], [member(state="left")]):
         assert one(row, members=members) == ("stopped", FAILED)
-    assert one(row, members=[member(joined_wall_ms=2_001)]) == ("moving", None)
+    assert one(row, members=[member(joined_wall_ms=2_001)]) == ("reading", None)
     record = view([row]).shards[0].stopped
     assert (record.position, record.partition_key, record.stopped_seconds) == ("9", "user-1", 2.0)
     assert view([lease(stopped=replace(stopped, position=None))]).shards[0].stopped.position is None
 
 
-def test_older_generations_and_a_stream_that_was_made_anew_are_left_out():
+def test_older_generations_and_a_stream_that_was_made_again_are_left_out():
     old = replace(STREAM, stream_key="1:orders:0", created_seconds=0.5)
     rows = [lease(key="1:orders:0"), lease(key="1:nowhere:1"), lease(generation=0), lease(generation=1)]
     streams = (old, replace(STREAM, generation=1))

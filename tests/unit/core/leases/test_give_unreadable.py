@@ -1,4 +1,4 @@
-"""Rule U7, for one shard: who gets what cannot be read here."""
+"""Rule U7, for one shard: which worker gets a shard that cannot be read here."""
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ def test_the_member_with_the_fewest_shards_gets_it():
 
 
 @pytest.mark.parametrize("flaw", [{"reads_healthy": False}, {"draining": True}, {"shards_max": 1}, {"state": "left"}])
-def test_it_is_kept_where_nobody_may_be_better_off_with_it(flaw):
+def test_it_is_kept_if_no_other_worker_could_read_it_better(flaw):
     assert relief() is None
     assert relief(replace(IDLE, **flaw)) is None
 
@@ -41,5 +41,5 @@ def test_it_is_not_given_while_it_moves_or_was_kept_for_calls_that_do_not_end():
     assert relief(IDLE, kept_until_ms=1, now_ms=1) is not None
 
 
-def test_a_lease_that_is_not_held_any_more_is_nobodys_to_give():
+def test_a_lease_that_is_not_held_any_more_cannot_be_given():
     assert give_unreadable(LeaseTable("me#1", 10_000), FailureDetector(lease_timing()), KEY, 0) is None

@@ -57,7 +57,7 @@ def test_attempts_grow_over_failures_and_carry_the_report():
     assert (second.member_id, second.load) == ("a#1", 3)
 
 
-def test_a_failure_is_told_and_changes_nothing_but_the_time_of_the_next_try():
+def test_a_failure_is_reported_and_changes_nothing_but_the_time_of_the_next_try():
     beating = registered()
     status = beating.status
     beating.begin(2_500, WALL, REPORT)
@@ -108,7 +108,7 @@ def test_a_failure_without_an_attempt_is_nothing():
     assert beating.next_heartbeat_ms == 2_500
 
 
-def test_news_hasten_the_next_beat_unless_one_is_in_flight():
+def test_a_new_report_triggers_a_heartbeat_unless_one_is_in_flight():
     beating = registered()
     beating.wake(1_000)
     assert beating.next_heartbeat_ms == 1_000

@@ -48,7 +48,7 @@ def test_a_late_heartbeat_changes_nothing():
     assert rows.heartbeat(MEMBER, HeartbeatWrite(member_id="a#1", attempt=3, load=9)) is MEMBER
 
 
-def test_a_heartbeat_is_never_an_upsert_and_revives_nobody():
+def test_a_heartbeat_is_never_an_upsert_and_revives_no_member():
     assert rows.heartbeat(None, HeartbeatWrite(member_id="a#1", attempt=9)) is None
     for gone in (SEALED, LEFT):
         assert rows.heartbeat(gone, HeartbeatWrite(member_id="a#1", attempt=9)) is gone
@@ -146,7 +146,7 @@ def test_an_application_goes_only_under_its_own_id():
     assert not rows.may_delete_app(None, "1")
 
 
-def test_somebody_who_looks_raises_the_watch_of_that_application():
+def test_a_viewer_raises_the_watch_of_its_application():
     app = AppRow(app="billing", app_id="1", created_wall_ms=0, watch=4)
     assert rows.renew_watch(app, "1").watch == 5
     assert rows.renew_watch(app, "2") is app

@@ -69,7 +69,7 @@ def test_a_lease_in_transfer_is_never_started_again():
     assert known.held[P].pending_transfer is gift
 
 
-def test_a_release_names_nobody_and_leaves_the_epoch():
+def test_a_release_names_no_owner_and_leaves_the_epoch():
     released = table(MINE).transfer(P, replace(MINE, records_handled=7))
     assert (released.owner, released.epoch, released.records_handled) == (None, 1, 7)
 
@@ -83,7 +83,7 @@ def test_a_drain_that_takes_too_long_keeps_the_lease_and_answers():
     assert list(known.answered) == [REQUEST.short_name]
 
 
-def test_a_lease_that_was_drained_for_nobody_can_be_kept():
+def test_a_lease_that_was_drained_for_no_member_can_be_kept():
     known = table(MINE)
     known.held[P].state = "draining"
     known.keep(P, 1_000)
@@ -110,7 +110,7 @@ def test_a_new_member_holds_nothing_and_reads_again():
     assert known.changed
 
 
-def test_rows_that_are_listed_no_more_are_forgotten_but_not_what_is_held_or_known_to_be_finished():
+def test_rows_that_are_no_longer_listed_are_forgotten_unless_held_or_finished():
     known = table(MINE, LeaseRow(key=Q, owner="b#1", version=1))
     known.asked[Q] = 0
     known.observe_leases([], 1_000)
@@ -253,7 +253,7 @@ def test_leases_of_streams_that_this_member_does_not_read_are_known_and_never_he
     assert not known.held
 
 
-def test_a_stopped_shard_is_tried_again_by_who_found_it_so_when_it_came():
+def test_a_stopped_shard_is_tried_again_by_a_member_that_found_it_stopped_when_it_joined():
     stopped = Stopped(
         reason=StoppedByCrashes(owner_count=5), position=None, partition_key=None, member_id="b#1", at_wall_ms=9_999_999
     )

@@ -139,7 +139,7 @@ def test_a_parent_that_is_open_in_the_store_keeps_a_planned_take_from_being_sent
     assert driver.machine.table.changed, "the next round looks again"
 
 
-def test_who_finishes_the_last_parent_takes_its_child_at_once():
+def test_the_worker_that_finishes_the_last_parent_takes_its_child_at_once():
     store = MemoryLeaseStore()
     driver = holder(store)
     child = replace(KEY, shard_id="child")
@@ -186,7 +186,7 @@ def test_a_row_that_was_read_outside_of_a_round_and_names_this_member_is_worked_
     assert [holding.row.key for holding in driver.held] == [KEY]
 
 
-def test_a_shard_that_nobody_may_own_is_told_of_once():
+def test_a_shard_that_no_worker_may_own_is_reported_once():
     store = MemoryLeaseStore()
     for number in range(2):
         create(store, LeaseRow(key=replace(KEY, shard_id=f"shardId-{number:012}")))
@@ -294,7 +294,7 @@ def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
 # a new member
 
 
-def test_a_member_that_was_sealed_goes_on_as_a_new_one():
+def test_a_member_that_was_sealed_continues_as_a_new_one():
     driver = holder()
     before = driver.machine.member_id
     ended(driver)
@@ -384,7 +384,7 @@ def _look_around(store, *, is_exclusive):
     return driver
 
 
-def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_refuses_nobody():
+def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_blocks_no_worker():
     store = MemoryLeaseStore()
     driver = _look_around(store, is_exclusive=True)
     assert driver.changes == [MemberSealed(member_id="pod-0#1")]
@@ -414,7 +414,7 @@ class LateHeartbeats(MemoryLeaseStore):
 
 
 @pytest.mark.parametrize("late, state", [(1, "sealed"), (3, "live")])
-def test_a_late_heartbeat_delays_the_seal_and_a_member_that_goes_on_is_left_to_its_expiry(late, state):
+def test_a_late_heartbeat_delays_the_seal_and_a_member_that_continues_is_left_to_its_expiry(late, state):
     store = LateHeartbeats(late)
     driver = Driver(store, worker_id="pod-0", order="shard", is_exclusive=True)
     now(store.register_member(EARLIER))

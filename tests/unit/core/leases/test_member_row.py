@@ -72,6 +72,6 @@ def test_a_name_that_this_version_does_not_understand_leads_nowhere(name):
     assert parse_short_name(name, STREAMS) is None
 
 
-def test_a_worker_id_is_what_stands_before_the_random_part():
+def test_a_worker_id_is_the_part_before_the_random_part():
     assert MemberRow(member_id="pod#7#0f", expiry_ms=1).worker_id == "pod#7"
     assert MemberRow(member_id="pod", expiry_ms=1).worker_id == "pod"

@@ -68,7 +68,7 @@ def test_a_silent_member_is_sealed_first():
     assert member.plan(10_000) == [Seal("donor#1", 0)]
 
 
-def test_nobody_seals_itself():
+def test_no_member_seals_itself():
     member = Member([ME], [])
     assert member.plan(60_000) == []
 
@@ -258,7 +258,7 @@ def test_rows_of_members_long_over_are_deleted_unless_a_lease_names_them():
     assert [step for step in steps if isinstance(step, DeleteMember)] == [DeleteMember("donor#1")]
 
 
-def test_what_nobody_has_room_for_is_known_since_it_was_first_planned():
+def test_a_lease_without_room_is_known_since_it_was_first_planned():
     full, other = replace(ME, shards_max=1), replace(DONOR, shards_max=1)
     child = lease(3, waits_for=(KEYS[0].shard_id,))
     member = Member([full, other], [lease(0, "me#1"), lease(1, "donor#1"), lease(2), child])

@@ -48,7 +48,7 @@ def times(written):
     return [now_ms for now_ms, _ in written]
 
 
-def test_nothing_is_written_while_no_reason_changes_and_nobody_watches():
+def test_nothing_is_written_while_no_reason_changes_and_no_viewer_runs():
     assert Member().rounds(300) == []
 
 

@@ -1,4 +1,4 @@
-"""What a stream has forgotten, and whether a reader may have missed it."""
+"""What was trimmed from a stream, and whether a reader may have missed it."""
 
 from anabranch._core.reading.horizon import TrimHorizon, may_have_lost
 
@@ -20,7 +20,7 @@ def test_the_horizon_never_goes_back():
     assert horizon.at(11 * DAY) == 10 * DAY
 
 
-def test_an_answer_from_before_the_last_look_is_judged_by_its_own_time():
+def test_a_response_from_before_the_last_check_counts_by_its_own_time():
     horizon = TrimHorizon(24, 10 * DAY)
     horizon.observe(1, 10 * DAY + 60)
     assert horizon.at(10 * DAY + 30) == 10 * DAY + 30 - 3600
@@ -34,5 +34,5 @@ def test_nothing_was_lost_where_all_was_read_that_has_left_the_stream_since():
     assert may_have_lost(1_000.0, 1_000.0)
 
 
-def test_who_does_not_know_what_was_read_may_have_lost_something():
+def test_a_reader_with_an_unknown_read_time_may_have_lost_records():
     assert may_have_lost(None, 0.0)

@@ -1,4 +1,4 @@
-"""A fleet agrees on one consumer per stream, whoever comes first and whatever is lost on the way."""
+"""A fleet agrees on one consumer per stream, whichever worker starts first and whichever messages are lost."""
 
 import itertools
 import random
@@ -70,7 +70,7 @@ def test_a_consumer_that_was_deleted_under_the_fleet_is_registered_again():
     assert step(row("registered"), "missing") == Store(FanOutConsumer(name=NAME, state="registering"))
 
 
-def test_a_consumer_that_was_deleted_and_registered_by_somebody_else_has_another_arn():
+def test_a_consumer_that_was_deleted_and_registered_again_elsewhere_has_another_arn():
     other = ARN.replace("1700000000", "1700009999")
     assert step(row("found"), described("ACTIVE", other)) == Store(row("found", other))
 

@@ -1,4 +1,4 @@
-"""The service's time, told from the dates of its answers."""
+"""The service's time, derived from the dates of its responses."""
 
 import pytest
 
@@ -9,7 +9,7 @@ def test_nothing_is_known_before_the_first_answer():
     assert ServiceClock().seconds(5) is None
 
 
-def test_time_goes_on_after_an_answer():
+def test_time_advances_after_a_response():
     clock = ServiceClock()
     clock.observe(1_000.0, 10_000)
     assert clock.seconds(10_000) == 1_000.0

@@ -81,7 +81,7 @@ def test_an_end_without_children_or_with_half_of_them_waits():
     assert plan_end(parent, unknown, {}, [parent]) is None
 
 
-def test_children_of_a_shard_whose_own_keys_nobody_knows_are_taken_as_told():
+def test_children_of_a_shard_with_unknown_hash_keys_are_accepted_as_listed():
     parent = lease("p")
     graph = ShardGraph().united(child_shards=[child("a", 0, 4, "p")])
     assert plan_end(parent, graph, None, [parent]).finish == Finish("end", ("a",))
@@ -133,7 +133,7 @@ def test_a_child_waits_for_an_old_lease_whose_line_was_trimmed_out_of_sight():
     assert end.rows == (lease("c", 0, 19, waits_for=("a", "p")),)
 
 
-def test_a_child_waits_for_no_shard_that_came_after_it_though_nobody_names_the_line_between_them():
+def test_a_child_does_not_wait_for_a_later_shard_even_if_the_lineage_between_them_is_not_listed():
     p, stray = lease("p", 0, 9), lease("shardId-000000000007", 0, 4)
     listing = [shard("shardId-000000000004", 0, 9, "p")]
     graph = ShardGraph().united(shards=listing, rows=[p, stray])
@@ -171,7 +171,7 @@ def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
     assert classify_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
 
 
-def test_children_are_unread_since_their_parent_was_read_and_who_is_made_beside_them_since_who_knows_when():
+def test_children_are_unread_since_their_parent_was_read_and_rows_created_beside_them_since_an_unknown_time():
     p, g = lease("p", 0, 9), lease("g", 10, 29)
     listing = [
         shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),

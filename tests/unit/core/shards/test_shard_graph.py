@@ -48,7 +48,7 @@ def test_a_shard_whose_hash_keys_changed_is_of_another_stream():
         graph.united(shards=[shard("p", 0, 8)])
 
 
-def test_the_hash_keys_show_a_line_that_nobody_names():
+def test_the_hash_keys_show_a_lineage_that_no_listing_names():
     graph = ShardGraph().united(shards=[shard("young", 5, 14, "trimmed"), shard("child", 5, 9, "young")])
     old = lease("old", hash_key_range=HashKeyRange(0, 9))
     assert unfinished_ancestors(graph, "young", [old]) == ("old",)

@@ -43,14 +43,14 @@ def test_a_merged_shard_is_unread_since_the_later_of_its_parents_was_read():
     assert since([shard(2, 0, 9, 0, 1)], [lease(0, 0, 4), lease(1, 5, 9, 900.0)]) == 900.0
 
 
-def test_a_parent_whose_row_is_made_first_speaks_for_itself():
+def test_a_parent_whose_row_is_created_first_reports_its_own_losses():
     listed = [shard(2, 0, 4, 0), shard(3, 0, 9, 1, 2)]
     rows = [lease(0, 0, 4, 100.0), lease(1, 5, 9, 900.0)]
     assert since(listed, rows) == 100.0
     assert since(listed, rows, made=[2]) == 900.0
 
 
-def test_a_shard_after_one_that_nobody_ever_saw_is_unread_since_the_shards_before_that_were_read():
+def test_a_shard_after_an_unseen_one_is_unread_since_the_shards_before_that_were_read():
     """3 came of 0 and 1, was merged with 2 into 4, and was trimmed before it had a row."""
     rows = [lease(0, 0, 4, 100.0), lease(1, 5, 9, 200.0), lease(2, 10, 19, 900.0)]
     assert since([shard(4, 0, 19, 3, 2)], rows) == 100.0
@@ -62,7 +62,7 @@ def test_of_several_rows_with_the_same_keys_the_latest_counts():
     assert since([shard(4, 0, 9, 3)], rows) == 100.0
 
 
-def test_nobody_knows_where_a_row_that_counts_does_not_know():
+def test_the_time_is_unknown_if_a_relevant_row_does_not_have_it():
     assert since([shard(4, 0, 19, 3)], [lease(0, 0, 9, 100.0), lease(1, 10, 19)]) is None
 
 
@@ -71,7 +71,7 @@ def test_keys_that_no_row_has_were_never_read_and_nothing_was_promised_of_them()
     assert since([shard(4, 0, 19, 3)], []) is None
 
 
-def test_a_shard_whose_keys_nobody_knows_is_unread_since_who_knows_when():
+def test_a_shard_with_unknown_hash_keys_has_an_unknown_unread_time():
     assert unread_since(ShardGraph(), name(1), [lease(0, 0, 9, 100.0)], [name(0)]) is None
 
 

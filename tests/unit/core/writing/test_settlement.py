@@ -322,7 +322,7 @@ def test_a_poison_record_is_found_and_fails_alone():
     assert calls < 25
 
 
-def test_a_sequence_number_that_does_not_grow_is_told():
+def test_a_sequence_number_that_does_not_grow_is_reported():
     desk = Desk(listing(1))
     for number, sequence_number in enumerate((10, 9, 100, 99)):
         desk.put(b"%d" % number, "k")

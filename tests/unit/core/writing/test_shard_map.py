@@ -176,7 +176,7 @@ def test_a_listing_with_a_gap_in_the_middle_is_asked_for_again():
         (HALVES, [shard(0, starts=50)]),
     ],
 )
-def test_a_stream_created_anew_is_noticed(before, after):
+def test_a_stream_created_again_is_noticed(before, after):
     shard_map = ready_map(before)
     shard_map.request_refresh()
     shard_map.begin(2_000)
@@ -214,7 +214,7 @@ def test_an_unchanged_shard_stays_the_same_object_through_a_reshard():
     assert shard_map.predict(at(0)) is kept
 
 
-def test_who_has_not_heard_of_the_stream_for_a_minute_doubts_the_map():
+def test_a_map_that_was_not_confirmed_for_a_minute_is_stale():
     shard_map = ready_map(listing(1), now_ms=1_000)
     assert not shard_map.is_stale(61_000)
     assert shard_map.is_stale(61_001)

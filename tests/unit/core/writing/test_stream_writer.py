@@ -155,7 +155,7 @@ def test_abandoning_fails_what_waits_for_the_map_as_perhaps_written():
     assert desk.writer.is_idle
 
 
-def test_a_failed_listing_is_told_and_tried_again_while_records_flow():
+def test_a_failed_listing_is_reported_and_tried_again_while_records_flow():
     desk = Desk()
     desk.put(b"1", "k")
     desk.tick()
@@ -182,7 +182,7 @@ def test_nothing_is_refreshed_while_nothing_is_written():
     assert desk.writer.tick_at_ms is None
 
 
-def test_a_stream_created_anew_is_described_again():
+def test_a_stream_created_again_is_described_again():
     desk = Desk(listing(1))
     assert not desk.writer.wants_summary
     desk.put(b"1", "k")

@@ -257,7 +257,7 @@ def test_later_records_of_a_failed_key_fail_too_until_the_failure_is_seen():
     assert not desk.put(b"4", "k").bundle.is_settled
 
 
-def test_with_continue_later_records_of_a_failed_key_go_on():
+def test_with_continue_later_records_of_a_failed_key_continue():
     desk = Desk(listing(1), aggregate=None, after_failure="continue")
     failed = desk.put(b"1", "k")
     desk.tick()
@@ -389,7 +389,7 @@ def test_a_service_that_places_records_itself_gets_each_one_alone(order):
     assert desk.writer.is_idle
 
 
-def test_a_key_is_not_aggregated_before_it_is_known_who_places_records():
+def test_a_key_is_not_aggregated_before_the_distribution_mode_is_known():
     """Consumers skip an aggregate in a wrong shard: on an AUTO stream it would be lost, but reported as delivered."""
     desk = Desk(aggregate="key")
     for number in range(3):
@@ -409,7 +409,7 @@ def test_a_key_is_not_aggregated_before_it_is_known_who_places_records():
     assert len(later) == 3, "once the stream is listed, a key's records travel together"
 
 
-def test_a_service_that_places_records_itself_is_told_once_and_stays_so():
+def test_a_service_that_places_records_itself_is_reported_once_and_stays_so():
     from stream_of_shards import summary
 
     desk = Desk(order="key")
@@ -446,7 +446,7 @@ def test_by_key_without_order_a_keys_aggregates_go_side_by_side():
     assert [call.entries[0].data for call in desk.calls] == [b"0", b"1", b"2"]
 
 
-def test_refusals_of_one_shard_in_one_call_are_told_once():
+def test_refusals_of_one_shard_in_one_call_are_reported_once():
     desk = Desk(listing(1), aggregate=None)
     desk.put(b"1", "k")
     desk.put(b"2", "l")

@@ -142,7 +142,7 @@ def test_a_lone_internal_failure_is_no_reason_to_rest():
     assert pace.paused_until_ms == 0
 
 
-def test_pauses_double_while_refusals_go_on_and_are_bounded():
+def test_pauses_double_while_refusals_continue_and_are_bounded():
     pace, entropy, now_ms, pauses = ShardPace(1.0, 0), random.Random(2), 0, []
     for _ in range(20):
         pace.on_refused(now_ms, entropy)
@@ -165,7 +165,7 @@ def test_a_rest_pauses_without_slowing_down():
     assert pace.factor == 1.0
 
 
-def test_a_clock_that_stands_still_fills_nothing():
+def test_a_stopped_clock_fills_nothing():
     pace = ShardPace(1.0, 100)
     for _ in range(1_000):
         pace.take(1)

@@ -6,7 +6,7 @@ from anabranch.events import DeliveryProgress, ShardMapRecovered, WriteRecovered
 from anabranch.measures import WriteCounters
 
 
-def test_deliveries_are_told_at_most_once_a_second_and_add_up():
+def test_deliveries_are_reported_at_most_once_a_second_and_add_up():
     news, counters, told = WriteNews("orders"), WriteCounters(), []
     for now_ms in range(0, 10_000, 50):
         counters.delivered_count += 10
@@ -22,7 +22,7 @@ def test_deliveries_are_told_at_most_once_a_second_and_add_up():
     assert list(news.flow(counters, 20_000)) == [], "nothing flowed"
 
 
-def test_requests_that_failed_and_succeed_again_are_told_once():
+def test_requests_that_failed_and_succeed_again_are_reported_once():
     news, counters = WriteNews("orders"), WriteCounters()
     for now_ms in (1_000, 2_000, 4_000):
         news.call_failed(now_ms)
@@ -32,7 +32,7 @@ def test_requests_that_failed_and_succeed_again_are_told_once():
     assert list(news.call_succeeded(counters, 12_000)) == []
 
 
-def test_a_shard_at_its_full_rate_again_is_told_once():
+def test_a_shard_at_its_full_rate_again_is_reported_once():
     news, counters, pace = WriteNews("orders"), WriteCounters(), ShardPace(1.0, 0)
     pace.factor = 0.5
     news.throttled(pace, "shardId-1", 1_000)
@@ -45,7 +45,7 @@ def test_a_shard_at_its_full_rate_again_is_told_once():
     assert list(news.call_succeeded(counters, 9_500)) == []
 
 
-def test_a_listing_after_a_failed_one_is_told_once():
+def test_a_listing_after_a_failed_one_is_reported_once():
     news = WriteNews("orders")
     assert list(news.listed()) == []
     news.listing_failed()

@@ -49,7 +49,7 @@ def test_a_call_that_runs_on_after_fence_and_grace_ends_the_process_before_the_e
 
 
 @pytest.mark.parametrize("why", ["nothing runs", "a later heartbeat was answered", "it has left"])
-def test_the_process_goes_on_where(why):
+def test_the_process_continues_where(why):
     async def main():
         guarded = Guarded([] if why == "nothing runs" else [CALL])
         await guarded.pass_time(TIMING.fence_ms - 100)

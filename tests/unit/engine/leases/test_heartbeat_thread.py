@@ -1,4 +1,4 @@
-"""The watch over the main loop: what it says of one that is blocked, and that it says nothing of one that is not."""
+"""The watch over the main loop: it reports a blocked loop, and only a blocked one."""
 
 import asyncio
 import threading
@@ -103,7 +103,7 @@ def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
     run(main)
 
 
-def test_a_thread_that_cannot_start_keeps_nobody_waiting(monkeypatch):
+def test_a_thread_that_cannot_start_leaves_no_caller_waiting(monkeypatch):
     def fail(coroutine):
         coroutine.close()
         raise OSError("too many open files")

@@ -174,7 +174,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
                 assert (earlier.state, "it is finished already" in earlier.result) == ("applied", True)
                 with pytest.raises(UsageError, match="has no lease for shardId-000000000009"):
                     await application.skip("shardId-000000000009", places[1])
-                with pytest.raises(UsageError, match="'soon' is no position"):
+                with pytest.raises(UsageError, match="'soon' is not a position"):
                     await application.skip(SHARD, "soon")
                 await application.skip(SHARD, places[1])
                 await until(lambda: fleet.taken == [b"1", b"3"], "the rest")

@@ -109,7 +109,7 @@ def test_columns_of_wide_characters_are_aligned():
 
 def test_a_name_that_is_too_long_loses_its_middle():
     status = fleet([shard(7)], [member(0)], streams=("orders", "returns"))
-    shard_name = texts(status, 60)[-1].split("  ")[0]
+    shard_name = texts(status, 64)[-1].split("  ")[0]
     assert shard_name.startswith("orders")
     assert shard_name.endswith("0007")
     assert "…" in shard_name

@@ -33,6 +33,7 @@ from anabranch._cli.output import (
     say,
     show,
     styled,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -199,17 +200,20 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(status)
         return 0
-    show(f"{status.app}: {headline(status)}")
-    show()
     console = make_console()
-    for line in fleet_lines(status, console):
-        console.print(line)
+    for line in wrapped(f"{status.app}: {headline(status)}", console):
+        show(line)
+    show()
+    for row in fleet_lines(status, console):
+        console.print(row)
     for command in commands[-_COMMANDS_SHOWN:]:
         what = " ".join(filter(None, (command.action, command.shard_id, command.position)))
-        show(
+        text = (
             f"{timestamp(command.requested_seconds)} {command.requested_by}: {what}: {command.state}"
             f"{command.result and f', {command.result}'}"
         )
+        for line in wrapped(text, console, hanging="    "):
+            show(line)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
 from anabranch._cli.options import add_application_argument, bounded_number
-from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, show, styled
+from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, show, styled, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ async def _print(application: "Application", arguments: argparse.Namespace, cons
         if arguments.json:
             show(json_text(status))
         else:
-            for line in [*_head(status), *fleet_lines(status, console)]:
+            for line in [*_head(status, console), *fleet_lines(status, console)]:
                 console.print(line)
         flush()
         if arguments.once:
@@ -161,7 +161,7 @@ class _Screen:
         loop = asyncio.get_running_loop()
         while loop.time() < until and not self.is_over:
             self._pressed.clear()
-            head = [*([] if status is None else _head(status)), *([] if failure is None else [failure])]
+            head = [*([] if status is None else _head(status, self._console)), *([] if failure is None else [failure])]
             body = [] if status is None else fleet_lines(status, self._console)
             self._live.update(Group(*self._scroll.view(head, body, self._console.height)), refresh=True)
             with contextlib.suppress(TimeoutError):
@@ -169,6 +169,7 @@ class _Screen:
                     await self._pressed.wait()
 
 
-def _head(status: "FleetStatus") -> list["Text"]:
+def _head(status: "FleetStatus", console: "Console") -> list["Text"]:
     title = styled("").append(clean(status.app), "bold").append(clean(f"  {', '.join(status.streams)}  "), "dim")
-    return [title.append(time.strftime("%H:%M:%S"), "dim"), styled(headline(status)), styled("")]
+    title.append(time.strftime("%H:%M:%S"), "dim")
+    return [title, *map(styled, wrapped(headline(status), console)), styled("")]

@@ -62,6 +62,10 @@ def test_records_in_a_pipe_are_not_changed(server, program):
     assert ended.out == f"{HOSTILE}\n".replace("\r", "\n")  # text mode reads universal newlines
 
 
+LONG_NAME = "billing-of-the-eastern-regions"
+"""So long that the line with the totals does not fit into 80 columns."""
+
+
 class Credentials:
     access_key, secret_key, token = "local", "local", None
 
@@ -80,12 +84,12 @@ def hostile_worker(server):
         )
         aws = Aws(region=server.local.region, endpoint_url=server.local.endpoint_url, credentials=Credentials())
         options = {"settings": settings, "aws": aws, "start": "trim_horizon", "on_failure": Retry(attempts=1)}
-        consumer = Consumer("orders", app="billing", **options)
+        consumer = Consumer("orders", app=LONG_NAME, **options)
         task = asyncio.get_running_loop().create_task(consumer.run(fail, handle_signals=False))
         async with asyncio.timeout(20):
             while not any(shard.phase == "stopped" for shard in consumer.status().shards):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        store = default_store("billing", os.environ)
+        store = default_store(LONG_NAME, os.environ)
         await store.open(await store.read_app())
         await store.register_member(MemberRow(member_id=f"w{HOSTILE}{ENDS_A_LINE}#1", expiry_ms=60_000))
         await store.close()
@@ -106,8 +110,8 @@ def hostile_worker(server):
 @pytest.mark.parametrize(
     "words",
     [
-        ("apps", "ls"), ("apps", "show", "billing"), ("top", "billing", "--once"), ("explain", "billing"),
-        ("explain", "billing", "0"), ("apps", "delete", "billing", "--yes"),
+        ("apps", "ls"), ("apps", "show", LONG_NAME), ("top", LONG_NAME, "--once"), ("explain", LONG_NAME),
+        ("explain", LONG_NAME, "0"), ("apps", "delete", LONG_NAME, "--yes"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
     assert shown.code == 0
     assert shown.out.startswith("billing: 1 worker live, 2 shards: 2 reading")
     assert re.search(r"^worker one +live", shown.out, re.MULTILINE)
-    assert re.search(r"^shardId-000000000001 +moving +worker one", shown.out, re.MULTILINE)
+    assert re.search(r"^shardId-000000000001 +reading +worker one", shown.out, re.MULTILINE)
     assert len(cli("apps", "show", "billing", "--json", "--leases", listed["leases"]).json["shards"]) == 2
 
     advice = cli("apps", "scale", "billing", "--min", "0", "--json").json

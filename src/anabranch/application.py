@@ -304,6 +304,8 @@ class Application:
         lease = await store.read_lease(command.key)
         if lease is None:
             raise LeaseStoreInvalidError(f"the lease of {command.key.shard_id} was deleted in the meantime")
+        if lease.owner is not None and lease.owner not in {row.member_id for row in rows.members}:
+            return False  # it was not seen to end: it may have joined after the poll (rule L7)
         outcome = apply_to_row(command, lease)
         if outcome.row is not None:
             member = MemberRow(

@@ -157,3 +157,30 @@ async def beat(store):
     for attempt in range(1, 1000):
         await store.heartbeat(HeartbeatWrite(member_id="a#1", attempt=attempt))
         await asyncio.sleep(0.05)
+
+
+def test_a_worker_that_starts_at_the_same_moment_keeps_its_lease(monkeypatch):
+    """It takes the lease after the command has seen no live worker, and before the command reads the lease."""
+
+    class Racing(MemoryLeaseStore):
+        has_joined = False
+
+        async def read_lease(self, key):
+            if not self.has_joined:
+                self.has_joined = True
+                await self.register_member(MemberRow(member_id="b#1", expiry_ms=10_000))
+                await self.take_lease(key, "b#1", expected_owner="a#1", expected_version=0)
+            return await super().read_lease(key)
+
+    async def main(position):
+        store = Racing()
+        await prepare(store)
+        async with Application("billing", leases=store) as application:
+            answer = await application.skip(SHARD, position)
+        assert (answer.state, answer.result) == ("expired", "no worker answered in time")
+        lease = await store.read_lease(KEY)
+        assert (lease.owner, lease.version, lease.stopped) == ("b#1", 1, STOPPED)
+
+    monkeypatch.setattr("anabranch.application._ANSWER_MS", 100)
+    asyncio.run(main("50"))
+    asyncio.run(main("51"))  # and only that worker refuses it

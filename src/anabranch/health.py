@@ -33,7 +33,7 @@ _TEXT: Final = "text/plain; charset=utf-8"
 STOP_SECONDS: Final = 2.0
 
 
-class Answer(NamedTuple):
+class HealthAnswer(NamedTuple):
     status: int
     content_type: str
     body: bytes
@@ -61,7 +61,7 @@ class HealthApp:
                 raise ConfigurationError(f"HealthApp got {one!r}; it must be a Consumer, Producer or SyncProducer")
         self._checked: tuple[Checked, ...] = checked
 
-    def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> HealthAnswer:
         """From any thread. Waits a moment if an event loop is busy in another thread."""
         match path:
             case "/live":
@@ -71,14 +71,14 @@ class HealthApp:
             case "/metrics":
                 return self._metrics()
             case "/status.json":
-                return Answer(200, _JSON, msgspec.json.encode([self._status(one) for one in self._checked]))
-        return Answer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+                return HealthAnswer(200, _JSON, msgspec.json.encode([self._status(one) for one in self._checked]))
+        return HealthAnswer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
 
-    def _health(self, what: str) -> Answer:
+    def _health(self, what: str) -> HealthAnswer:
         reports = [one.health() for one in self._checked]
         is_good = all(getattr(report, what) for report in reports)
         reasons = [reason for report in reports if not getattr(report, what) for reason in report.reasons]
-        return Answer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
+        return HealthAnswer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
 
     @staticmethod
     def _status(one: Checked) -> dict[str, Any]:
@@ -89,11 +89,11 @@ class HealthApp:
         kind, name = type(one).__name__, one.exporters.source.name
         return {"kind": kind, "name": name, "health": one.health(), "status": status}
 
-    def _metrics(self) -> Answer:
+    def _metrics(self) -> HealthAnswer:
         try:
             import prometheus_client  # noqa: PLC0415 -- an optional dependency
         except ImportError:
-            return Answer(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+            return HealthAnswer(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
         private, rest = prometheus_client.CollectorRegistry(), Collector()
         private.register(rest)
         registries = {private: None}  # those of exporters have the program's own metrics, too
@@ -103,7 +103,7 @@ class HealthApp:
             else:
                 rest.sources[checked.exporters.source] = "detailed"
         text = b"".join(prometheus_client.generate_latest(registry) for registry in registries)
-        return Answer(200, prometheus_client.CONTENT_TYPE_LATEST, text)
+        return HealthAnswer(200, prometheus_client.CONTENT_TYPE_LATEST, text)
 
     async def __call__(
         self,
@@ -126,13 +126,13 @@ class HealthApp:
         await send({"type": "http.response.body", "body": body})
 
 
-def respond(method: str, path: str, answer: Callable[[str], Answer]) -> Answer:
+def respond(method: str, path: str, answer: Callable[[str], HealthAnswer]) -> HealthAnswer:
     if method not in {"GET", "HEAD"}:
-        return Answer(405, _TEXT, b"use GET\n")
+        return HealthAnswer(405, _TEXT, b"use GET\n")
     return answer(path)
 
 
-def as_response(answer: Answer) -> Response:
+def as_response(answer: HealthAnswer) -> Response:
     return Response(answer.status, answer.body, [("content-type", answer.content_type)])
 
 

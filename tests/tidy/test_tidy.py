@@ -65,6 +65,17 @@ def test_every_module_is_imported_by_something():
     assert lonely == []
 
 
+def test_a_class_name_stands_once_outside_the_local_server():
+    names = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] != "local"  # which shares no code with the client, and has AWS's names too
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_compiled_module_knows_msgspec():
     """mypyc breaks `!=` on a Struct, and a subclass of a compiled class that is not compiled."""
     hooks = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from anabranch._http.server.exchange import Request, Response
-from anabranch.health import PATHS, Answer, HealthApp, HealthServer, as_response
+from anabranch.health import PATHS, HealthAnswer, HealthApp, HealthServer, as_response
 
 ASK_SECONDS: Final = 3.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -55,12 +55,12 @@ class Worker:
                 status, body = await _get(self.port, path)
         except (OSError, TimeoutError, ValueError, EOFError) as error:
             return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
-        return Asked(self, Answer(status, "", body), "")
+        return Asked(self, HealthAnswer(status, "", body), "")
 
 
 class Asked(NamedTuple):
     worker: Worker
-    answer: Answer | None
+    answer: HealthAnswer | None
     why: str
     """Why there is no answer."""
 
@@ -94,7 +94,7 @@ class FleetHealth:
         path = request.path
         if request.method not in {"GET", "HEAD"} or path not in PATHS:
             text = f"there is no {request.method} {path}; there are {', '.join(PATHS)}\n"
-            return as_response(Answer(404, "text/plain", text.encode()))
+            return as_response(HealthAnswer(404, "text/plain", text.encode()))
         asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
         if path == "/metrics":
             return as_response(_merged_metrics(asked))
@@ -107,8 +107,8 @@ class FleetHealth:
         return as_response(_as_json(503 if failing else 200, {what: not failing, "workers": failing}))
 
 
-def _as_json(status: int, document: Any) -> Answer:
-    return Answer(status, "application/json", msgspec.json.encode(document))
+def _as_json(status: int, document: Any) -> HealthAnswer:
+    return HealthAnswer(status, "application/json", msgspec.json.encode(document))
 
 
 def _document(one: Asked) -> Any:
@@ -124,11 +124,11 @@ def _why(one: Asked) -> list[str]:
         return [f"HTTP {one.answer.status}"]
 
 
-def _merged_metrics(asked: Iterable[Asked]) -> Answer:
+def _merged_metrics(asked: Iterable[Asked]) -> HealthAnswer:
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     except ImportError:
-        return Answer(501, "text/plain", b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+        return HealthAnswer(501, "text/plain", b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
     families = list(_merged_families(asked))
 
     class Merged:
@@ -140,7 +140,7 @@ def _merged_metrics(asked: Iterable[Asked]) -> Answer:
 
     registry = CollectorRegistry()
     registry.register(Merged())
-    return Answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+    return HealthAnswer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
 def _merged_families(asked: Iterable[Asked]) -> Iterator[Any]:

@@ -99,7 +99,7 @@ class OrderPerKey(facts.Checker):
         match fact:
             case facts.RecordWritten(record):
                 insort(self._key(record.partition_key).written, record.position)
-            case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.RecordSkipped(record=record):
+            case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.SkipReported(record=record):
                 self._key(record.partition_key).finish(record.position)
             case facts.CallStarted(call):
                 self._start(call)
@@ -163,7 +163,7 @@ class ParentsFirst(facts.Checker):
                 facts.CallFinished(one)
                 | facts.RecordExcused(one)
                 | facts.LetterWritten(record=one)
-                | facts.RecordSkipped(record=one)
+                | facts.SkipReported(record=one)
             ):
                 self._unfinished[one.shard_id].pop(one.position, None)
 
@@ -190,7 +190,7 @@ class NoLoss(facts.Checker):
                 facts.CallFinished(one)
                 | facts.RecordExcused(one)
                 | facts.LetterWritten(record=one)
-                | facts.RecordSkipped(record=one)
+                | facts.SkipReported(record=one)
             ):
                 self._unfinished[one.shard_id].pop(one.position, None)
             case facts.LeaseCommitted(write):
@@ -305,7 +305,7 @@ class CheckpointAdvances(facts.Checker):
                 self._rows[write.row.key] = write.row
                 if before is not None:
                     self._compare(before, write)
-            case facts.LeaseRowDeleted(_, row):
+            case facts.LeaseDeleted(_, row):
                 self._rows.pop(row.key, None)
             case facts.StoreWentBack():
                 self._rows.clear()
@@ -418,7 +418,7 @@ class FewDuplicates(facts.Checker):
             case facts.CleanStop(_, process, _):
                 for shard_id, positions in self._finished_by.get(process, {}).items():
                     self._settled |= dict.fromkeys(((shard_id, position) for position in positions), process)
-            case facts.LeaseRowDeleted(shard_id):
+            case facts.LeaseDeleted(shard_id):
                 self._forget(shard_id)
             case facts.StoreWentBack():
                 self._committed.clear()
@@ -728,7 +728,7 @@ class NoStandstill(facts.Checker):
                 facts.RecordExcused(record)
                 | facts.RecordDeleted(record)
                 | facts.LetterWritten(record=record)
-                | facts.RecordSkipped(record=record)
+                | facts.SkipReported(record=record)
             ):
                 self._unfinished.pop((record.shard_id, record.position), None)
             case facts.CallFinished(call):
@@ -761,7 +761,7 @@ class NoFalseSuccess(facts.Checker):
                     self._stopped.pop(write.shard_id, None)
                 else:
                     self._stopped[write.shard_id] = write.row.stopped
-            case facts.LeaseRowDeleted(shard_id):
+            case facts.LeaseDeleted(shard_id):
                 self._stopped.pop(shard_id, None)
             case facts.StoreWentBack():
                 self._owners.clear()

@@ -132,7 +132,7 @@ class LetterWritten(Fact, frozen=True):
     idempotency_key: str
 
 
-class RecordSkipped(Fact, frozen=True):
+class SkipReported(Fact, frozen=True):
     """The process reported that it goes on without this record."""
 
     at_ms: int
@@ -191,7 +191,7 @@ class RowMade(Fact, frozen=True):
     what: str
 
 
-class LeaseRowDeleted(Fact, frozen=True):
+class LeaseDeleted(Fact, frozen=True):
     """Somebody deleted a lease row: its shard may be handled again from an earlier position."""
 
     shard_id: str
@@ -327,7 +327,7 @@ class Journal:
                 self.finishes += 1
             case LetterWritten(_, _, record):
                 self.letters[record] = None
-            case RecordSkipped(_, _, record):
+            case SkipReported(_, _, record):
                 self.skips[record] = None
             case LeaseCommitted():
                 self.commits += 1

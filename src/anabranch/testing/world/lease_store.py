@@ -26,7 +26,7 @@ from anabranch.testing.journal import (
     Journal,
     LeaseCommitted,
     LeaseCreated,
-    LeaseRowDeleted,
+    LeaseDeleted,
     LeaseWrite,
     MemberLeft,
     OwnerChanged,
@@ -151,7 +151,7 @@ class SimulatedRows(MemoryRows):
             rows, key = random.choice(places)
             row = rows.pop(key)
             assert isinstance(row, LeaseRow)
-            self._journal.tell(LeaseRowDeleted(self._lease_write(row).shard_id, row))
+            self._journal.tell(LeaseDeleted(self._lease_write(row).shard_id, row))
 
     def empty(self, processes: Iterable[str], *, moves: bool) -> None:
         """Deletes everything while these processes are running. `moves`: the store then reports another storage."""

@@ -476,7 +476,7 @@ class SimulatedWorker:
             position = Position.parse(event.position)
             journal_id = stream.journal_shard_id(shard_id, position.sequence_number)
             record = facts.StreamRecord(journal_id, position, event.partition_key)
-            self._journal.tell(facts.RecordSkipped(self.process.world_ms(), self.process.name, record))
+            self._journal.tell(facts.SkipReported(self.process.world_ms(), self.process.name, record))
         elif isinstance(event, DataLost):
             stream.excuse(shard_id, event.read_through_seconds)
 

@@ -8,7 +8,7 @@ blocked loop cannot report itself.
 
 import datetime as dt
 import logging
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -204,12 +204,26 @@ class LeaseTaken(Event, frozen=True, kw_only=True):
     fence_token: int
 
 
+LossReason = Literal["taken_over", "member_ended", "row_changed"]
+
+
 class LeaseLost(Event, frozen=True, kw_only=True):
     """Another worker owns the shard, or may own it."""
 
-    _words = "lease lost: {reason}"
     level = logging.WARNING
-    reason: str
+    reason: LossReason
+    """`taken_over`: the row names another worker. `member_ended`: this worker was declared dead, or the store was
+    rolled back; `MemberEnded` says which. `row_changed`: somebody freed or replaced the row.
+    """
+    owner: str | None = None
+    """With `taken_over`: the member that owns the shard now."""
+
+    def sentence(self) -> str:
+        if self.reason == "taken_over":
+            return f"lease lost: {self.owner} owns it now"
+        if self.reason == "member_ended":
+            return "lease lost: this worker's membership ended"
+        return "lease lost: its row no longer names this worker"
 
 
 class LeaseRowDeleted(Event, frozen=True, kw_only=True):

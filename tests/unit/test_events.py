@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from typing import get_args
 
 import msgspec
 import pytest
@@ -88,3 +89,12 @@ def test_optional_details_are_reported_when_they_are_there():
     assert sample(events.OrderChanged, repeats=False).level == logging.INFO
     assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")
     assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("retrying in 20 ms")
+
+
+def test_a_lost_lease_says_why_as_a_code_and_as_a_sentence():
+    said = {reason: str(events.LeaseLost(reason=reason, owner="b#1")) for reason in get_args(events.LossReason)}
+    assert said == {
+        "taken_over": "lease lost: b#1 owns it now",
+        "member_ended": "lease lost: this worker's membership ended",
+        "row_changed": "lease lost: its row no longer names this worker",
+    }

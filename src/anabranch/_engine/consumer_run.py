@@ -727,7 +727,7 @@ class ConsumerRun:
             case Held():
                 self._on_held(change.holding)
             case Lost():
-                self._on_lost(change.key, change.reason)
+                self._on_lost(change)
             case HandOffRequested():
                 self._on_hand_off_requested(change.request)
             case CommandsSeen():
@@ -788,15 +788,13 @@ class ConsumerRun:
     def _restart_session(self, session: Session) -> None:
         """A command has changed the row of a stopped shard: begins again from there (rule C3)."""
         if self.sessions.get(session.key) is session:
-            self._end_session(session, "resumed")
+            self._end_session(session)
             self._begin_session(self._add_session(session.holding))
 
-    def _end_session(self, session: Session, reason: str) -> None:
+    def _end_session(self, session: Session, *, finished: bool = False) -> None:
         del self.sessions[session.key]
         self._quarantine.remove(session)
-        session.lose(finished=reason == "finished")
-        if reason in {"finished", "given", "released"}:
-            session.committed(session.lane.finished_count)  # with the write that ended the holding
+        session.lose(finished=finished)
         self._watch.on_gone(session)
         self._read_results.forget(session)
         self._counted_before = self._counted_before.plus(session.counted)
@@ -805,19 +803,24 @@ class ConsumerRun:
         self._checkpointer.forget(session)
         self._drainer.notify()
 
-    def _on_lost(self, key: LeaseKey, reason: str) -> None:
-        session = self.sessions[key]
-        if reason not in {"finished", "given", "released"}:
+    def _on_lost(self, lost: Lost) -> None:
+        session = self.sessions[lost.key]
+        if lost.by_own_write:
+            session.committed(session.lane.finished_count)
+        else:
             self._fence_watch.on_lost(session)
-        self._end_session(session, reason)
-        self._given_count += reason == "given"
-        self._lost_count += reason not in {"finished", "given", "released"}
-        if reason == "given" and session.holding.request is not None:
-            self._emit_for(LeaseGiven, session, to_member=session.holding.request.requester)
-        elif reason == "released":
-            self._emit_for(LeaseReleased, session)
-        elif reason != "finished":
-            self._emit_for(LeaseLost, session, reason=reason)
+        self._end_session(session, finished=lost.reason == "finished")
+        match lost.reason:
+            case "finished":
+                """The part that wrote the finish reports it."""
+            case "given":
+                self._given_count += 1
+                self._emit_for(LeaseGiven, session, to_member=lost.owner)
+            case "released":
+                self._emit_for(LeaseReleased, session)
+            case _:
+                self._lost_count += 1
+                self._emit_for(LeaseLost, session, reason=lost.reason, owner=lost.owner)
 
     def _on_hand_off_requested(self, request: HandOffRequest) -> None:
         session = self.sessions.get(request.key)

@@ -13,7 +13,7 @@ sender runs.
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Final, Literal, NoReturn, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -95,6 +95,7 @@ from anabranch.errors import FleetMismatchError, LeaseStoreInvalidError
 from anabranch.events import (
     Event,
     LeaseRowDeleted,
+    LossReason,
     MemberDiffers,
     MemberEnded,
     MemberJoined,
@@ -133,10 +134,17 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """This member does not hold a lease any more: finished, given, released or lost."""
+    """This member does not hold a lease any more."""
 
     key: LeaseKey
-    reason: str
+    reason: Literal["finished", "given", "released"] | LossReason
+    owner: str | None = None
+    """`given`, `taken_over`: the next owner."""
+
+    @property
+    def by_own_write(self) -> bool:
+        """This member ended the holding by a write, with its last checkpoint."""
+        return self.reason in {"finished", "given", "released"}
 
 
 class HandOffRequested(msgspec.Struct, frozen=True):
@@ -868,16 +876,17 @@ class LeaseMachine(StreamStart):
             return
         if followed is not None:
             del self._followed[key]
-            self._changes.append(Lost(key, self._loss_reason(key, followed)))
+            self._changes.append(self._lost(key, followed))
         if held is not None:
             self._followed[key] = held
             self._changes.append(Held(held))
 
-    def _loss_reason(self, key: LeaseKey, holding: Holding) -> str:
+    def _lost(self, key: LeaseKey, holding: Holding) -> Lost:
         known = self.table.leases.get(key)
         if known is not None and known.is_finished:
-            return "finished"
+            return Lost(key, "finished")
         if holding.pending_transfer is not None:
-            return "given" if holding.request is not None else "released"
-        owner = None if known is None else known.owner
-        return f"now held by {owner}" if owner not in {None, self.member_id} else "no longer ours"
+            return Lost(key, "released") if holding.request is None else Lost(key, "given", holding.request.requester)
+        if known is not None and known.owner not in {None, self.member_id}:
+            return Lost(key, "taken_over", known.owner)
+        return Lost(key, "row_changed" if self.ending is None else "member_ended")

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, ReportChanged
+from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, Lost, ReportChanged
 from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import (
     Answer,
@@ -243,7 +243,7 @@ def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
     assert driver.do(driver.machine.transfer, KEY, None) == "unknown"
     ended(driver)
     driver.round()
-    assert driver.lost == ["no longer ours"]
+    assert driver.lost == ["member_ended"]
 
 
 def test_a_gift_without_an_answer_is_repeated_in_each_round_and_nothing_is_started_meanwhile():
@@ -279,6 +279,15 @@ def test_a_held_lease_whose_row_went_back_fences_everything_in_the_same_step():
     assert not driver.machine.may_start(*driver.moment)
 
 
+@pytest.mark.parametrize("owner, reason", [("other#1", "taken_over"), (None, "row_changed")])
+def test_a_lease_that_the_row_no_longer_gives_to_this_member_is_lost_with_the_reason_and_its_owner(owner, reason):
+    driver = holder()
+    replace_rows(driver.store, LeaseRow, lambda row: replace(row, version=row.version + 1, owner=owner))
+    row = driver.held[0].row
+    assert driver.do(driver.machine.write, Write(row, row.version)) == "lost"
+    assert [change for change in driver.changes if isinstance(change, Lost)] == [Lost(KEY, reason, owner)]
+
+
 def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
     store = MemoryLeaseStore()
     create(store)
@@ -300,7 +309,7 @@ def test_a_member_that_was_sealed_continues_as_a_new_one():
     ended(driver)
     assert not driver.machine.may_start(*driver.moment)
     driver.round()
-    assert driver.lost == ["no longer ours"]
+    assert driver.lost == ["member_ended"]
     assert driver.events(MemberEnded) == [MemberEnded(member_id=before, reason="sealed")]
     assert driver.machine.member_id != before
     assert driver.events(MemberJoined) == [MemberJoined(member_id=driver.machine.member_id)]

@@ -9,11 +9,14 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from anabranch.testing.doubles import run_local_kinesis
+
+from services import moto_dynamodb
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -49,8 +52,11 @@ def test_a_sample_runs_as_it_is_printed(block, files, tmp_path):
             program += "\nasyncio.run(main())\n"
         command = [sys.executable, "sample.py"]
         (tmp_path / "sample.py").write_text(program)
-    with run_local_kinesis(create={"orders": 2}) as kinesis:
+    dynamodb = moto_dynamodb() if '"dynamodb://' in block else nullcontext()
+    with run_local_kinesis(create={"orders": 2}) as kinesis, dynamodb as store:
         environment = {**os.environ, **kinesis.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
+        if store is not None:
+            environment["AWS_ENDPOINT_URL_DYNAMODB"] = store.url
         reads = kinesis.faults.on("GetRecords").delay(0)
         sample = subprocess.Popen(
             command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

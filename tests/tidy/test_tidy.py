@@ -1,7 +1,6 @@
 """The code style, as tests: every rule holds in `src`, and every rule can fail."""
 
 import ast
-import re
 import subprocess
 import tomllib
 from collections import Counter
@@ -82,12 +81,6 @@ def test_no_compiled_module_knows_msgspec():
     compiled = hooks["hooks"]["mypyc"]["include"]
     assert compiled
     assert [name for name in compiled if "msgspec." in (REPOSITORY / name).read_text().partition('\n"""\n')[2]] == []
-
-
-def test_every_link_of_the_readme_leads_to_a_file():
-    links = re.findall(r"\]\(([^)#]+)\)", (REPOSITORY / "README.md").read_text())
-    assert links
-    assert [link for link in links if "://" not in link and not (REPOSITORY / link).exists()] == []
 
 
 def test_no_tracked_file_names_a_place_of_the_machine_it_was_written_on():

@@ -537,11 +537,16 @@ class Consumer(Generic[T]):
             budget_limit_bytes=self._budget.limit_bytes,
         )
 
+    @property
+    def death(self) -> str | None:
+        """Why this process should be restarted, as `/live` says; None if it should not. From any thread."""
+        run = self._consumer_run
+        return None if run is None else run.death
+
     def health(self) -> HealthReport:
         """Whether it lives and is ready, as `/live` and `/ready` say. From any thread."""
         run, loop = self._consumer_run, self._loop
-        death = None if run is None else run.death
-        if death is not None:
+        if (death := self.death) is not None:
             return HealthReport(live=False, ready=False, reasons=(death,))
         if run is None or loop is None or not run.is_running:
             return HealthReport(live=True, ready=False, reasons=("it is not running",))

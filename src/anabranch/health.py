@@ -7,7 +7,8 @@
 | `/metrics` | for Prometheus |
 | `/status.json` | everything that `status()` says |
 
-The server runs in a thread of its own, so that it answers while the event loop is busy.
+The server runs in a thread of its own, so that it answers while the event loop is busy. `/live` never waits for that
+loop. The other pages read its state, each in a thread, and give up after a second.
 """
 
 import asyncio
@@ -45,6 +46,10 @@ class Checked(Protocol):
 
     exporters: Exporters
 
+    @property
+    def death(self) -> str | None:
+        """Why this process should be restarted (rule O2); None if it should not. Known without its event loop."""
+
     def health(self) -> HealthReport: ...
 
     def status(self) -> Any: ...
@@ -62,23 +67,28 @@ class HealthApp:
         self._checked: tuple[Checked, ...] = checked
 
     def answer(self, path: str) -> HealthAnswer:
-        """From any thread. Waits a moment if an event loop is busy in another thread."""
+        """From any thread. All but `/live` wait a moment if an event loop is busy in another thread."""
         match path:
             case "/live":
-                return self._health("live")
+                deaths = [death for one in self._checked if (death := one.death) is not None]
+                return _verdict("live", not deaths, deaths)
             case "/ready":
-                return self._health("ready")
+                return self._ready()
             case "/metrics":
                 return self._metrics()
             case "/status.json":
                 return HealthAnswer(200, _JSON, msgspec.json.encode([self._status(one) for one in self._checked]))
-        return HealthAnswer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+        return _not_found(path)
 
-    def _health(self, what: str) -> HealthAnswer:
-        reports = [one.health() for one in self._checked]
-        is_good = all(getattr(report, what) for report in reports)
-        reasons = [reason for report in reports if not getattr(report, what) for reason in report.reasons]
-        return HealthAnswer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
+    async def respond(self, method: str, path: str) -> HealthAnswer:
+        """On any event loop, without blocking it."""
+        if (refusal := refusal_of(method, path)) is not None:
+            return refusal
+        return self.answer(path) if path == "/live" else await asyncio.to_thread(self.answer, path)
+
+    def _ready(self) -> HealthAnswer:
+        unready = [report for one in self._checked if not (report := one.health()).ready]
+        return _verdict("ready", not unready, [reason for report in unready for reason in report.reasons])
 
     @staticmethod
     def _status(one: Checked) -> dict[str, Any]:
@@ -119,17 +129,25 @@ class HealthApp:
         if scope["type"] != "http":
             raise ConfigurationError(f"HealthApp answers HTTP only, not {scope['type']}")
         path = str(scope["path"]).removeprefix(scope.get("root_path") or "") or "/"
-        answer = respond(scope["method"], path, self.answer)
+        answer = await self.respond(scope["method"], path)
         headers = [(b"content-type", answer.content_type.encode()), (b"content-length", b"%d" % len(answer.body))]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
 
-def respond(method: str, path: str, answer: Callable[[str], HealthAnswer]) -> HealthAnswer:
+def refusal_of(method: str, path: str) -> HealthAnswer | None:
     if method not in {"GET", "HEAD"}:
         return HealthAnswer(405, _TEXT, b"use GET\n")
-    return answer(path)
+    return None if path in PATHS else _not_found(path)
+
+
+def _not_found(path: str) -> HealthAnswer:
+    return HealthAnswer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+
+
+def _verdict(what: str, is_good: bool, reasons: list[str]) -> HealthAnswer:  # noqa: FBT001 -- a private function
+    return HealthAnswer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
 
 
 def as_response(answer: HealthAnswer) -> Response:
@@ -180,5 +198,5 @@ class HealthServer:
         await over.wait()
         await server.stop(grace=0.5)
 
-    def _handle(self, request: Request) -> Response:
-        return as_response(respond(request.method, request.path, self._app.answer))
+    async def _handle(self, request: Request) -> Response:
+        return as_response(await self._app.respond(request.method, request.path))

@@ -110,7 +110,7 @@ class Producer(Generic[T]):
                 "trace=True, or leave out aggregate="
             )
         self._tracing = Tracing() if settings.trace else None
-        self._open_ports: Callable[[], ProducerPorts] = lambda: _aws_ports(aws)
+        self._aws = aws
         self._ports: ProducerPorts | None = None
         self._writer: Writer | None = None
         self._last_writer: Writer | None = None
@@ -121,13 +121,6 @@ class Producer(Generic[T]):
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-
-    @classmethod
-    def with_ports(cls, open_ports: Callable[[], ProducerPorts], stream: str | None = None, **options: Any) -> Self:
-        """Returns a producer that uses these ports instead of AWS."""
-        producer = cls(stream, **options)
-        producer._open_ports = open_ports
-        return producer
 
     @property
     def buffered_bytes(self) -> int:
@@ -145,9 +138,17 @@ class Producer(Generic[T]):
             return writer.status()
         return ProducerStatus(error=None, buffered_bytes=0, buffer_limit_bytes=self._buffer_bytes, waiting_count=0)
 
+    @property
+    def death(self) -> str | None:
+        """None: no restart helps a producer."""
+        return None
+
     def health(self) -> HealthReport:
         """Whether it can write: it has not failed, is not closed, and requests do not fail one after another."""
-        status = self.status()
+        try:
+            status = self.status()
+        except (TimeoutError, RuntimeError) as error:  # its event loop is busy, or was just closed
+            return HealthReport(live=True, ready=False, reasons=(str(error),))
         reasons = [] if status.error is None else [status.error]
         if self._is_closed:
             reasons.append("the producer is closed")

@@ -138,6 +138,11 @@ class SyncProducer(Generic[T]):
         thread = self._last_thread
         return self._make().status() if thread is None else thread.status()
 
+    @property
+    def death(self) -> str | None:
+        """None: no restart helps a producer."""
+        return None
+
     def health(self) -> HealthReport:
         """Whether it can write, as `Producer.health`."""
         thread = self._last_thread

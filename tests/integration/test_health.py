@@ -22,14 +22,14 @@ from anabranch.metrics import Prometheus
 from anabranch.testing.doubles import run_local_kinesis
 
 from services import free_port, moto_dynamodb
-from stream_world import QUICK, run, stream_world, until
+from stream_world import QUICK, StreamWorld, run, stream_world, until
 
 LOCAL = ConsumerSettings(leases=QUICK.leases, polling=QUICK.polling, health_host="127.0.0.1")
 
 
-def fetch(url, method="GET"):
+def fetch(url, method="GET", seconds=10):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=seconds) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -188,6 +188,110 @@ def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_liv
     run(main, 60)
 
 
+def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypatch):
+    """The loop is released only after the answer: nobody else has one by then."""
+    monkeypatch.setattr("anabranch._loop_reads.READ_WAIT_SECONDS", 60.0)
+    blocked, released, answers = threading.Event(), threading.Event(), []
+
+    def get(url):
+        answers.append((url.rpartition("/")[2], fetch(url, seconds=60)[0]))
+
+    def watch(url):
+        try:
+            blocked.wait(20)
+            waiting = [
+                threading.Thread(target=get, args=(f"{url}/{page}",)) for page in ("ready", "metrics", "status.json")
+            ]
+            for thread in waiting:
+                thread.start()
+            get(f"{url}/live")
+        finally:
+            released.set()
+        for thread in waiting:
+            thread.join()
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            consumer = health_consumer(world)
+
+            async def block(record):
+                blocked.set()
+                released.wait(30)
+
+            running = asyncio.create_task(consumer.run(block))
+            await until(lambda: consumer.health_url is not None, "the server")
+            await asyncio.to_thread(watch, consumer.health_url)
+            await consumer.stop()
+            await running
+        assert answers[0] == ("live", 200)
+        assert sorted(answers[1:]) == [("metrics", 200), ("ready", 200), ("status.json", 200)]
+
+    run(main, 90)
+
+
+def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
+    """`HealthApp` is mounted in a web server that runs in another thread."""
+    blocked, released, answers = threading.Event(), threading.Event(), []
+
+    async def answer(app, path):
+        async def send(message):
+            answers.extend([(path, message["status"])] if "status" in message else [])
+
+        await app({"type": "http", "method": "GET", "path": path}, None, send)
+
+    def serve(app):
+        async def both():
+            waiting = asyncio.create_task(answer(app, "/ready"))
+            await asyncio.sleep(0)
+            await answer(app, "/live")
+            await waiting
+
+        blocked.wait(20)
+        try:
+            asyncio.run(both())
+        finally:
+            released.set()
+
+    async def main():
+        async with stream_world(1) as world:
+            world.put("a")
+            consumer = health_consumer(world)
+
+            async def block(record):
+                blocked.set()
+                released.wait(30)
+
+            running = asyncio.create_task(consumer.run(block))
+            await asyncio.to_thread(serve, HealthApp(consumer))
+            await consumer.stop()
+            await running
+        assert answers == [("/live", 200), ("/ready", 503)]
+
+    run(main, 60)
+
+
+def test_a_producer_whose_event_loop_is_busy_is_live_and_not_ready(monkeypatch):
+    monkeypatch.setattr("anabranch._loop_reads.READ_WAIT_SECONDS", 0.05)
+
+    async def main():
+        async with stream_world(1) as world, Producer("orders", aws=world.aws) as producer:
+            await (await producer.put(b"1", "a"))
+            app, answers = HealthApp(producer), []
+
+            def look():
+                answers.extend(app.answer(path) for path in ("/live", "/ready", "/status.json"))
+
+            thread = threading.Thread(target=look)
+            thread.start()
+            thread.join()  # blocks the event loop
+            live, ready, status = answers
+            assert (live.status, ready.status, status.status) == (200, 503, 200)
+            assert json.loads(ready.body)["reasons"] == ["the event loop did not answer within 0.05 s"]
+
+    run(main)
+
+
 def test_a_consumer_that_failed_after_its_start_is_not_live():
     async def main():
         async with stream_world(1) as world:
@@ -278,6 +382,7 @@ print(answer.status, answer.body.decode())
 
 MODULE = """
 import os
+import time
 import anabranch
 from anabranch import ConsumerSettings, LeaseSettings, PollingSettings
 
@@ -289,6 +394,8 @@ consumer = anabranch.Consumer("orders", app="billing", settings=SETTINGS, health
 @consumer.handler
 async def handle(record):
     print(os.getpid(), flush=True)
+    while record.data == b"block" and not os.path.exists("go"):
+        time.sleep(0.05)
 """
 
 
@@ -307,6 +414,7 @@ def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
         try:
             assert wait_for_status(f"{url}/ready", 200)
             assert fetch(f"{url}/live")[0] == 200
+            assert fetch(f"{url}/live", "POST")[0] == 405
             families = list(text_string_to_metric_families(fetch(f"{url}/metrics")[1].decode()))
             [held] = [family for family in families if family.name == "anabranch_leases_held"]
             assert len({family.name for family in families}) == len(families)
@@ -317,6 +425,7 @@ def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
             else:
                 assert {sample.labels["worker"] for sample in held.samples} == {"0", "1"}
                 assert {shown[0]["name"] for shown in document["workers"].values()} == {"billing"}
+                check_that_busy_workers_are_live(kinesis, tmp_path, url)
                 check_that_a_dead_worker_shows(process, url)
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=30)
@@ -324,6 +433,32 @@ def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
         finally:
             process.kill()
             process.communicate()
+
+
+def check_that_busy_workers_are_live(kinesis, folder, url):
+    """Also while other pages, which wait for the event loops, are asked for without a pause."""
+    with SyncProducer("orders", aws=StreamWorld(kinesis, "orders").aws) as producer:
+        producer.put_many((str(number), b"block") for number in range(20))  # keys of both shards
+    wait_for_status(f"{url}/ready", 503)
+    over = threading.Event()
+
+    def keep_asking(page):
+        while not over.is_set():
+            fetch(f"{url}/{page}")
+
+    askers = [threading.Thread(target=keep_asking, args=(page,)) for page in 2 * ("ready", "metrics", "status.json")]
+    try:
+        for asker in askers:
+            asker.start()
+        answers = {fetch(f"{url}/live") for _ in range(20)}
+        assert fetch(f"{url}/ready")[0] == 503, "they are busy"
+    finally:
+        over.set()
+        (folder / "go").touch()
+    for asker in askers:
+        asker.join()
+    assert answers == {(200, b'{"live":true,"workers":{}}')}
+    wait_for_status(f"{url}/ready", 200)
 
 
 def check_that_a_dead_worker_shows(process, url):

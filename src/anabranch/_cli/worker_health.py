@@ -1,8 +1,8 @@
 """The health of several worker processes as one: `anabranch run --workers N --health-port P` (rule O2).
 
 Each worker serves its own health on a free port of the loopback interface, and tells the port through a pipe. The
-parent asks all of them for each request: it is live if all running workers are, and ready only if all N are. Their
-metrics are served together, with the label `worker`.
+parent asks all of them for each request: it is live if all running workers are, which a busy worker says at once, and
+ready only if all N are. Their metrics are served together, with the label `worker`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from anabranch._http.server.exchange import Request, Response
-from anabranch.health import PATHS, HealthAnswer, HealthApp, HealthServer, as_response
+from anabranch.health import HealthAnswer, HealthApp, HealthServer, as_response, refusal_of
 
 ASK_SECONDS: Final = 3.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -53,7 +53,9 @@ class Worker:
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 status, body = await _get(self.port, path)
-        except (OSError, TimeoutError, ValueError, EOFError) as error:
+        except TimeoutError:
+            return Asked(self, None, f"its health server did not answer within {ASK_SECONDS:g} s", is_away=False)
+        except (OSError, ValueError, EOFError) as error:  # it ends: its server is closed
             return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
         return Asked(self, HealthAnswer(status, "", body), "")
 
@@ -63,6 +65,8 @@ class Asked(NamedTuple):
     answer: HealthAnswer | None
     why: str
     """Why there is no answer."""
+    is_away: bool = True
+    """Without an answer: whether it starts or ends, which is no reason to restart the others."""
 
 
 async def _get(port: int, path: str) -> tuple[int, bytes]:
@@ -92,17 +96,15 @@ class FleetHealth:
 
     async def handle(self, request: Request) -> Response:
         path = request.path
-        if request.method not in {"GET", "HEAD"} or path not in PATHS:
-            text = f"there is no {request.method} {path}; there are {', '.join(PATHS)}\n"
-            return as_response(HealthAnswer(404, "text/plain", text.encode()))
+        if (refusal := refusal_of(request.method, path)) is not None:
+            return as_response(refusal)
         asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
         if path == "/metrics":
             return as_response(_merged_metrics(asked))
         if path == "/status.json":
             return as_response(_as_json(200, {"workers": {one.worker.number: _document(one) for one in asked}}))
         what = path[1:]
-        # A worker that starts or has ended is no reason to restart the others.
-        counted = [one for one in asked if what == "ready" or not (one.worker.has_ended or one.worker.port is None)]
+        counted = [one for one in asked if what == "ready" or one.answer is not None or not one.is_away]
         failing = {one.worker.number: _why(one) for one in counted if one.answer is None or one.answer.status != 200}
         return as_response(_as_json(503 if failing else 200, {what: not failing, "workers": failing}))
 

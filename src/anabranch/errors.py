@@ -21,7 +21,7 @@
     ├── LeaseError                       a problem with leases or their store
     │   ├── LeaseStoreError              retryable: the store did not answer, or the call failed; .code .advice
     │   ├── LeaseStoreInvalidError       the store cannot be used: no database, wrong schema, ...; .code .advice
-    │   └── FleetMismatchError           this worker's streams or settings differ from those of the running fleet
+    │   └── FleetMismatchError           this worker's `order=` or version does not fit the running fleet
     ├── DeadLetterError                  a dead letter was not written or read; .code .advice, and .retryable by code
     ├── FanOutError                      fan-out cannot be used: the stream has as many consumers as it may have
     ├── ShardStoppedError                a run ended with a shard stopped at a record; .report names it
@@ -272,7 +272,7 @@ class LeaseStoreInvalidError(LeaseError):
 
 
 class FleetMismatchError(LeaseError):
-    """This worker's settings differ from those of the running fleet."""
+    """This worker's `order=` or version does not fit the running fleet."""
 
 
 DeadLetterCode = Literal["no_answer", "throttled", "access_denied", "missing", "too_large", "locked", "unusable"]

@@ -80,16 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the applications of a lease store, or of this machine")
     add_leases_option(ls, "a lease store", default="ANABRANCH_LEASES, else all lease files on this machine")
-    show = actions.add("show", _show, "show an application's workers and shards", example="billing")
+    show = actions.add("show", _show, "show an application's workers and shards", examples=["billing"])
     add_application_argument(show)
     skip = actions.add(
         "skip",
         _skip,
         "go past a record that keeps failing",
-        example="billing shardId-000000000003 49590338271490256608559692538361571095",
+        examples=["billing 3 49590338271490256608559692538361571095"],
     )
     resume = actions.add(
-        "resume", _resume, "try the record of a stopped shard once more", example="billing shardId-000000000003"
+        "resume", _resume, "try the record of a stopped shard once more", examples=["billing shardId-000000000003"]
     )
     for action in (skip, resume):
         add_application_argument(action)
@@ -101,12 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the record's sequence number, or SEQUENCE:SUB in an aggregate, as `anabranch explain` shows it",
     )
     delete = actions.add(
-        "delete", _delete, "delete an application: its leases and checkpoints", example="billing --yes"
+        "delete", _delete, "delete an application: its leases and checkpoints", examples=["billing --yes"]
     )
     add_application_argument(delete)
     delete.add_argument("--yes", action="store_true", help="delete without asking")
     copy = actions.add(
-        "copy", _copy, "move a stopped application to another lease store", example="billing --to dynamodb://"
+        "copy", _copy, "move a stopped application to another lease store", examples=["billing --to dynamodb://"]
     )
     copy.add_argument("app", metavar="APP", help="name of an application whose workers are stopped")
     copy.add_argument(
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     copy.add_argument("--to", dest="target", metavar="URL", required=True, help="the lease store that it moves to")
     scale = actions.add(
-        "scale", _scale, "say how many workers an application should have", example="billing --target-lag 30"
+        "scale", _scale, "say how many workers an application should have", examples=["billing --target-lag 30"]
     )
     add_application_argument(scale)
     seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)

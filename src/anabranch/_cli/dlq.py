@@ -66,15 +66,19 @@ _LETTER_DIGITS: Final = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
-    ls = actions.add("ls", _ls, "list dead letters, grouped by failure", example="sqs://billing-failures")
+    ls = actions.add("ls", _ls, "list dead letters, grouped by failure", examples=["sqs://billing-failures"])
     ls.add_argument("--letters", action="store_true", help="each letter, instead of groups")
-    one = actions.add("show", _show, "show one dead letter", example="sqs://billing-failures 3fa9c1")
-    drop = actions.add("drop", _drop, "delete dead letters for good", example="sqs://billing-failures --letter 3fa9c1")
+    one = actions.add("show", _show, "show one dead letter", examples=["sqs://billing-failures 3fa9c1"])
+    drop = actions.add(
+        "drop", _drop, "delete dead letters for good", examples=["sqs://billing-failures --letter 3fa9c1"]
+    )
     drop.add_argument("--all", action="store_true", help="all letters, if no filter is given")
     drop.add_argument("--yes", action="store_true", help="delete without asking")
-    export = actions.add("export", _export, "write dead letters to a file, as lines of JSON", example="URL out.jsonl")
-    redrive = actions.add("redrive", _redrive, "deliver dead letters again", example="sqs://failures app:consumer")
-    worker = actions.add("worker", _worker, "deliver dead letters again as they come", example="app:consumer URL")
+    export = actions.add(
+        "export", _export, "write dead letters to a file, as lines of JSON", examples=["URL out.jsonl"]
+    )
+    redrive = actions.add("redrive", _redrive, "deliver dead letters again", examples=["sqs://failures app:consumer"])
+    worker = actions.add("worker", _worker, "deliver dead letters again as they come", examples=["app:consumer URL"])
     worker.add_argument("target", metavar="MODULE:NAME", help="a Consumer with a handler")
     for action in (ls, one, drop, export, redrive, worker):
         action.add_argument("url", metavar="URL", help="sqs://NAME, s3://bucket/prefix or sqlite:///path")

@@ -4,7 +4,7 @@ import argparse
 import datetime as dt
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeVar
 
 from anabranch._model.hash_keys import check_partition_key, parse_hash_key
@@ -137,13 +137,14 @@ class Actions:
         self._command = parser.prog
         self._parsers = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
-    def add(self, name: str, work: _Work, summary: str, *, example: str = "") -> argparse.ArgumentParser:
-        """`example` follows the action's name in the epilog."""
+    def add(self, name: str, work: _Work, summary: str, *, examples: Sequence[str] = ("",)) -> argparse.ArgumentParser:
+        """`examples` are what follows the action's name, for the epilog."""
+        lines = [f"  {self._command} {name} {example}".rstrip() for example in examples]
         action = self._parsers.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=f"example:\n  {self._command} {name} {example}".rstrip(),
+            epilog="\n".join(["example:" if len(lines) == 1 else "examples:", *lines]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -54,20 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the streams of this account and region")
-    create = actions.add("create", _create, "create a stream and wait until it is ACTIVE", example="orders --shards 4")
+    create = actions.add(
+        "create", _create, "create a stream and wait until it is ACTIVE", examples=["orders --shards 4"]
+    )
     create.add_argument("stream", type=_stream_name, metavar="NAME", help="of the new stream")
     create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on-demand)")
     create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
-    describe = actions.add("describe", _describe, "describe a stream", example="orders")
+    describe = actions.add("describe", _describe, "describe a stream", examples=["orders"])
     add_stream_argument(describe)
-    delete = actions.add("delete", _delete, "delete a stream with all its records", example="orders --yes")
+    delete = actions.add("delete", _delete, "delete a stream with all its records", examples=["orders --yes"])
     add_stream_argument(delete)
     delete.add_argument("--with-consumers", action="store_true", help="also if fan-out consumers are registered")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
     consumers = actions.add(
-        "consumers", _consumers, "list or remove the fan-out consumers of a stream", example="ls orders"
+        "consumers",
+        _consumers,
+        "list or remove the fan-out consumers of a stream",
+        examples=["ls orders", "rm orders anabranch-billing-1f2e3d4c"],
     )
     consumers.add_argument("change", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
     add_stream_argument(consumers)

@@ -1,5 +1,6 @@
 """The command line as a program: first mistakes, help, colours, pipes and Ctrl-C."""
 
+import argparse
 import os
 import re
 import signal
@@ -13,14 +14,28 @@ from pathlib import Path
 import pytest
 
 from anabranch import __version__
-from anabranch._cli.command_line import COMMANDS
+from anabranch._cli.command_line import COMMANDS, load, make_parser
 
 PROGRAM = (sys.executable, "-m", "anabranch")
-ACTIONS = [
-    *((name,) for name in COMMANDS),
-    *(("streams", action) for action in ("ls", "create", "describe", "delete")),
-    *(("apps", action) for action in ("ls", "show", "delete")),
-]
+
+
+def _with_actions(parser, words):
+    """The words of a command and of each of its actions, as its parser knows them."""
+    yield words
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from _with_actions(inner, (*words, name))
+
+
+def _actions():
+    _, parsers = make_parser()
+    for name, parser in parsers.items():
+        load(name).add_arguments(parser)
+        yield from _with_actions(parser, (name,))
+
+
+ACTIONS = list(_actions())
 
 
 @contextmanager

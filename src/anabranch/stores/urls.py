@@ -134,7 +134,14 @@ def _redis_store(url: str, app: str) -> RedisLeaseStore:
     except ValueError:
         port = 0
     database = "" if parts is None else parts.path.strip("/")
-    if parts is None or not parts.hostname or port == 0 or parts.fragment or not (database or "0").isdecimal():
+    if (
+        parts is None
+        or not parts.hostname
+        or port == 0
+        or parts.fragment
+        or not (database or "0").isdecimal()
+        or ("@" in parts.query and "@" not in parts.netloc)  # the ? is part of a password
+    ):
         raise ConfigurationError(
             f"{named}: write redis://[[user]:password@]host[:port][/database][?replicas=1]; in user and password, "
             "write / ? # @ : and % as %2F %3F %23 %40 %3A and %25"
@@ -150,7 +157,7 @@ def _redis_store(url: str, app: str) -> RedisLeaseStore:
     if options.get("ssl_cert_reqs") not in {None, "required", "none"}:
         violations.append(f"{named}: ssl_cert_reqs= is 'required' (the default) or 'none'")
     violations += [
-        f"{named}: {name}= names {options[name]!r}, which is not a file"
+        f"{named}: {name}= does not name a file"
         for name in _TLS_OPTIONS[:3]
         if name in options and not Path(options[name]).is_file()
     ]
@@ -187,6 +194,10 @@ def _s3_store(url: str, app: str, aws: Aws | None) -> S3LeaseStore:
 
 
 _TLS_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+_OPTIONS: Final = ("region", "endpoint", "create_table", "replicas", "durability", *_TLS_OPTIONS)
+_SHOWN_OPTION: Final = re.compile(rf"({'|'.join(_OPTIONS)})=[\w.:/%~+-]*")
+_SHOWN_SCHEME: Final = re.compile(r"(dynamodb|memory|postgres(ql)?|rediss?|s3|sqlite):(//)?", re.IGNORECASE)
+_NO_PORT: Final = re.compile(r"^(\w+://[^/:\[]*:)(?!\d*(/|$))[^/]*")
 
 
 def _options(parts: SplitResult, named: str, known: tuple[str, ...], violations: list[str]) -> dict[str, str]:
@@ -195,7 +206,9 @@ def _options(parts: SplitResult, named: str, known: tuple[str, ...], violations:
     options = dict(pairs)
     if unknown := sorted(options.keys() - set(known)):
         *first, last = known
-        violations.append(f"{named} has no option {', '.join(unknown)}: there are {', '.join(first)} and {last}")
+        # After a ? in a password, its rest looks like an option.
+        what = "an option that it does not have" if "@" in parts.query else f"no option {', '.join(unknown)}"
+        violations.append(f"{named} has {what}: there are {', '.join(first)} and {last}")
     if len(pairs) > len(options):
         violations.append(f"{named}: an option is given twice")
     return options
@@ -241,11 +254,20 @@ def _sqlite_path(url: str) -> Path:
 
 
 def shown_url(url: str) -> str:
-    """A URL without what may be secret: user, password and query."""
-    _, at, after = url.rpartition("@")  # a password may have an unescaped ? or @
-    address, mark, _ = (after if at else url).partition("?")
-    hidden = f"{url.partition('://')[0]}://…@{address}" if at else address
-    return f"{hidden}?…" if mark else hidden
+    """A URL without what may be secret: user, password, and options that no lease store has. What may be wrong with it
+    (`redis:user:password@host`) shows as well.
+    """
+    before, at, after = url.rpartition("@")  # a password may have an unescaped ? or @
+    address, mark, query = (after if at else url).partition("?")
+    if at:
+        scheme = _SHOWN_SCHEME.match(before)
+        shown = f"{scheme[0] if scheme else ''}…@{address}"
+    else:
+        shown = _NO_PORT.sub(r"\1…", address)  # the host was forgotten: what follows the colon is a password
+    if not mark:
+        return shown
+    options = [one if _SHOWN_OPTION.fullmatch(one) else "…" for one in query.split("&")]
+    return f"{shown}?{'&'.join(options)}"
 
 
 def default_store(app: str, environ: Mapping[str, str], aws: Aws | None = None) -> LeaseStore:

@@ -108,7 +108,8 @@ def test_a_letter_can_be_replaced_and_deleted(url):
         await box.renew()
         await box.let_go()
         await box.close()
-        assert await read_all(url) == [replace(letters[0], redrive_count=1)]
+        stays = ".fifo" in url  # a new message would be behind the later ones of its key
+        assert await read_all(url) == [letters[0] if stays else replace(letters[0], redrive_count=1)]
 
     asyncio.run(main())
 

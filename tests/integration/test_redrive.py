@@ -11,7 +11,7 @@ from anabranch import Consumer, DeadLetter, DeadLetters, Retry
 from anabranch.dead_letters import LetterFilter
 from anabranch.dead_letters.opening import open_destination
 from anabranch.errors import ConfigurationError, DeadLetterError
-from anabranch.letters import decode_letter
+from anabranch.letters import decode_letter, stream_order
 from anabranch.local import LocalKinesis
 from letter_samples import AWS_NAMES, a_letter, moto
 
@@ -135,12 +135,33 @@ def test_without_a_review_destination_a_failed_letter_stays_and_holds_its_key_ba
             report = await letters.redrive(handler, policy=QUICK, concurrency=1)
         assert (report.delivered, report.failed, report.held_back) == (4, 1, 1)
         assert 4 not in handler.numbers()
-        stayed = await left(url)
-        assert sorted((int(one.sequence_number), one.redrive_count) for one in stayed if one.redrive_count) == [(1, 1)]
+        stayed = {int(one.sequence_number): one.redrive_count for one in await left(url)}
+        assert stayed == {1: 0 if ".fifo" in url else 1, 4: 0}  # not counted in a FIFO queue
         again = Handler()
         async with DeadLetters(url) as letters:
             assert (await letters.redrive(again, policy=QUICK)).is_complete
         assert again.numbers() == [1, 4]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [3, 15])  # a queue answers with ten at most
+def test_a_failed_letter_keeps_its_place_in_a_fifo_queue(count, tmp_path, server):
+    url = new_box("fifo", tmp_path, server)
+
+    async def main():
+        await fill(url, [a_letter(number) for number in range(count)])
+        handler = Handler(lambda record: record.sequence_number == "1")
+        async with DeadLetters(url) as letters:
+            report = await letters.redrive(handler, policy=QUICK)
+        read = min(count, 10)
+        assert (report.matched, report.delivered, report.failed, report.held_back) == (read, 1, 1, read - 2)
+        assert handler.numbers() == [0, 1, 1, 1]
+        again = Handler()
+        async with DeadLetters(url) as letters:
+            assert (await letters.redrive(again, policy=QUICK)).is_complete
+        assert again.numbers() == list(range(1, count))
+        assert await left(url) == []
 
     asyncio.run(main())
 
@@ -185,6 +206,63 @@ def test_a_letter_stays_hidden_while_its_handler_runs(server, monkeypatch):
                 assert await left(url) == []
             go_on.set()
         assert (await run).delivered == 1
+
+    asyncio.run(main())
+
+
+def test_reading_a_queue_ends_even_if_its_messages_come_back_at_once(server, monkeypatch):
+    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 0)
+    url = server.make_queue(f"redriven-{next(NUMBERS)}")
+
+    async def main():
+        await fill(url, keyed(5))
+        async with asyncio.timeout(30):
+            assert await left(url) == keyed(5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.long
+def test_reading_a_queue_keeps_its_letters_hidden_however_long_it_takes(server, monkeypatch):
+    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 2)
+    url = server.make_queue(f"redriven-{next(NUMBERS)}")
+
+    async def main():
+        await fill(url, keyed(9))
+        async with DeadLetters(url) as box:
+            async for _ in box.letters():
+                await asyncio.sleep(0.5)
+                assert await left(url) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "s3", "sqs"])
+def test_reading_meanwhile_does_not_let_go_what_a_redrive_of_the_same_object_holds(kind, tmp_path, server, monkeypatch):
+    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 60)
+    url = new_box(kind, tmp_path, server)
+
+    async def main():
+        await fill(url, keyed(1))
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(record):
+            begun.set()
+            await go_on.wait()
+
+        async with DeadLetters(url) as box, asyncio.TaskGroup() as group:
+            run = group.create_task(box.redrive(slow))
+            await begun.wait()
+            hidden = kind == "sqs"
+            assert len(await box.groups()) == (0 if hidden else 1)
+            assert len(await left(url)) == (0 if hidden else 1)
+            if not hidden:
+                async with DeadLetters(url) as other:
+                    with pytest.raises(DeadLetterError, match="is being redriven by"):
+                        await other.redrive(slow)
+            go_on.set()
+        assert (await run).delivered == 1
+        assert await left(url) == []
 
     asyncio.run(main())
 
@@ -305,6 +383,19 @@ def test_filters_choose_what_is_redriven_and_deleted(file_url):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "sqs", "fifo"])
+def test_all_letters_of_a_key_are_deleted(kind, tmp_path, server):
+    url = new_box(kind, tmp_path, server)
+
+    async def main():
+        await fill(url, [a_letter(number) for number in range(15)])  # a FIFO queue shows ten
+        async with DeadLetters(url) as box:
+            assert await box.delete(LetterFilter()) == 15
+        assert await left(url) == []
+
+    asyncio.run(main())
+
+
 def test_letters_of_another_application_or_stream_are_not_for_the_consumer(file_url):
     consumer = Consumer("orders", app="billing")
     seen = []
@@ -399,6 +490,27 @@ def test_a_large_letter_that_fails_again_is_whole_in_review(server, tmp_path):
     asyncio.run(main())
 
 
+def test_a_letter_is_redacted_before_it_goes_to_review(file_url, review):
+    def hide(letter):
+        return replace(letter, message="(hidden)", stack="")
+
+    then = DeadLetter(file_url, review=review, redact=hide)
+    consumer = Consumer("orders", app="billing", on_failure=Retry(then=then))
+
+    @consumer.handler
+    async def handle(record):
+        raise ValueError("card 4111")
+
+    async def main():
+        await fill(file_url, [a_letter()], redact=hide)
+        async with DeadLetters(file_url) as box:
+            assert (await box.redrive(consumer, policy=QUICK)).reviewed == 1
+        (letter,) = await left(review)
+        assert (letter.message, letter.stack, letter.redrive_count) == ("(hidden)", "", 1)
+
+    asyncio.run(main())
+
+
 def test_records_are_put_back_with_their_bytes_and_key(file_url, monkeypatch):
     async def main():
         async with LocalKinesis(create={"orders": 1, "other": 1}) as local:
@@ -442,15 +554,20 @@ def test_two_redrives_of_one_file_do_not_run_at_once(file_url):
     asyncio.run(main())
 
 
-def test_a_redrive_that_is_stopped_leaves_the_rest(file_url):
+@pytest.mark.parametrize("kind", ["sqlite", "s3", "sqs", "fifo"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_redrive_that_is_stopped_leaves_the_rest(kind, fails, tmp_path, server):
+    """The letter whose call failed when the stop came, too, as it was."""
+    url = new_box(kind, tmp_path, server)
+
     async def main():
-        await fill(file_url, keyed(9))
+        await fill(url, keyed(9))
         stop = asyncio.Event()
-        handler = Handler(lambda record: stop.set())
-        async with DeadLetters(file_url) as box:
-            report = await box.redrive(handler, concurrency=1, stop=stop)
-        assert 1 <= report.delivered < 9
-        assert len(await left(file_url)) == 9 - report.delivered
+        handler = Handler(lambda record: stop.set() or fails)
+        async with DeadLetters(url) as box:
+            report = await box.redrive(handler, policy=QUICK, concurrency=1, stop=stop)
+        assert (report.delivered, report.failed) == (0 if fails else 1, 0)
+        assert sorted(await left(url), key=stream_order) == keyed(9)[report.delivered :]
 
     asyncio.run(main())
 

@@ -64,7 +64,9 @@ class LetterBox(SizedDestination, Protocol):
         """Writes the letter with the delivery that is about to begin, so that the count outlives the process."""
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        """Writes the letter with other content. Does nothing if it is gone."""
+        """Counts a failed redrive in the stored letter: nothing else of it has changed. Does nothing if it is gone, or
+        if it would lose its place among the letters of its key.
+        """
 
     async def delete(self, stored: StoredLetter) -> None: ...
 

@@ -16,7 +16,7 @@ from anabranch._engine.handler_calls import HandlerOptions
 from anabranch._model.kinds import type_violations
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws
-from anabranch.dead_letters.boxes import StoredLetter
+from anabranch.dead_letters.boxes import LetterBox, StoredLetter
 from anabranch.dead_letters.delivery import (
     HandlerDelivery,
     HasHandler,
@@ -57,8 +57,10 @@ class DeadLetters:
     def __init__(self, url: str, *, aws: Aws | None = None) -> None:
         if wrong := type_violations({"url": url, "aws": aws}, {"url": str, "aws": Aws | None}):
             raise ConfigurationError(wrong)
+        self._url = url
         self._aws = aws
         self._box = open_box(url, aws=aws)
+        self._unreadable = self._box.unreadable
 
     def __repr__(self) -> str:
         return f"DeadLetters({str(self._box)!r})"
@@ -77,7 +79,7 @@ class DeadLetters:
     @property
     def unreadable(self) -> tuple[str, ...]:
         """What was found among the letters and is none. It is left alone."""
-        return tuple(self._box.unreadable)
+        return tuple(self._unreadable)
 
     # reading
 
@@ -85,7 +87,7 @@ class DeadLetters:
         """In stream order, as far as the destination can tell. Letters in an overflow come without their payload;
         `get` has it.
         """
-        async with aclosing(self._matching(where)) as found:
+        async with self._reading() as box, aclosing(_matching(box, where)) as found:
             async for stored in found:
                 yield stored.letter
 
@@ -99,7 +101,7 @@ class DeadLetters:
 
     async def get(self, letter: str) -> Letter:
         """The whole letter with this idempotency key, or with one that begins so."""
-        async with aclosing(self._matching(LetterFilter(letter=letter))) as found:
+        async with self._reading() as box, aclosing(_matching(box, LetterFilter(letter=letter))) as found:
             fitting = [stored async for stored in found]
         if len(fitting) != 1:
             count = f"{len(fitting)} letters begin" if fitting else "no letter begins"
@@ -110,30 +112,41 @@ class DeadLetters:
         """Writes whole letters to a file, one JSON object per line. Returns their number."""
         count = 0
         with Path(path).open("wb") as file:  # noqa: ASYNC230 -- lines of a local file
-            async with aclosing(self._matching(where)) as found:
+            async with self._reading() as box, aclosing(_matching(box, where)) as found:
                 async for stored in found:
                     file.write(encode_letter(await fetch_whole(stored, self._aws)) + b"\n")
                     count += 1
         return count
 
-    async def _matching(self, where: LetterFilter) -> AsyncGenerator[StoredLetter, None]:
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[LetterBox]:
+        """A box of its own: what a redrive of this object holds stays held."""
+        box = open_box(self._url, aws=self._aws)
+        self._unreadable = box.unreadable
         try:
-            async with aclosing(self._box.read()) as letters:
-                async for stored in letters:
-                    if where.matches(stored.letter):
-                        yield stored
+            yield box
         finally:
             with suppress(DeadLetterError):  # what SQS hid comes back by itself
-                await self._box.let_go()
+                await box.let_go()
+            await box.close()
 
     # changing
 
     async def delete(self, where: LetterFilter) -> int:
         """Deletes letters for good. Returns their number."""
         count = 0
-        async with aclosing(self._matching(where)) as found:
+        async with self._reading() as box:
+            while deleted := await self._delete(box, where):
+                count += deleted
+                if not box.reveals_more:
+                    break
+        return count
+
+    async def _delete(self, box: LetterBox, where: LetterFilter) -> int:
+        count = 0
+        async with aclosing(_matching(box, where)) as found:
             async for stored in found:
-                await self._box.delete(stored)
+                await box.delete(stored)
                 await delete_overflow(stored.letter, self._aws)
                 count += 1
         return count
@@ -251,6 +264,7 @@ class DeadLetters:
             )
             return redrive.run(where, owner)
 
+        self._unreadable = self._box.unreadable
         try:
             review = self._open_review(settings)
             for warning in [] if review is None else await review.check(0):
@@ -266,7 +280,7 @@ class DeadLetters:
         async for letter in self.letters(where):
             if accepts(letter):
                 tally.add()
-        return tally.report(len(self._box.unreadable))
+        return tally.report(len(self._unreadable))
 
     def _open_review(self, settings: RedriveSettings) -> LetterWriter | None:
         if settings.review is None:
@@ -275,7 +289,14 @@ class DeadLetters:
         if str(destination) == str(self._box):
             raise ConfigurationError(f"the review destination {destination} is where the letters are: name another")
         overflow = None if settings.overflow is None else open_overflow(settings.overflow, self._aws)
-        return LetterWriter(destination, overflow=overflow)
+        return LetterWriter(destination, redact=settings.redact, overflow=overflow)
+
+
+async def _matching(box: LetterBox, where: LetterFilter) -> AsyncGenerator[StoredLetter, None]:
+    async with aclosing(box.read()) as letters:
+        async for stored in letters:
+            if where.matches(stored.letter):
+                yield stored
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
@@ -302,7 +323,9 @@ def _settings(
     review: str | None,
     registered: RegisteredHandler | None = None,
 ) -> RedriveSettings:
-    """The review destination and the overflow are those of the consumer's policy, unless they are given."""
+    """The review destination is that of the consumer's policy, unless it is given. The overflow and `redact` always
+    are.
+    """
     given = {"policy": policy, "rate": rate, "concurrency": concurrency, "review": review}
     kinds = {"policy": Retry, "rate": float | None, "concurrency": int, "review": str | None}
     if wrong := type_violations(given, kinds):
@@ -314,5 +337,10 @@ def _settings(
     then = None if registered is None else registered.options.policy.then
     usual = then if isinstance(then, DeadLetter) else DeadLetter()
     return RedriveSettings(
-        policy=policy, rate=rate, concurrency=concurrency, review=review or usual.review, overflow=usual.overflow
+        policy=policy,
+        rate=rate,
+        concurrency=concurrency,
+        review=review or usual.review,
+        overflow=usual.overflow,
+        redact=usual.redact,
     )

@@ -34,7 +34,7 @@ from anabranch._ports import LetterDestination
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import HOLD_SECONDS, LetterBox, StoredLetter
 from anabranch.dead_letters.delivery import LetterDelivery
-from anabranch.dead_letters.opening import delete_overflow, fetch_whole, with_counts
+from anabranch.dead_letters.opening import Redact, delete_overflow, fetch_whole, with_counts
 from anabranch.errors import DeadLetterError
 from anabranch.letters import Failure, Letter
 from anabranch.policies import Retry
@@ -58,6 +58,8 @@ class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where letters go that fail again."""
     overflow: str | None = None
     """Where such a letter goes if it is too large for the review destination."""
+    redact: Redact | None = None
+    """Applied to such a letter before it is written: the new failure has a message and a stack of its own."""
 
 
 class Redrive:

@@ -6,9 +6,12 @@ back by itself. A standard queue may deliver a message twice and takes two with 
 their idempotency key.
 """
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +20,7 @@ from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter, retention_warnings, translated
-from anabranch.errors import AnabranchError, CodecError, InvalidRequestError
+from anabranch.errors import AnabranchError, CodecError, DeadLetterError, InvalidRequestError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 
 ROUND_LETTERS_MAX: Final = 10_000  # SQS hides at most 120,000 messages of a queue
@@ -25,6 +28,10 @@ _ROUND_BYTES_MAX: Final = 64 << 20
 _FINISHED_MAX: Final = 100_000
 WAIT_SECONDS: Final = 1
 """A long poll asks all of SQS's servers. The answer to a short one may be empty although there are letters."""
+KNOWN_ANSWERS_MAX: Final = 100
+"""So many answers in a row without a new message end a read: in a large queue the first ones come back before all are
+held.
+"""
 _MESSAGE_BYTES: Final = 1 << 20  # SQS's own limit (August 2025); a queue may set a lower one
 
 
@@ -45,10 +52,11 @@ class SqsLetters:
         self._queue: _Queue | None = None
         self._receipts: dict[str, str] = {}
         """The receipt handle of each message that we hold, by message id."""
+        self._renewed_at = 0.0
         self._finished: set[str] = set()
         """The idempotency keys of the letters that this object has deleted: another copy may still arrive."""
         self._is_drained = False
-        """Whether the last answer had no messages."""
+        """Whether the last answer had no messages, or many in a row had no new one."""
         self.unreadable: list[str] = []
 
     def __str__(self) -> str:
@@ -89,7 +97,14 @@ class SqsLetters:
         """Each message is held when it is received."""
 
     async def renew(self) -> None:
+        self._renewed_at = monotonic()
         await self._change_visibility(round(HOLD_SECONDS))
+
+    async def _renew_if_due(self) -> None:
+        """A large queue takes longer to read than its messages are held."""
+        if monotonic() - self._renewed_at > HOLD_SECONDS / 3:
+            with suppress(DeadLetterError):  # what comes back meanwhile is known
+                await self.renew()
 
     async def let_go(self) -> None:
         if self._receipts:
@@ -101,17 +116,22 @@ class SqsLetters:
         is deleted.
         """
         self._is_drained = False
+        self._renewed_at = monotonic()
         self.unreadable.clear()
         while not self._is_drained:
             for stored in await self._round():
                 yield stored
+                await self._renew_if_due()
 
     async def _round(self) -> list[StoredLetter]:
         found: dict[str, tuple[Letter, list[str]]] = {}
-        size = 0
+        size = known_answers = 0
         while len(found) < ROUND_LETTERS_MAX and size < _ROUND_BYTES_MAX:
+            await self._renew_if_due()
             messages = await self._receive()
-            self._is_drained = not messages
+            is_new = any(message["MessageId"] not in self._receipts for message in messages)
+            known_answers = 0 if is_new else known_answers + 1
+            self._is_drained = not messages or known_answers > KNOWN_ANSWERS_MAX
             if self._is_drained:
                 break
             for message in messages:
@@ -153,7 +173,11 @@ class SqsLetters:
         return StoredLetter(letter, stored.handle)
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        """A message cannot be changed: the new one is there before the old one goes."""
+        """A message cannot be changed: the new one is there before the old one goes. In a FIFO queue it would be behind
+        the later letters of its key, so it stays as it is.
+        """
+        if self._is_fifo or letter.redrive_count == stored.letter.redrive_count:
+            return
         await self.write(letter)
         await self._delete(stored.handle)
 
@@ -178,12 +202,15 @@ class SqsLetters:
         """A message that is gone fails in the answer, and that is all right."""
         queue = await self._opened()
         receipts = list(self._receipts.values())
-        for start in range(0, len(receipts), 10):
-            entries = [
-                {"Id": str(number), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
-                for number, receipt in enumerate(receipts[start : start + 10])
-            ]
-            await self._call("ChangeMessageVisibilityBatch", QueueUrl=queue.url, Entries=entries)
+        entries = [
+            {"Id": str(number % 10), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
+            for number, receipt in enumerate(receipts)
+        ]
+        calls = [
+            self._call("ChangeMessageVisibilityBatch", QueueUrl=queue.url, Entries=entries[start : start + 10])
+            for start in range(0, len(entries), 10)
+        ]
+        await asyncio.gather(*calls)  # a few at once: the client has as many threads
 
     async def _opened(self) -> _Queue:
         if self._queue is None:

@@ -7,11 +7,13 @@ else. The lease store's contract runs on it, on moto and on DynamoDB Local, so a
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from anabranch._aws.dynamodb_client import WriteOutcome, from_item
-from anabranch.errors import InvalidRequestError, ResourceInUseError, StreamNotFoundError
+from anabranch.errors import InvalidRequestError, ResourceInUseError, StreamNotFoundError, TransportError
 
 ITEM_BYTES_MAX = 400 << 10
 PAGE_BYTES_MAX = 1 << 20
@@ -363,6 +365,29 @@ class MemoryDynamoDb:
         self.write_units += written
         if written > 1:
             self.large_writes[f"{key[0][:2]}{key[1][:2]}"] += 1
+
+
+class FailingDynamoDb(MemoryDynamoDb):
+    """Its connection breaks at the given call, before that takes effect or after it."""
+
+    calls_left: int | None = None
+    breaks = "before"
+
+    def perform(self, operation: str, body: Attributes) -> Attributes:
+        return self._try(super().perform, operation, body)
+
+    def perform_write(self, operation: str, body: Attributes) -> WriteOutcome:
+        return self._try(super().perform_write, operation, body)
+
+    def _try(self, perform: Callable[[str, Attributes], Any], operation: str, body: Attributes) -> Any:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                if self.breaks == "after":
+                    with suppress(StreamNotFoundError):
+                        perform(operation, body)
+                raise TransportError("cut off")
+        return perform(operation, body)
 
 
 def _key(item: Attributes) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
 from anabranch.reports import CommandResult, DesiredWorkers, FleetMember, FleetStatus
-from anabranch.stores.catalogue import find_store
+from anabranch.stores.catalogue import delete_leftovers, find_store
 from anabranch.stores.copying import check_target, copy_rows
 from anabranch.stores.urls import open_store
 
@@ -79,7 +79,11 @@ class Application:
         self._clock = clock or SystemClock()
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        try:
+            await self._open()
+        except LeaseStoreInvalidError as error:
+            if error.code != "half_deleted":  # `delete` ends it
+                raise
         return self
 
     async def __aexit__(
@@ -343,14 +347,22 @@ class Application:
 
     async def delete(self) -> None:
         """Deletes the application with its leases and checkpoints. Refuses while any worker is still heartbeating.
+        Deletes what an earlier deletion that failed has left.
 
         If the store cannot prove that a process is dead, this takes as long as a lease's expiry.
         """
-        store, rows = await self._open(), await self._seal_dead_members()
-        if not await store.delete_app(rows.app.app_id):
-            raise LeaseStoreError(
-                f"application {self._app!r} was not deleted: a worker sent a heartbeat at that moment"
-            )
+        try:
+            store = await self._open()
+        except LeaseStoreInvalidError as error:
+            if error.code != "half_deleted":
+                raise
+        else:
+            rows = await self._seal_dead_members()
+            if not await store.delete_app(rows.app.app_id):
+                raise LeaseStoreError(
+                    f"application {self._app!r} was not deleted: a worker sent a heartbeat at that moment"
+                )
+        await delete_leftovers(self._app, self._leases, os.environ, self._aws)
 
     async def copy_to(self, leases: str | LeaseStore) -> int:
         """Moves the application to another lease store, and returns the number of its leases. Refuses while any worker

@@ -235,6 +235,7 @@ LeaseStoreCode = Literal[
     "kcl_table",
     "other_region",
     "moved",
+    "half_deleted",
     "not_durable",
     "bucket_missing",
     "conditions_ignored",
@@ -266,7 +267,7 @@ class LeaseStoreInvalidError(LeaseError):
         super().__init__(f"{message}: {advice}" if advice else message)
         self.code: LeaseStoreCode = code
         """`unusable`, `access_denied`, `table_missing`, `table_deleting`, `wrong_key_schema`, `kcl_table`,
-        `other_region`, `moved`, `not_durable`, `bucket_missing`, `conditions_ignored` or `taken_over`.
+        `other_region`, `moved`, `half_deleted`, `not_durable`, `bucket_missing`, `conditions_ignored` or `taken_over`.
         """
         self.advice = advice
 

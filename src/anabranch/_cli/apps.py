@@ -28,6 +28,7 @@ from anabranch._cli.output import (
     confirm,
     counted,
     make_console,
+    one_line,
     print_json,
     print_table,
     say,
@@ -35,6 +36,7 @@ from anabranch._cli.output import (
     styled,
     wrapped,
 )
+from anabranch.errors import AnabranchError, LeaseStoreInvalidError
 
 if TYPE_CHECKING:
     from anabranch.reports import CommandResult, DesiredWorkers, FleetStatus
@@ -66,13 +68,15 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     app: str
     leases: str
-    streams: tuple[str, ...]
-    live_member_count: int
-    unfinished_shard_count: int
-    stalled_shard_count: int
-    lag: float | None
-    millis_behind_latest: int | None
-    records_per_second: float
+    streams: tuple[str, ...] = ()
+    live_member_count: int = 0
+    unfinished_shard_count: int = 0
+    stalled_shard_count: int = 0
+    lag: float | None = None
+    millis_behind_latest: int | None = None
+    records_per_second: float = 0.0
+    error: str | None = None
+    """Why nothing is known about it; None if all is known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,16 +160,21 @@ def _ls(arguments: argparse.Namespace) -> int:
                 lag(application.lag),
                 application.leases,
             )
+            if application.error is None
+            else (application.app, "?", "?", "?", "?", "?", application.leases)
             for application in found
         ]
         headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES")
         print_table(headings, rows, right=("WORKERS", "SHARDS", "STALLED", "BEHIND"))
+        for application in found:
+            if application.error is not None:
+                say(f"{application.app}: {application.error}")
     else:
         from anabranch.stores.urls import shown_url
 
         place = shown_url(arguments.leases) if arguments.leases else "the lease files of this machine"
         say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
-    return 0
+    return FAILED if any(application.error is not None for application in found) else DONE
 
 
 async def _list(leases: str | None) -> list[ListedApplicationDocument]:
@@ -173,15 +182,15 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.stores.catalogue import stored_applications
     from anabranch.stores.urls import shown_url
 
-    def shown(url: str) -> str:
-        return shown_url(url) if "@" in url else url  # a password must not be printed
-
     async def look(stored: "StoredApplication") -> ListedApplicationDocument:
-        async with Application(stored.app, leases=stored.leases) as application:
-            status = await application.status(watch=True)
+        try:
+            async with Application(stored.app, leases=stored.leases) as application:
+                status = await application.status(watch=True)
+        except AnabranchError as error:
+            return ListedApplicationDocument(app=stored.app, leases=shown_url(stored.leases), error=one_line(error))
         return ListedApplicationDocument(
             app=stored.app,
-            leases=shown(stored.leases),
+            leases=shown_url(stored.leases),
             streams=status.streams,
             live_member_count=len(status.live_members),
             unfinished_shard_count=len(status.unfinished_shards),
@@ -281,7 +290,15 @@ def _answered(arguments: argparse.Namespace, command: "CommandResult") -> int:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    status = asyncio.run(_status(arguments))
+    try:
+        status = asyncio.run(_status(arguments))
+    except LeaseStoreInvalidError as error:
+        if error.code != "half_deleted":
+            raise
+        confirm(f"Delete the rows that an earlier deletion of {arguments.app!r} has left?", yes=arguments.yes)
+        asyncio.run(_delete_app(arguments))
+        show(f"{arguments.app}: deleted")
+        return 0
     confirm(
         f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
         f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import os
 import platform
+import shlex
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -153,6 +154,8 @@ class Checkup:
             return
         try:
             yield await self._store_state(store, app)
+            if (finding := await self._deletion(store)) is not None:
+                yield finding
             if (finding := await self._leftovers(store)) is not None:
                 yield finding
             yield await _store_latency(store)
@@ -168,6 +171,16 @@ class Checkup:
             yield Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases=")
         finally:
             await store.close()
+
+    async def _deletion(self, store: "LeaseStore") -> Finding | None:
+        """A deletion of the application that did not end."""
+        if self._app is None or not await store.leftovers():
+            return None
+        found = f"application {self._app!r} was deleted, but rows of it are left"
+        if await store.read_app() is not None:
+            found += "; they do no harm to the new one of that name, and are deleted together with it"
+            return Finding("deletion", "warn", found)
+        return Finding("deletion", "warn", found, shlex.join(["anabranch", "apps", "delete", self._app]))
 
     async def _leftovers(self, store: "LeaseStore") -> Finding | None:
         """Consumers that this application registered before it was deleted and created again."""

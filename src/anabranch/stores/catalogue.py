@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 from anabranch._ports import LeaseStore
 from anabranch.config import Aws
-from anabranch.errors import LeaseStoreInvalidError
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.redis import RedisLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, leases_from, open_store, shown_url
 
-__all__ = ["StoredApplication", "find_store", "stored_applications"]
+__all__ = ["StoredApplication", "delete_leftovers", "find_store", "stored_applications"]
 
 _NAMES_SHOWN_MAX: Final = 10
 
@@ -26,6 +26,9 @@ class StoredApplication(NamedTuple):
     app: str
     leases: str
     """The URL of its store."""
+
+    def __repr__(self) -> str:
+        return f"StoredApplication({self.app!r}, {shown_url(self.leases)!r})"
 
 
 async def stored_applications(
@@ -55,17 +58,41 @@ async def find_store(
 ) -> LeaseStore:
     """Opens the store of an existing application; raises `LeaseStoreInvalidError` if there is none."""
     leases = leases or leases_from(environ)
-    store = SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app, aws)
+    store = _store_of(app, leases, environ, aws)
     try:
         row = await store.read_app()
         if row is not None and row.app == app:
             await store.open(row)
             return store
+        is_half_deleted = row is None and bool(await store.leftovers())
     except BaseException:
         await _close(store, leases)
         raise
     await _close(store, leases)
+    if is_half_deleted:
+        raise LeaseStoreInvalidError(
+            f"application {app!r} was deleted, but rows of it are left in {store}",
+            code="half_deleted",
+            advice=f"delete it again (anabranch apps delete {app})",
+        )
     raise LeaseStoreInvalidError(await _advice(app, store, leases, environ, aws))
+
+
+async def delete_leftovers(
+    app: str, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None = None
+) -> None:
+    """Completes deletions of the application that failed half-way."""
+    leases = leases or leases_from(environ)
+    store = _store_of(app, leases, environ, aws)
+    try:
+        for app_id in await store.leftovers():
+            await store.delete_app(app_id)
+    finally:
+        await _close(store, leases)
+
+
+def _store_of(app: str, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None) -> LeaseStore:
+    return SqliteLeaseStore(embedded_file(app, environ), app) if leases is None else open_store(leases, app, aws)
 
 
 async def _close(store: LeaseStore, given: object) -> None:
@@ -87,7 +114,10 @@ async def _advice(
         if isinstance(store, DynamoDbLeaseStore | S3LeaseStore):
             hint = "; if its workers use another region or account (region=, a profile), name the same one here"
     if leases is None or isinstance(leases, str):
-        others = [one.app for one in await stored_applications(leases, environ, aws)]
+        try:
+            others = [one.app for one in await stored_applications(leases, environ, aws)]
+        except LeaseStoreError:  # a worker need not have the right to list them
+            return f"there is no application {app!r} in {where}{hint}"
     missing = f"there is no application {app!r} in {where}"
     if not others:
         return f"{missing}; it has none at all{hint}"

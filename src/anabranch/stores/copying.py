@@ -55,4 +55,7 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
 
 async def _write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
     for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
-        await asyncio.gather(*(write(row) for row in rows[first : first + _WRITTEN_TOGETHER_MAX]))
+        writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
+        for outcome in await asyncio.gather(*writes, return_exceptions=True):  # all have ended, then the first error
+            if isinstance(outcome, BaseException):
+                raise outcome

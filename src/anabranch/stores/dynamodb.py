@@ -376,9 +376,10 @@ class DynamoDbLeaseStore(LeaseStore):
             keys = [ItemKey(partition, str(item["SK"])) for item in await self.table.query(partition, prefix)]
             for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
                 is_deleted = True
-                async with asyncio.TaskGroup() as group:
-                    for key in keys[first : first + _DELETED_TOGETHER_MAX]:
-                        group.create_task(self.table.delete(ItemWrite(key)))
+                writes = [ItemWrite(key) for key in keys[first : first + _DELETED_TOGETHER_MAX]]
+                for outcome in await asyncio.gather(*map(self.table.delete, writes), return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
         await self.table.delete(ItemWrite(record))
         return is_deleted
 

@@ -55,6 +55,45 @@ def test_an_application_is_listed_shown_explained_and_deleted(server, cli, dynam
     assert [one["app"] for one in cli("apps", "ls", "--json").json] == ["audit"]
 
 
+def test_a_deletion_that_was_interrupted_is_found_and_completed(server, cli, dynamodb, monkeypatch):
+    monkeypatch.setenv("ANABRANCH_LEASES", dynamodb.leases("interrupted"))
+    make_application(dynamodb.leases("interrupted"))
+    client, partition = dynamodb.boto3_client(), {"S": "a#billing"}
+    client.put_item(TableName="interrupted", Item={"PK": partition, "SK": {"S": "d#id of billing"}})
+    assert "deletion" not in states(cli("doctor", "--app", "billing"))  # its row is still there
+    client.delete_item(TableName="interrupted", Key={"PK": partition, "SK": {"S": "app"}})
+    found = cli("doctor", "--app", "billing")
+    assert (found.code, states(found)["deletion"]) == (0, "warn")
+    assert "-> anabranch apps delete billing" in found.out
+    shown = cli("apps", "show", "billing")
+    assert (shown.code, "'billing' was deleted, but rows of it are left" in shown.err) == (1, True)
+    asked = cli("apps", "delete", "billing")
+    assert (asked.code, "an earlier deletion of 'billing' has left?" in asked.err) == (2, True)
+    assert cli("apps", "delete", "billing", "--yes").out == "billing: deleted\n"
+    assert client.scan(TableName="interrupted")["Items"] == []
+    assert "there is no application 'billing'" in cli("apps", "delete", "billing", "--yes").err
+
+
+def test_an_application_of_another_region_does_not_hide_the_others(server, cli, dynamodb):
+    leases = dynamodb.leases("regions")
+    for app in ("audit", "billing"):
+        make_application(leases, app)
+    dynamodb.boto3_client().update_item(
+        TableName="regions",
+        Key={"PK": {"S": "a#audit"}, "SK": {"S": "app"}},
+        UpdateExpression="SET #region = :region",
+        ExpressionAttributeNames={"#region": "region"},
+        ExpressionAttributeValues={":region": {"S": "ap-south-1"}},
+    )
+    listed = cli("apps", "ls", "--leases", leases)
+    assert listed.code == 1
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["APP", "audit", "billing"]
+    assert "audit: application 'audit' uses DynamoDB table 'regions' in ap-south-1, not in" in listed.err
+    audit, billing = cli("apps", "ls", "--leases", leases, "--json").json
+    assert (audit["app"], "ap-south-1" in audit["error"], audit["streams"]) == ("audit", True, [])
+    assert (billing["error"], billing["streams"]) == (None, ["orders"])
+
+
 def test_an_unknown_table_is_named_and_not_created(server, cli, dynamodb):
     ended = cli("apps", "show", "billing", "--leases", dynamodb.leases("nowhere"))
     assert ended.code == 1
@@ -82,7 +121,7 @@ def test_a_stopped_application_moves_from_its_file_to_dynamodb_without_loss_or_r
     assert asyncio.run(consume(file, 4)) == [0, 1, 2, 3]
     ended = cli("apps", "copy", "billing", "--from", file, "--to", table)
     assert ended.code == 0
-    assert re.fullmatch(r"billing: moved to dynamodb://moved\?…, with 1 lease; its workers start .*\n", ended.out)
+    assert ended.out == f"billing: moved to {table}, with 1 lease; its workers start there from now on\n"
     with pytest.raises(LeaseStoreInvalidError, match="'billing' was moved to dynamodb://moved") as caught:
         asyncio.run(consume(file, 1))
     assert caught.value.code == "moved"

@@ -195,6 +195,10 @@ def test_the_ways_past_a_stopped_record_are_exact_commands():
     assert ways["to try its record again"] == (
         "anabranch apps resume billing shardId-000000000001 --stream orders --leases 'sqlite:///srv/my leases.db'"
     )
+    ways = explain_shard(stopped, fleet(stopped), "dynamodb://leases?region=eu-west-1").commands
+    assert ways["to try its record again"].endswith(" --leases 'dynamodb://leases?region=eu-west-1'")
+    ways = explain_shard(stopped, fleet(stopped), "redis://:secret@host?replicas=1").commands
+    assert ways["to try its record again"].endswith(" --leases 'redis://…@host?replicas=1'")
     unknown = replace(stopped, stopped=replace(STOPPED, position=None))
     assert list(explain_shard(unknown, fleet(unknown)).commands) == ["to try its record again"]
     assert explain_shard(SHARD, fleet(SHARD)).commands == {}

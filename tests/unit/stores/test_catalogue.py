@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from anabranch._model.leases import AppRow
-from anabranch.errors import ConfigurationError, LeaseStoreInvalidError
+from anabranch.errors import AccessDeniedError, ConfigurationError, LeaseStoreInvalidError
 from anabranch.stores.catalogue import StoredApplication, find_store, stored_applications
+from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import embedded_file
+from memory_dynamodb import MemoryClients, MemoryDynamoDb
 
 
 def run(main):
@@ -58,6 +60,12 @@ def test_a_named_file_may_hold_several(tmp_path):
     run(main())
 
 
+def test_an_application_is_named_without_the_password_of_its_store():
+    assert repr(StoredApplication("billing", "redis://u:secret@host/0")) == (
+        "StoredApplication('billing', 'redis://…@host/0')"
+    )
+
+
 def test_looking_makes_nothing(tmp_path):
     async def main():
         for leases, said in (
@@ -67,6 +75,29 @@ def test_looking_makes_nothing(tmp_path):
             with pytest.raises(LeaseStoreInvalidError, match=said):
                 await find_store("billing", leases, environment(tmp_path))
         assert list(tmp_path.iterdir()) == []
+
+    run(main())
+
+
+def test_without_the_right_to_list_applications_an_unknown_one_is_still_unknown(monkeypatch):
+    class WithoutScan(MemoryDynamoDb):
+        def perform(self, operation, body):
+            if operation == "Scan":
+                raise AccessDeniedError("not authorized", operation="Scan", code="AccessDeniedException")
+            return super().perform(operation, body)
+
+    async def main():
+        database = WithoutScan()
+
+        def make_store(url, app, aws=None):
+            store = DynamoDbLeaseStore(app)
+            store.table._clients = MemoryClients(database)
+            return store
+
+        monkeypatch.setattr("anabranch.stores.catalogue.open_store", make_store)
+        await make_store("", "billing").open(AppRow(app="billing", app_id="id", created_wall_ms=0))
+        with pytest.raises(LeaseStoreInvalidError, match="no application 'biling' in dynamodb://; if its workers use"):
+            await find_store("biling", "dynamodb://", {})
 
     run(main())
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -21,10 +20,10 @@ from anabranch._model.leases import (
 )
 from anabranch._model.streams import Position, at_timestamp
 from anabranch.application import Application
-from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, StreamNotFoundError, TransportError, UsageError
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.stores import MemoryLeaseStore, SqliteLeaseStore
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
-from memory_dynamodb import MemoryClients, MemoryDynamoDb
+from memory_dynamodb import FailingDynamoDb, MemoryClients, MemoryDynamoDb
 
 APP = AppRow(app="billing", app_id="first", created_wall_ms=1)
 STREAM = StreamRow(
@@ -45,28 +44,6 @@ LEASES = [
     ),
 ]
 MOVED = [replace(row, owner=None) for row in LEASES]
-
-
-class FailingDynamoDb(MemoryDynamoDb):
-    """Its connection breaks at the given call, before that takes effect or after it."""
-
-    calls_left, breaks = None, "before"
-
-    def perform(self, operation, body):
-        return self._try(super().perform, operation, body)
-
-    def perform_write(self, operation, body):
-        return self._try(super().perform_write, operation, body)
-
-    def _try(self, perform, operation, body):
-        if self.calls_left is not None:
-            self.calls_left -= 1
-            if self.calls_left == 0:
-                if self.breaks == "after":
-                    with suppress(StreamNotFoundError):
-                        perform(operation, body)
-                raise TransportError("cut off")
-        return perform(operation, body)
 
 
 def dynamodb(database, table="anabranch"):

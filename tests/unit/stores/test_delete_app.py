@@ -9,8 +9,10 @@ import pytest
 
 from anabranch._model.leases import AppRow, ControlRow, LeaseKey, LeaseRow, MemberRow, StatusRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON
-from anabranch.errors import LeaseStoreError
-from anabranch.stores import MemoryLeaseStore, SqliteLeaseStore
+from anabranch.application import Application
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
+from anabranch.stores import DynamoDbLeaseStore, MemoryLeaseStore, SqliteLeaseStore
+from memory_dynamodb import FailingDynamoDb, MemoryClients
 
 APP = AppRow(app="billing", app_id="first", created_wall_ms=1)
 
@@ -55,10 +57,41 @@ class FailingSqliteStore(Failing, SqliteLeaseStore):
         return count
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+class FailingDynamoDbStore(DynamoDbLeaseStore):
+    def __init__(self, database):
+        super().__init__("billing")
+        self.database = database
+        self.table._clients = MemoryClients(database)
+
+    @property
+    def calls_left(self):
+        return self.database.calls_left
+
+    @calls_left.setter
+    def calls_left(self, calls):
+        self.database.calls_left = calls
+
+    @property
+    def breaks(self):
+        return self.database.breaks
+
+    @breaks.setter
+    def breaks(self, breaks):
+        self.database.breaks = breaks
+
+    def row_count(self):
+        return len(self.database.tables["anabranch"])
+
+
+@pytest.fixture(params=["memory", "sqlite", "dynamodb"])
 def make_store(request, tmp_path):
-    memory = FailingMemoryStore()
-    return lambda: memory if request.param == "memory" else FailingSqliteStore(tmp_path / "leases.db", "billing")
+    memory, database = FailingMemoryStore(), FailingDynamoDb()
+    makers = {
+        "memory": lambda: memory,
+        "sqlite": lambda: FailingSqliteStore(tmp_path / "leases.db", "billing"),
+        "dynamodb": lambda: FailingDynamoDbStore(database),
+    }
+    return makers[request.param]
 
 
 async def fill(store):
@@ -66,7 +99,9 @@ async def fill(store):
     await store.put_stream(
         StreamRow(stream_key="1:orders:1", name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON)
     )
-    keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012d}") for number in range(101)]
+    # Two calls delete them, but on DynamoDB each row needs its own.
+    lease_count = 20 if isinstance(store, DynamoDbLeaseStore) else 101
+    keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012d}") for number in range(lease_count)]
     await asyncio.gather(*(store.create_lease(LeaseRow(key=key)) for key in keys))
     for name in ("a#1", "b#1"):
         await store.register_member(MemberRow(member_id=name, expiry_ms=10_000))
@@ -136,6 +171,43 @@ def test_a_deletion_that_failed_before_it_deleted_anything_names_no_leftovers(ma
         store.calls_left = None
         assert (await store.read_app()).app_id == "first"
         assert list(await store.leftovers()) == []
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_an_application_whose_deletion_failed_is_deleted_by_the_next_try(make_store):
+    async def main():
+        store = make_store()
+        await fill(store)
+        store.calls_left = 6
+        with pytest.raises(LeaseStoreError):
+            await store.delete_app("first")
+        store.calls_left = None
+        with pytest.raises(LeaseStoreInvalidError, match="was deleted, but rows of it are left") as caught:
+            await Application("billing", leases=store).status()
+        assert caught.value.code == "half_deleted"
+        async with Application("billing", leases=store) as application:
+            await application.delete()
+            assert store.row_count() == 0
+            with pytest.raises(LeaseStoreInvalidError, match="there is no application 'billing'"):
+                await application.delete()
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_deletion_also_ends_an_earlier_one_of_the_name(make_store):
+    async def main():
+        store = make_store()
+        await fill(store)
+        store.calls_left = 6
+        with pytest.raises(LeaseStoreError):
+            await store.delete_app("first")
+        store.calls_left = None
+        await store.open(AppRow(app="billing", app_id="second", created_wall_ms=2))
+        await Application("billing", leases=store).delete()
+        assert store.row_count() == 0
         await store.close()
 
     asyncio.run(main())

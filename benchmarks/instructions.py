@@ -162,12 +162,15 @@ def produce(counter: Counter) -> int:
     from anabranch.producer import Producer, ProducerPorts
     from anabranch.testing import loop as simulation
 
+    class VirtualProducer(Producer):
+        def _open_ports(self) -> ProducerPorts:
+            return ProducerPorts(stream, stream.clock, random.Random(1))
+
     stream = VirtualStream("plain-4s-0p-0x0", counter)
     keys = [f"user-{number:011}" for number in range(500)]
 
     async def main() -> None:
-        ports = ProducerPorts(stream, stream.clock, random.Random(1))
-        async with Producer.with_ports(lambda: ports, "orders") as producer:
+        async with VirtualProducer("orders") as producer:
             await producer.put_and_wait(b"warm", "up")
             counter.start()
             deliveries = []
@@ -225,7 +228,7 @@ class VirtualStream:
     async def get_shard_iterator(self, stream, shard_id, position):  # noqa: ARG002
         return self._canned._iterator(stream.name.encode(), int(shard_id.rpartition("-")[2]), 0).decode()
 
-    async def get_records(self, stream, shard_iterator, *, limit=None):
+    async def get_records(self, stream, shard_iterator, *, limit=None, has_room=None):
         from anabranch._wire import bodies
 
         if self.reads >= self._first_read:

@@ -304,6 +304,10 @@ class Producer(Generic[T]):
             self.exporters.start()
         return self._writer
 
+    def _open_ports(self) -> ProducerPorts:
+        kinesis = KinesisByRegion(self._aws)
+        return ProducerPorts(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
+
     async def _close_ports(self) -> None:
         ports, self._ports = self._ports, None
         if ports is not None and ports.close is not None:
@@ -340,11 +344,6 @@ def require_delivered(result: PutResult) -> PutResult:
 def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
     """Adds the failures to `error`: it ended the `with` block and is raised, so they are not."""
     error.add_note(f"the producer also has undelivered records: {failed}")
-
-
-def _aws_ports(aws: Aws | None) -> ProducerPorts:
-    kinesis = KinesisByRegion(aws)
-    return ProducerPorts(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
 
 
 def _check_options(

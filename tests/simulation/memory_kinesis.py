@@ -193,7 +193,18 @@ class MemoryKinesis:
         self.call("MergeShards", StreamName=name, ShardToMerge=first.shard_id, AdjacentShardToMerge=second.shard_id)
 
     def producer(self, stream="orders", **options):
-        return Producer.with_ports(lambda: ProducerPorts(self, self.clock, random.Random(5)), stream, **options)
+        return ProducerOver(ProducerPorts(self, self.clock, random.Random(5)), stream, **options)
+
+
+class ProducerOver(Producer):
+    """Uses these ports instead of AWS."""
+
+    def __init__(self, ports, stream, **options):
+        super().__init__(stream, **options)
+        self._given_ports = ports
+
+    def _open_ports(self):
+        return self._given_ports
 
 
 async def warm_up(producer):

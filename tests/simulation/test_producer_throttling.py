@@ -8,12 +8,12 @@ import random
 from operator import itemgetter
 
 import pytest
-from memory_kinesis import MemoryKinesis, warm_up
+from memory_kinesis import MemoryKinesis, ProducerOver, warm_up
 
 from anabranch.config import ProducerSettings
 from anabranch.errors import TransportError
 from anabranch.events import WriteThrottled
-from anabranch.producer import Producer, ProducerPorts
+from anabranch.producer import ProducerPorts
 from anabranch.testing.loop import run
 
 RECORDS = 2_000
@@ -174,7 +174,7 @@ def test_producers_that_share_a_full_shard_waste_few_attempts_and_finish_togethe
     async def main():
         async def write(number):
             ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
-            async with Producer.with_ports(lambda: ports, "orders", aggregate=None, delivery_timeout=600) as producer:
+            async with ProducerOver(ports, "orders", aggregate=None, delivery_timeout=600) as producer:
                 await warm_up(producer)
                 await producer.put_many([(f"p{number}k{n % KEYS}", b"x") for n in range(RECORDS)])
                 await producer.flush()
@@ -201,7 +201,7 @@ def write_together(settings, *, records=1_500, size=10, producers=4):
         async def write(number):
             ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
             options = {"aggregate": None, "delivery_timeout": 600, "settings": settings}
-            async with Producer.with_ports(lambda: ports, "orders", **options) as producer:
+            async with ProducerOver(ports, "orders", **options) as producer:
                 await warm_up(producer)
                 await producer.put_many([(f"p{number}k{n % KEYS}", bytes(size)) for n in range(records)])
                 await producer.flush()

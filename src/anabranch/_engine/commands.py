@@ -5,7 +5,7 @@
 the lease applies them, and writes the result into the command's row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -38,39 +38,29 @@ class Commands:
         letters: DeadLettering,
         changes: Changes,
         sessions: Mapping[LeaseKey, Session],
-        restart: Callable[[Session], None],
     ) -> None:
-        """`restart` begins a stopped session again, from its lease row."""
         self._ports = ports
         self._fleet = fleet
         self._checkpointer = checkpointer
         self._letters = letters
         self._changes = changes
         self._sessions = sessions
-        self._restart = restart
         self._seen_ms: dict[str, int] = {}
         """When each command was first seen."""
         self._busy: dict[str, None] = {}
 
     def due(self, commands: Sequence[ControlRow]) -> list[ControlRow]:
-        """Those of the pending commands that this worker has to apply now."""
+        """Those of the pending commands that this worker has to apply and answer now."""
         now_ms = self._ports.clock.now_ms()
         self._seen_ms = {row.command_id: self._seen_ms.get(row.command_id, now_ms) for row in commands}
-        return [row for row in commands if row.key in self._sessions and row.command_id not in self._busy]
+        due = [row for row in commands if row.key in self._sessions and row.command_id not in self._busy]
+        self._busy.update(dict.fromkeys(row.command_id for row in due))
+        return due
 
-    async def apply(self, command: ControlRow) -> None:
-        if command.command_id in self._busy:
-            return
-        self._busy[command.command_id] = None
-        try:
-            outcome = await self._perform(command)
-            if outcome is not None:
-                await self._answer(command, outcome)
-        finally:
-            del self._busy[command.command_id]
-
-    async def _perform(self, command: ControlRow) -> CommandOutcome | None:
-        """None: later, or another worker."""
+    async def apply(self, command: ControlRow) -> CommandOutcome | None:
+        """None: later, or another worker. If it has a row, that row was written, and its stopped session begins again
+        from there in this step (rule C3).
+        """
         assert command.key is not None
         session = self._sessions.get(command.key)
         if session is None or session.state in {"failed", "stopping", "finishing"}:
@@ -93,7 +83,6 @@ class Commands:
                     return outcome
                 written = await self._fleet.write(Write(outcome.row, session.row.version))
                 if written == "written":
-                    self._restart(session)
                     return outcome
                 if written != "again":
                     await self._ports.clock.sleep_until_ms(self._ports.clock.now_ms() + RETRY_MS)
@@ -120,6 +109,13 @@ class Commands:
             return None
         where = "it is being handled" if session.lane.holds(position) else "the shard is not stopped at it"
         return CommandOutcome("refused", f"record {position} does not wait for anything: {where}")
+
+    async def answer(self, command: ControlRow, outcome: CommandOutcome | None) -> None:
+        try:
+            if outcome is not None:
+                await self._answer(command, outcome)
+        finally:
+            del self._busy[command.command_id]
 
     async def _answer(self, command: ControlRow, outcome: CommandOutcome) -> None:
         answered = replace(command, state=outcome.state, result=f"{outcome.result} (by {self._fleet.member_id})")

@@ -44,13 +44,13 @@ from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
-from anabranch._engine.run_watch import RunWatch
+from anabranch._engine.run_watch import LOOK_EVERY_MS, RunWatch
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import BackgroundTask, attach_failure, start_in_group
 from anabranch._engine.work_queue import Isolation, WorkQueue
-from anabranch._model.leases import AppRow, Checkpoint, HandOffRequest, LeaseKey
+from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch._version import __version__
 from anabranch.alerts import Alert
@@ -237,8 +237,6 @@ class ConsumerRun:
         self._make_parts(mode, options)
         self._host = BackgroundTask()
         self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
-        self._iterating_task: asyncio.Task[Any] | None = None
-        """The task of the caller's loop."""
         self._abandoned: tuple[Record[bytes], ...] = ()
         self._is_paused = False
         self._stop = Alarm(ports.clock)
@@ -282,9 +280,7 @@ class ConsumerRun:
             self._discovery.created_seconds_of,
         )
         self._drainer = Drainer(ports.clock, self.processor, self._letters.running)
-        self._commands = Commands(
-            ports, self.fleet, self._checkpointer, self._letters, self._changes, self.sessions, self._restart_session
-        )
+        self._commands = Commands(ports, self.fleet, self._checkpointer, self._letters, self._changes, self.sessions)
         self._registration: FanOutRegistration | None = None
         self._reader = self._make_reader()
         self._handover = ShardHandover(
@@ -297,7 +293,7 @@ class ConsumerRun:
         self._reports = ShardReports(
             ports.emit, self.processor, self._reader, self._service_clock, self._letters.reasons
         )
-        self._watch = RunWatch(ports, self.fleet, self.sessions, self._service_clock, plan.alerts, self.measures)
+        self._watch = RunWatch(ports, self.fleet, self.sessions, self._service_clock, plan.alerts)
 
     def _make_reader(self) -> Reader:
         ports, plan, scheduler, fleet, changes = self._ports, self._plan, self.scheduler, self.fleet, self._changes
@@ -431,7 +427,7 @@ class ConsumerRun:
             create(self._discovery.run(), name="shard discovery"),
             create(self._quarantine.run(), name="quarantine"),
             create(self._stop_by_itself(), name="stop conditions"),
-            create(self._watch.run(), name="watch"),
+            create(self._watch_run(), name="watch"),
         ]
         ports.emit(
             ConsumerStarted(
@@ -483,17 +479,15 @@ class ConsumerRun:
                 return False
             self._launch()
         await self._joined()
-        self._iterating_task = asyncio.current_task()
         assert isinstance(self.processor, RecordIterator | ManualIterator)
-        self.processor.task = self._iterating_task
+        self.processor.begin()
         return True
 
     async def _is_over(self) -> bool:
         """Waits until there may be more records. Returns True if there will be none."""
         iterator = self.processor
         assert isinstance(iterator, RecordIterator | ManualIterator)
-        if iterator.wants_turn:
-            iterator.wants_turn = False
+        if iterator.take_turn():
             await asyncio.sleep(0)
             return False
         if self.is_stopping or not self._host.is_running:
@@ -583,7 +577,7 @@ class ConsumerRun:
         if self._registration is not None:
             await self._registration.remove()
         stopped = [session.stopped for session in sessions if session.stopped is not None and session.state != "lost"]
-        self._watch.look()
+        self._look()
         counters = self._counters()
         for session in sessions:
             session.lose()
@@ -617,7 +611,7 @@ class ConsumerRun:
         if not isinstance(iterator, RecordIterator):
             return
         was_left = iteration is None or iteration.closed
-        in_body = not was_left and self._iterating_task is asyncio.current_task()
+        in_body = not was_left and iterator.is_in_body
         if in_body and sys.exception() is None:
             iterator.acknowledge()
         elif in_body or was_left:
@@ -732,7 +726,7 @@ class ConsumerRun:
                 self._on_hand_off_requested(change.request)
             case CommandsSeen():
                 for command in self._commands.due(change.commands):
-                    self._spawn(self._commands.apply(command), f"command {command.command_id}")
+                    self._spawn(self._apply(command), f"command {command.command_id}")
 
     def _on_held(self, holding: Holding) -> None:
         session = self._add_session(holding)
@@ -785,11 +779,13 @@ class ConsumerRun:
         self._reader.add(session)
         self.processor.queue.offer(session)
 
-    def _restart_session(self, session: Session) -> None:
-        """A command has changed the row of a stopped shard: begins again from there (rule C3)."""
-        if self.sessions.get(session.key) is session:
+    async def _apply(self, command: ControlRow) -> None:
+        outcome = await self._commands.apply(command)
+        if outcome is not None and outcome.row is not None:
+            session = self.sessions[outcome.row.key]
             self._end_session(session)
             self._begin_session(self._add_session(session.holding))
+        await self._commands.answer(command, outcome)
 
     def _end_session(self, session: Session, *, finished: bool = False) -> None:
         del self.sessions[session.key]
@@ -963,6 +959,16 @@ class ConsumerRun:
             loop_lag_ms=fleet.loop_lag_ms,
             loop_lags=fleet.loop_lags.copy(),
         )
+
+    async def _watch_run(self) -> None:
+        clock = self._ports.clock
+        while True:
+            await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
+            self._look()
+
+    def _look(self) -> None:
+        if self._watch.look():
+            self._watch.look_at_measures(self.measures())
 
     def _describe(self) -> Description:
         return Description(self._reader.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs()))

@@ -143,18 +143,31 @@ class LoopProcessor(Processor):
         self._ports = ports
         self._changes = changes
         self._options = options
-        self.task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
         """The caller's task, once known."""
         self._since_turn = 0
-        self.wants_turn = False
-        """Yield to the event loop before asking for the next item."""
+        self._wants_turn = False
+
+    def begin(self) -> None:
+        """The current task is the caller's."""
+        self._task = asyncio.current_task()
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether the code that asks runs in the caller's task."""
+        return self._task is not None and self._task is asyncio.current_task()
+
+    def take_turn(self) -> bool:
+        """Whether to yield to the event loop before asking for the next item. True once."""
+        wants_turn, self._wants_turn = self._wants_turn, False
+        return wants_turn
 
     def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- all records are in one loop
-        return task_stack(self.task)
+        return task_stack(self._task)
 
     def _next_work(self) -> Work | None:
         if self._since_turn >= SLICE or self.queue.turn.is_over():
-            self._since_turn, self.wants_turn = 0, True
+            self._since_turn, self._wants_turn = 0, True
             return None
         work = self.queue.next()
         if work is not None:
@@ -219,8 +232,8 @@ class RecordIterator(LoopProcessor):
     def _pause(self, session: Session) -> Iterator[None]:
         """Until the next record may start, or the lease is lost."""
         while session.is_live and not (session.may_start and self.queue.may_start(self.queue.turn.over_ms)):
-            self.wants_turn = self.queue.turn.is_over()
-            if not self.wants_turn:
+            self._wants_turn = self.queue.turn.is_over()
+            if not self._wants_turn:
                 self._changes.finished(session)  # fenced or draining: both may end without that
             yield None
 

@@ -1,4 +1,4 @@
-"""Looks at a run once a second, and emits what its monitor has to say. Decides nothing itself."""
+"""One look at a run: emits what its monitor has to say. Decides nothing itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,25 +24,19 @@ class RunWatch:
         sessions: Mapping[LeaseKey, Session],
         service_clock: ServiceClock,
         alerts: tuple[Alert, ...],
-        measure: Callable[[], ConsumerMeasures],
     ) -> None:
         self._ports = ports
         self._fleet = fleet
         self._sessions = sessions
         self._service_clock = service_clock
-        self._measure = measure
         self._marks: dict[Session, int] = {}
         """Counts that only grow, as of the last look: what has not changed is not looked at."""
         self._monitor = RunMonitor(alerts, ports.clock.now_ms())
 
-    async def run(self) -> None:
-        clock = self._ports.clock
-        while True:
-            await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
-            self.look()
-
-    def look(self) -> None:
-        """There may be thousands of shards: only those whose counters have changed cost something."""
+    def look(self) -> bool:
+        """There may be thousands of shards: only those whose counters have changed cost something. Returns whether to
+        look at the measures, too, which cost more.
+        """
         now_ms, monitor, emit = self._ports.clock.now_ms(), self._monitor, self._ports.emit
         for session in self._sessions.values():
             counters = session.counters
@@ -57,12 +51,14 @@ class RunWatch:
         failure_count = fleet.store.failure_count + fleet.heartbeat_store.failure_count
         for event in monitor.look_at_store(failure_count, fleet.store_trouble, now_ms):
             emit(event)
-        if monitor.wants_measures(now_ms):
-            measures = self._measure()
-            for event in monitor.look(measures, now_ms):
-                emit(event)
-            for alert, told in monitor.look_at_alerts(measures, now_ms):
-                tell_alert(emit, alert, told)
+        return monitor.wants_measures(now_ms)
+
+    def look_at_measures(self, measures: ConsumerMeasures) -> None:
+        now_ms, emit = self._ports.clock.now_ms(), self._ports.emit
+        for event in self._monitor.look(measures, now_ms):
+            emit(event)
+        for alert, told in self._monitor.look_at_alerts(measures, now_ms):
+            tell_alert(emit, alert, told)
 
     def _look_at(self, session: Session, now_ms: int) -> None:
         lag = session.lag_seconds(self._service_clock.seconds(now_ms))

@@ -144,7 +144,7 @@ class Worker:
 
     def stop(self) -> None:
         """Drain, commit, and leave by one write."""
-        self.machine.draining = True
+        self.machine.drain()
         self._leave(self.now_ms() + _STOP_DEADLINE_MS)
 
     def _leave(self, deadline_ms: int) -> None:

@@ -101,6 +101,7 @@ from anabranch.events import (
     MemberJoined,
     MemberSealed,
     StandstillBegan,
+    StandstillEnded,
     StoreRolledBack,
 )
 from anabranch.reasons import WorkersFull
@@ -198,7 +199,7 @@ class LeaseMachine(StreamStart):
         self.is_performing = False
         """A round's steps are under way: leases may be this member's without its knowledge."""
         self.draining = False
-        """This worker stops: it takes nothing more and requests nothing. Set by its driver."""
+        """This worker stops: it takes nothing more and requests nothing."""
         self._me = self._new_row("")
         self._status = StatusReporter("")
         self._reads_healthy = True
@@ -215,7 +216,8 @@ class LeaseMachine(StreamStart):
         """The count of failed store calls when the storage was last confirmed."""
         self._known_dead: Collection[str] = ()
         """Members whose process is known to be dead, by the last poll."""
-        self._told_unplaced: dict[LeaseKey, None] = {}
+        self._told_unplaced: dict[LeaseKey, int] = {}
+        """Leases that were reported as without room anywhere, and since when they were."""
         self._told_incompatible: dict[str, None] = {}
 
     @property
@@ -235,6 +237,9 @@ class LeaseMachine(StreamStart):
 
     def may_start_on(self, key: LeaseKey, now_ms: int, wall_ms: int) -> bool:
         return not self.draining and self.table.is_startable(key) and self.may_start(now_ms, wall_ms)
+
+    def drain(self) -> None:
+        self.draining = True
 
     def take_changes(self) -> list[Change]:
         """What has changed since the last call, in order. Call it after each step."""
@@ -564,18 +569,18 @@ class LeaseMachine(StreamStart):
             self._status.written(shards, self._moment.now_ms)
 
     def _tell_unplaced(self) -> None:
-        unplaced = self.table.unplaced
-        self._told_unplaced = {key: None for key in self._told_unplaced if key in unplaced}
+        unplaced, now_ms = self.table.unplaced, self._moment.now_ms
+        for key in [key for key in self._told_unplaced if key not in unplaced]:
+            seconds = (now_ms - self._told_unplaced.pop(key)) / 1000
+            stream = key.stream_key.split(":")[1]
+            self._changes.append(
+                StandstillEnded(stream=stream, shard_id=key.shard_id, reason=WorkersFull(), seconds=seconds, lag=None)
+            )
         for key, since_ms in unplaced.items():
-            if key not in self._told_unplaced and self._moment.now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
-                self._told_unplaced[key] = None
-                self._changes.append(
-                    StandstillBegan(
-                        stream=key.stream_key.split(":")[1],
-                        shard_id=key.shard_id,
-                        reason=WorkersFull(),
-                    )
-                )
+            if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
+                self._told_unplaced[key] = since_ms
+                stream = key.stream_key.split(":")[1]
+                self._changes.append(StandstillBegan(stream=stream, shard_id=key.shard_id, reason=WorkersFull()))
 
     def _check_compatibility(self) -> None:
         """Incompatible workers do not join (rule U2). If one joined anyway, the later one of the two ends."""

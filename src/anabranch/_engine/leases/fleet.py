@@ -249,7 +249,7 @@ class Fleet:
 
     def drain(self) -> None:
         """This worker stops: it takes nothing more and requests nothing."""
-        self._machine.draining = True
+        self._machine.drain()
 
     async def leave(self) -> bool:
         """One write frees all leases of this member; False if the store gave no answer."""

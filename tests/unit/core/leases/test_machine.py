@@ -39,6 +39,7 @@ from anabranch.events import (
     MemberJoined,
     MemberSealed,
     StandstillBegan,
+    StandstillEnded,
     StoreReset,
     StoreRolledBack,
     StoreUnanswered,
@@ -169,7 +170,7 @@ def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
     if what == "fence":
         driver.now_ms += lease_timing().fence_ms
     elif what == "draining":
-        machine.draining = True
+        machine.drain()
     else:
         ended(driver)
     with pytest.raises(StopIteration):  # noqa: PT012 -- all steps that are left
@@ -186,7 +187,7 @@ def test_a_row_that_was_read_outside_of_a_round_and_names_this_member_is_worked_
     assert [holding.row.key for holding in driver.held] == [KEY]
 
 
-def test_a_shard_that_no_worker_may_own_is_reported_once():
+def test_a_shard_that_no_worker_may_own_is_reported_once_and_so_is_its_end():
     store = MemoryLeaseStore()
     for number in range(2):
         create(store, LeaseRow(key=replace(KEY, shard_id=f"shardId-{number:012}")))
@@ -199,6 +200,17 @@ def test_a_shard_that_no_worker_may_own_is_reported_once():
     (told,) = driver.events(StandstillBegan)
     assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
     assert told.reason == WorkersFull()
+    assert driver.events(StandstillEnded) == []
+    other = Driver(store, worker_id="other")
+    other.now_ms = driver.now_ms
+    other.join().round()
+    assert [holding.row.key.shard_id for holding in other.held] == ["shardId-000000000001"]
+    driver.round()
+    (over,) = driver.events(StandstillEnded)
+    assert (over.stream, over.shard_id, over.reason) == ("orders", "shardId-000000000001", WorkersFull())
+    assert 30 < over.seconds < 60
+    driver.round()
+    assert len(driver.events(StandstillBegan) + driver.events(StandstillEnded)) == 2
 
 
 # writing and giving

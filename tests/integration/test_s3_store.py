@@ -269,6 +269,83 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_written(
     check(work)
 
 
+class CountingProxy(NetworkProxy):
+    """Calls `on_put` with each PUT: how many there were since `puts` was set to 0."""
+
+    puts = 0
+
+    def on_put(self, count):
+        """For the test."""
+
+    def on_request(self, data):
+        if data.startswith(b"PUT "):
+            self.puts += 1
+            self.on_put(self.puts)
+
+
+@pytest.fixture
+def ignoring(bucket, aws):
+    """A server that ignores conditions, and has an application that was written through one that honours them."""
+
+    async def work():
+        await joined(store := bucket.store())
+        await store.leave("a#1")
+        await store.close()
+
+    check(work)
+    with MotoServer("ignore-conditions") as server:
+        server.make_bucket("leases")
+        ignoring = Bucket(server, aws, bucket.prefix)
+        ignoring.write(json.dumps(bucket.read()))
+        yield ignoring
+
+
+def test_a_probe_whose_answer_is_lost_is_made_again(ignoring):
+    async def work():
+        proxy = await CountingProxy(ignoring.server.port).start()
+        store = ignoring.store(port=proxy.port)
+        await store.open(APP)
+        row = MemberRow(member_id="b#1", expiry_ms=10_000)
+
+        def lose_second(count):
+            proxy.loses_answers = count == 2
+
+        proxy.on_put = lose_second
+        with pytest.raises(LeaseStoreError, match="gave no answer"):
+            await store.register_member(row)
+        proxy.loses_answers = False
+        with pytest.raises(LeaseStoreInvalidError, match="ignores If-Match and If-None-Match"):
+            await store.register_member(row)
+        await store.close()
+        await proxy.close()
+
+    check(work)
+    assert ignoring.read()["saved_by"] == "a"
+
+
+def test_a_probe_that_takes_longer_than_a_call_may_is_continued_by_the_next_call(ignoring):
+    async def work():
+        proxy = await CountingProxy(ignoring.server.port).start()
+        store = ignoring.store(port=proxy.port)
+        await store.open(APP)
+        row = MemberRow(member_id="b#1", expiry_ms=10_000)
+
+        async def join():
+            call = asyncio.create_task(store.register_member(row))
+            proxy.puts = 0
+            proxy.on_put = lambda count: count == 2 and call.cancel()
+            await call
+
+        with pytest.raises(asyncio.CancelledError):
+            await join()
+        with pytest.raises(LeaseStoreInvalidError, match="ignores If-Match and If-None-Match"):
+            await join()
+        await store.close()
+        await proxy.close()
+
+    check(work)
+
+
 def test_while_s3_is_away_heartbeats_end_and_a_save_lets_them_continue(bucket, time_passes):
     async def work():
         proxy = await NetworkProxy(bucket.server.port).start()
@@ -352,6 +429,19 @@ def test_what_is_left_at_the_end_is_saved_or_reported(bucket, caplog):
         await proxy.close()
 
     check(without_answers)
+    assert "what was handled since the last save will be handled again" in caplog.text
+
+
+def test_a_close_does_not_wait_for_a_server_that_does_not_answer(bucket, caplog, monkeypatch):
+    monkeypatch.setattr(s3, "_CLOSE_SECONDS_MAX", 0.1)
+
+    async def work():
+        await joined(store := bucket.store())
+        with bucket.server.stopped():
+            async with asyncio.timeout(20):
+                await store.close()
+
+    check(work)
     assert "what was handled since the last save will be handled again" in caplog.text
 
 

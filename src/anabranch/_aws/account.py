@@ -158,9 +158,18 @@ class AwsAccount:
             )
         return next(iter(by_arn), None)
 
-    async def client(self, service: str, *, region: str | None = None, endpoint_url: str | None = None) -> Any:
-        """A botocore client for rare calls. It blocks: call it in threads."""
-        return await self._in_thread(lambda: self._client(service, region, endpoint_url))
+    async def client(
+        self,
+        service: str,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        read_seconds_max: float | None = None,
+    ) -> Any:
+        """A botocore client for rare calls. It blocks: call it in threads. `read_seconds_max` is how long it waits for
+        an answer; None is botocore's default, 60 s.
+        """
+        return await self._in_thread(lambda: self._client(service, region, endpoint_url, read_seconds_max))
 
     def start_threads(self) -> None:
         """Ahead of the first call, for programs that may be about to end: then no thread can be started."""
@@ -197,7 +206,9 @@ class AwsAccount:
         except BotoCoreError as error:
             raise CredentialsError(f"cannot find AWS credentials: {error}") from error
 
-    def _client(self, service: str, region: str | None, endpoint_url: str | None) -> Any:
+    def _client(
+        self, service: str, region: str | None, endpoint_url: str | None, read_seconds_max: float | None
+    ) -> Any:
         from botocore.config import Config  # noqa: PLC0415 -- as above
 
         session = self._session()
@@ -214,6 +225,7 @@ class AwsAccount:
         region_name = resolve_region(session, self.aws, region)
         once = Config(
             connect_timeout=10,
+            read_timeout=read_seconds_max or 60,
             retries={"total_max_attempts": 1},  # the caller decides about retries
             # Names of buckets in the host name need AWS's DNS.
             s3=None if endpoint_url is None else {"addressing_style": "path"},

@@ -26,12 +26,19 @@ class BotocoreCalls:
     """The calls of one service. They run in daemon threads: one without an answer does not keep the process alive."""
 
     def __init__(
-        self, account: AwsAccount, service: str, *, region: str | None = None, endpoint_url: str | None = None
+        self,
+        account: AwsAccount,
+        service: str,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        read_seconds_max: float | None = None,
     ) -> None:
         self._account = account
         self._service = service
         self._region = region
         self._endpoint_url = endpoint_url
+        self._read_seconds_max = read_seconds_max
         self._threads = DaemonThreads(_THREADS_MAX, f"anabranch-{service}")
         self._client: Any = None
         self._client_lock = asyncio.Lock()
@@ -41,7 +48,10 @@ class BotocoreCalls:
         async with self._client_lock:
             if self._client is None:
                 self._client = await self._account.client(
-                    self._service, region=self._region, endpoint_url=self._endpoint_url
+                    self._service,
+                    region=self._region,
+                    endpoint_url=self._endpoint_url,
+                    read_seconds_max=self._read_seconds_max,
                 )
         given = {name: value for name, value in parameters.items() if value is not None}
         try:

@@ -13,6 +13,9 @@ _ABSENT: Final = frozenset({"NoSuchKey", "404", "HTTP 404"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"})
 """Also NoSuchKey: the object that a condition names is gone."""
 
+_READ_SECONDS_MAX: Final = 10.0
+"""Callers give up earlier. A call that was given up keeps its thread for this long, and there are few threads."""
+
 
 class StoredObject(NamedTuple):
     body: bytes
@@ -24,7 +27,9 @@ class S3Objects:
         self, account: AwsAccount, bucket: str, *, region: str | None = None, endpoint_url: str | None = None
     ) -> None:
         self._bucket = bucket
-        self._calls = BotocoreCalls(account, "s3", region=region, endpoint_url=endpoint_url)
+        self._calls = BotocoreCalls(
+            account, "s3", region=region, endpoint_url=endpoint_url, read_seconds_max=_READ_SECONDS_MAX
+        )
 
     async def get(self, key: str) -> StoredObject | None:
         try:

@@ -57,14 +57,20 @@ __all__ = ["S3LeaseStore"]
 _log = logging.getLogger(__name__)
 
 _SAVED_EVERY_SECONDS: Final = 60.0
+_CLOSE_SECONDS_MAX: Final = 5.0
 _CONFIRMED_SECONDS_MAX: Final = 75.0
 """Heartbeats fail when S3 has confirmed nothing for this long: a save is due after 60 s, and is tried again for 15."""
 _EPOCHS_PER_START: Final = 1_000
 """A worker that starts raises all epochs by this: the one before may have taken leases since its last save."""
 _SAVED_ON_CHANGE: Final = frozenset({"app", "stream", "lease", "command"})
 _REFUSED_MAX: Final = 10
+_NOT_SAVED: Final = "what was handled since the last save will be handled again"
 _OBJECT: Final = "latest.json"
 _PROBE: Final = "probe"
+_PROBE_WRITES: Final = (None, None, '"0123456789abcdef0123456789abcdef"')
+"""The ETags that they name. The first one may create the object; then there is something that the others must not
+replace.
+"""
 
 
 class _Document(msgspec.Struct, kw_only=True):
@@ -120,7 +126,7 @@ class S3LeaseStore(RowLeaseStore):
         """The last one that S3 has confirmed, or at the start none."""
         self._sent = self._written
         self._turn = asyncio.Lock()
-        self._is_probed = False
+        self._probes_answered = 0
         self._joined: str | None = None
         """The worker id; None for a handle that has not joined."""
         self._has_unsaved = False
@@ -142,9 +148,12 @@ class S3LeaseStore(RowLeaseStore):
         has_rest = self._has_new_leases if self._joined is None else self._has_unsaved
         if has_rest and self._has_ended is None:
             try:
-                await self._save()
+                async with asyncio.timeout(_CLOSE_SECONDS_MAX):
+                    await self._save()
             except LeaseError as error:
-                _log.warning("what was handled since the last save will be handled again: %s", error)
+                _log.warning("%s: %s", _NOT_SAVED, error)
+            except TimeoutError:
+                _log.warning("%s: %s gave no answer within %.0f s", _NOT_SAVED, self, _CLOSE_SECONDS_MAX)
         self._objects.close()
         self._account.close()
 
@@ -290,23 +299,19 @@ class S3LeaseStore(RowLeaseStore):
 
     async def check_conditions(self) -> None:
         """Raises if the server does not honour the conditions of writes. Needs an object of its own, because a server
-        that ignores them writes.
+        that ignores them writes. A check that was given up is continued by the next one, so that a slow link has time.
         """
-        probe = self._folder + _PROBE
-        with self._translated():
-            # The first one may create it; then there is something that the others must not replace.
-            for replaces in (None, None, '"0123456789abcdef0123456789abcdef"'):
-                etag = await self._objects.put(probe, b"{}", replaces=replaces)
-                is_first = replaces is None and not self._is_probed
-                self._is_probed = True
-                if etag is not None and not is_first:
-                    self._is_probed = False
-                    raise LeaseStoreInvalidError(
-                        f"the server of {self} ignores If-Match and If-None-Match, so two workers could not notice "
-                        "each other",
-                        code="conditions_ignored",
-                        advice="use S3 itself, or another lease store",
-                    )
+        for replaces in _PROBE_WRITES[self._probes_answered :]:
+            with self._translated():
+                etag = await self._objects.put(self._folder + _PROBE, b"{}", replaces=replaces)
+            if etag is not None and self._probes_answered > 0:
+                raise LeaseStoreInvalidError(
+                    f"the server of {self} ignores If-Match and If-None-Match, so two workers could not notice "
+                    "each other",
+                    code="conditions_ignored",
+                    advice="use S3 itself, or another lease store",
+                )
+            self._probes_answered += 1
 
     # the object
 
@@ -339,8 +344,7 @@ class S3LeaseStore(RowLeaseStore):
 
     async def _write(self, by: str | None = None) -> bool:
         """One PUT, in place of the object that was read or written last. False: something else is there."""
-        if not self._is_probed:
-            await self.check_conditions()
+        await self.check_conditions()
         self._sent = _Nonce(self._sent.session, self._sent.number + 1)
         body = self._encode(self._sent, by or self._joined or "")
         self._has_unsaved = False

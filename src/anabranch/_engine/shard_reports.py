@@ -54,6 +54,14 @@ class _Progress(msgspec.Struct):
     stalled_at_ms: int = 0
 
 
+class _FullBudget(msgspec.Struct, frozen=True):
+    """A byte budget for which shards wait, reported for one of them."""
+
+    session: Session
+    reason: BudgetFull
+    since_ms: int
+
+
 class _Calls:
     """The handler calls that run now."""
 
@@ -104,6 +112,8 @@ class ShardReports:
         self._reader = reader
         self._progress: dict[LeaseKey, _Progress] = {}
         self._full_budget_reported_ms: int | None = None
+        self._full_budget: _FullBudget | None = None
+        """As reported; None if its end was reported, too."""
 
     def report(
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
@@ -181,6 +191,7 @@ class ShardReports:
             self._subscription(session),
             None if lag is None else round(lag * 1000),
             None if left is None else round(left),
+            None if lag is None or service_seconds is None else round(service_seconds - lag, 1),
         )
 
     def _tell_standstill(
@@ -214,13 +225,26 @@ class ShardReports:
     def _report_full_budget(self, sessions: list[Session], now_ms: int) -> None:
         waiting = [session for session in sessions if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS]
         reported_ms = self._full_budget_reported_ms
-        if not waiting or (reported_ms is not None and now_ms - reported_ms < BUDGET_REPORTED_EVERY_MS):
+        if not waiting:
+            self._report_free_budget(now_ms)
+            return
+        if reported_ms is not None and now_ms - reported_ms < BUDGET_REPORTED_EVERY_MS:
             return
         self._full_budget_reported_ms = now_ms
         first = max(waiting, key=lambda session: _budget_wait_ms(session, now_ms))
         reason = _full_budget_reason(first, now_ms, shard_count=len(waiting))
         assert reason is not None
+        since_ms = self._full_budget.since_ms if self._full_budget else now_ms - _budget_wait_ms(first, now_ms)
+        self._full_budget = _FullBudget(first, reason, since_ms)
         self._emit(StandstillBegan(stream=first.stream.name, shard_id=first.shard_id, reason=reason))
+
+    def _report_free_budget(self, now_ms: int) -> None:
+        full, self._full_budget = self._full_budget, None
+        if full is not None:
+            session, seconds = full.session, (now_ms - full.since_ms) / 1000
+            lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
+            stream, shard_id = session.stream.name, session.shard_id
+            self._emit(StandstillEnded(stream=stream, shard_id=shard_id, reason=full.reason, seconds=seconds, lag=lag))
 
 
 def _measures(session: Session, state: ShardState, wall_ms: int) -> ShardMeasures:

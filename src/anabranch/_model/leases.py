@@ -27,7 +27,7 @@ PROTOCOL: Final = "1.0"
 """The version of the rows and their meaning. A worker does not join a fleet with a higher major version (rule U2)."""
 
 
-Place = Literal["here", "arriving", "moved"]
+Place = Literal["here", "arriving", "leaving", "moved"]
 
 
 class AppRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +44,23 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     watch: int = 0
     """Grows while somebody looks at the fleet; then members write their status more often."""
     place: Place = "here"
-    """Workers start only `here`. `arriving`: not all rows have been copied into this store yet. `moved`: it lives in
-    another store now.
+    """Workers start only `here`. `arriving`: not all rows have been copied into this store yet. `leaving`: not all rows
+    have been copied from here. `moved`: it lives in another store now.
     """
     other_store: str = ""
-    """The URL of the store that it comes from, or was moved to."""
+    """The URL of the store that it comes from, or moves to. Once it has moved, a second line says which storage that
+    is: elsewhere, the same URL may name another one.
+    """
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
+
+    @property
+    def other_url(self) -> str:
+        return self.other_store.partition("\n")[0]
+
+    @property
+    def other_storage(self) -> str:
+        return self.other_store.partition("\n")[2]
 
 
 class FanOutConsumer(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +247,10 @@ class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     """The age of its oldest unfinished record (rule O4); None if unknown."""
     retention_left_seconds: int | None = None
     """Until that record is trimmed."""
+    handled_through_seconds: float | None = None
+    """When that record arrived, by the service's clock: all earlier ones are finished. The lag of a shard whose worker
+    has died is the time since then.
+    """
 
 
 class StatusRow(msgspec.Struct, frozen=True, kw_only=True):

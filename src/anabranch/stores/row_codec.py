@@ -85,6 +85,7 @@ class _StoredShardStatus(msgspec.Struct, array_like=True):
     subscription: SubscriptionStatus | None = None
     lag_ms: int | None = None
     retention_left_seconds: int | None = None
+    handled_through_seconds: float | None = None
 
 
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
@@ -286,6 +287,7 @@ def _shard_status(stored: _StoredShardStatus) -> ShardStatus:
         stored.subscription,
         stored.lag_ms,
         stored.retention_left_seconds,
+        stored.handled_through_seconds,
     )
 
 

@@ -299,7 +299,7 @@ async def a_status_is_a_row_of_its_own_and_the_newest_stays(arena: Arena) -> Non
         millis_behind_latest=1_500,
         records_per_second=2.5,
         shards=(
-            ShardStatus(lease(0).key.short_name, PausedByProgram(), 1_500, 2.5, None, 9_000, 3_600),
+            ShardStatus(lease(0).key.short_name, PausedByProgram(), 1_500, 2.5, None, 9_000, 3_600, 1.7e9),
             ShardStatus(lease(1).key.short_name),
         ),
         extra={"colour": "red"},

@@ -242,6 +242,17 @@ def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_aft
     assert (event.reason.code, event.reason.seconds) == ("budget-full", 60)
     reports.report(sessions, 660_000)
     assert [event.reason.shard_count for event in told] == [1, 50]
+    for session in sessions[1:]:
+        session.begin_read()
+    reports.report(sessions, 661_000)
+    assert len(told) == 2, "one of them still waits"
+    sessions[0].begin_read()
+    for second in range(662, 700):
+        reports.report(sessions, second * 1000)
+    over = told[2]
+    assert len(told) == 3
+    assert (type(over).__name__, over.shard_id, over.seconds) == ("StandstillEnded", sessions[0].shard_id, 662.0)
+    assert over.reason == told[1].reason
 
 
 def test_turns_of_a_full_budget_are_not_reported():

@@ -112,7 +112,7 @@ def view_fleet(
     wall_seconds: float = 0.0,
 ) -> FleetStatus:
     """`counters` must cover all members in `rows`. `written_ms` has when members were seen to write their status: of
-    the others, lag and rate are unknown, and reasons may be a minute old.
+    the other live ones, lag and rate are unknown, and reasons may be a minute old.
     """
     fresh = {member_id for member_id, at_ms in written_ms.items() if now_ms - at_ms < FRESH_MS}
     streams = _current_streams(rows.streams)
@@ -140,8 +140,7 @@ def view_fleet(
         members,
         said,
         streams,
-        rows.app.other_store if rows.app.place == "moved" else None,
-        {member_id: (now_ms - at_ms) / 1000 for member_id, at_ms in written_ms.items()},
+        rows.app.other_url if rows.app.place in {"leaving", "moved"} else None,
         wall_seconds,
     )
     live = {member_id for member_id, member in members.items() if member.is_live}
@@ -229,8 +228,6 @@ class _View(msgspec.Struct, frozen=True):
     said: Mapping[tuple[str, str], ShardStatus]
     streams: Mapping[str, StreamRow]
     moved_to: str | None
-    status_ages: Mapping[str, float]
-    """How long ago each member was seen to write its status, in seconds."""
     wall_seconds: float
 
     def shard(self, row: LeaseRow) -> FleetShard:
@@ -239,7 +236,7 @@ class _View(msgspec.Struct, frozen=True):
         heard = status if owner is not None and owner.is_live else None
         state, reason = self._state(row, owner, heard)
         measured = heard if owner is not None and owner.status_seen else None
-        lag, left = self._lag(row, owner, status, measured)
+        lag, left = self._lag(row, owner, status, measured, reason)
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
         return FleetShard(
@@ -274,7 +271,12 @@ class _View(msgspec.Struct, frozen=True):
         )
 
     def _lag(
-        self, row: LeaseRow, owner: FleetMember | None, status: ShardStatus | None, measured: ShardStatus | None
+        self,
+        row: LeaseRow,
+        owner: FleetMember | None,
+        status: ShardStatus | None,
+        measured: ShardStatus | None,
+        reason: Reason | None,
     ) -> tuple[float | None, float | None]:
         """The lag, and the time until its oldest unfinished record is trimmed (rule O4)."""
         if row.is_finished:
@@ -282,14 +284,27 @@ class _View(msgspec.Struct, frozen=True):
         if measured is not None and measured.lag_ms is not None:
             return measured.lag_ms / 1000, measured.retention_left_seconds
         if row.stopped is not None:
-            reason = row.stopped.reason
-            arrived_seconds = reason.arrival_seconds if isinstance(reason, StoppedAtRecord) else None
-            return None if arrived_seconds is None else max(0.0, self.wall_seconds - arrived_seconds), None
-        age = self.status_ages.get(row.owner or "")
-        if owner is None or owner.is_live or status is None or status.lag_ms is None or age is None:
+            stopped = row.stopped.reason
+            return self._age(stopped.arrival_seconds if isinstance(stopped, StoppedAtRecord) else None), None
+        if (owner is not None and owner.is_live) or isinstance(reason, WaitsForParents | ApplicationMoved):
             return None, None
-        left = status.retention_left_seconds
-        return status.lag_ms / 1000 + age, None if left is None else max(0.0, left - age)
+        return self._lag_without_owner(row, status, reason)
+
+    def _lag_without_owner(
+        self, row: LeaseRow, status: ShardStatus | None, reason: Reason | None
+    ) -> tuple[float | None, float | None]:
+        """Nobody has finished a record since the owner died, so the lag grows with time. `status` is the owner's last
+        one; the checkpoint may be newer. A free shard that a worker is about to take has just been read.
+        """
+        said = None if status is None else status.handled_through_seconds
+        stored = None if isinstance(reason, NotTakenYet) else row.checkpoint.seen_through_seconds
+        lag = self._age(max((seconds for seconds in (said, stored) if seconds is not None), default=None))
+        if lag is None or status is None or status.lag_ms is None or status.retention_left_seconds is None:
+            return lag, None
+        return lag, max(0.0, status.lag_ms / 1000 + status.retention_left_seconds - lag)
+
+    def _age(self, seconds: float | None) -> float | None:
+        return None if seconds is None else max(0.0, self.wall_seconds - seconds)
 
     def _state(
         self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None

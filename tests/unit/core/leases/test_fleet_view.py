@@ -47,8 +47,8 @@ def lease(number=0, key=KEY, generation=0, **fields):
     return LeaseRow(key=LeaseKey(key, generation, f"shard-{number}"), **fields)
 
 
-def said(number=0, reason=None, behind_ms=0, rate=0.0, lag_ms=None, left=None):
-    return ShardStatus(lease(number).key.short_name, reason, behind_ms, rate, None, lag_ms, left)
+def said(number=0, reason=None, behind_ms=0, rate=0.0, lag_ms=None, left=None, handled_through=None):
+    return ShardStatus(lease(number).key.short_name, reason, behind_ms, rate, None, lag_ms, left, handled_through)
 
 
 def status_of(name, *shards, **totals):
@@ -84,12 +84,36 @@ def test_a_held_shard_moves_as_its_owner_says():
     assert status.stalled_shards == ()
 
 
-def test_the_lag_of_a_watched_shard_grows_after_its_owner_has_died():
-    told = status_of("a", said(0, lag_ms=9_000, left=60))
-    shard = view([lease(owner="a")], [member()], statuses=[told], watched_ms=20_000).shards[0]
-    assert (shard.state, shard.lag, shard.retention_left) == ("orphaned", 29.0, 40.0)
-    unseen = view([lease(owner="a")], [member()], statuses=[told], watched_ms=20_000, fresh=()).shards[0]
-    assert (unseen.state, unseen.lag) == ("orphaned", None), "the status may be of yesterday"
+ALL_BEFORE_80 = Checkpoint(Position(7), seen_through_seconds=80.0)
+LAST_WORDS = status_of("a", said(0, lag_ms=9_000, left=60, handled_through=71.0))
+DEAD = {"members": [member()], "dead": ("a",), "fresh": ()}
+
+
+@pytest.mark.parametrize(
+    "row, others, state, lag, left",
+    [
+        ({"owner": "a"}, {**DEAD, "statuses": [LAST_WORDS]}, "orphaned", 29.0, 40.0),
+        ({"owner": "a"}, {"members": [member()], "statuses": [LAST_WORDS], "watched_ms": 20_000},
+         "orphaned", 29.0, 40.0),
+        ({"owner": "a", "checkpoint": ALL_BEFORE_80}, {**DEAD, "statuses": [LAST_WORDS]}, "orphaned", 20.0, 49.0),
+        ({"owner": "a", "checkpoint": ALL_BEFORE_80}, DEAD, "orphaned", 20.0, None),
+        ({"owner": "a"}, DEAD, "orphaned", None, None),
+        ({"owner": "a"}, {"members": [member(state="sealed"), member("b")], "statuses": [LAST_WORDS]},
+         "unowned", 29.0, 40.0),
+        ({"checkpoint": ALL_BEFORE_80}, {}, "unowned", 20.0, None),
+        ({"checkpoint": ALL_BEFORE_80}, {"members": [member(shards_max=0)]}, "unowned", 20.0, None),
+        # a worker takes it in a moment, and how far it is was last written up to an hour ago
+        ({"checkpoint": ALL_BEFORE_80}, {"members": [member()]}, "unowned", None, None),
+        # a live owner writes no status while nobody looks
+        ({"owner": "a", "checkpoint": ALL_BEFORE_80}, {"members": [member()], "statuses": [LAST_WORDS], "fresh": ()},
+         "reading", None, None),
+        ({"waits_for": ("shard-0",), "checkpoint": ALL_BEFORE_80}, {}, "waiting", None, None),
+    ],
+)  # fmt: skip
+def test_the_lag_of_a_shard_that_nobody_handles_grows_since_all_was_handled(row, others, state, lag, left):
+    parent = [] if "waits_for" not in row else [lease(0)]
+    shard = view([*parent, lease(len(parent), **row)], **others).shards[-1]
+    assert (shard.state, shard.lag, shard.retention_left) == (state, lag, left)
 
 
 def test_a_stopped_shard_is_behind_by_the_age_of_its_record_even_without_a_report():

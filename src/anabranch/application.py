@@ -25,7 +25,7 @@ from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_alerts, make_emit
 from anabranch._engine.run_watch import tell_alert
 from anabranch._model.kinds import type_violations
-from anabranch._model.leases import AppRow, Conflict, ControlRow, LeaseRow, MemberRow
+from anabranch._model.leases import Conflict, ControlRow, LeaseRow, MemberRow, Place
 from anabranch._model.streams import Position
 from anabranch._ports import Clock, LeaseStore
 from anabranch.alerts import Alert
@@ -34,7 +34,7 @@ from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, Le
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
 from anabranch.reports import CommandResult, DesiredWorkers, FleetMember, FleetStatus
 from anabranch.stores.catalogue import delete_leftovers, find_store
-from anabranch.stores.copying import check_target, copy_rows
+from anabranch.stores.copying import check_copy, copy_rows
 from anabranch.stores.urls import open_store
 
 __all__ = ["Application"]
@@ -261,8 +261,10 @@ class Application:
         store = await self._open()
         _, rows = await self._read()
         lease = _find_lease(rows, shard_id, stream)
+        if rows.app.place == "moved":
+            raise UsageError(f"application {self._app!r} is in {rows.app.other_url}: send commands there")
         if rows.app.place != "here":
-            raise UsageError(f"application {self._app!r} is in {rows.app.other_store}: send commands there")
+            raise UsageError(f"application {self._app!r} is being copied: complete that copy first")
         if lease.is_finished:
             raise UsageError(f"{shard_id} is finished: there is nothing to {action}")
         if action == RESUME and lease.stopped is None:
@@ -368,32 +370,29 @@ class Application:
         """Moves the application to another lease store, and returns the number of its leases. Refuses while any worker
         is still heartbeating. From then on, workers start there and refuse to start here.
 
-        A copy that failed half-way can be repeated: until it is complete, workers refuse to start in both stores.
+        A copy that failed half-way can be repeated: until it is complete, workers refuse to start in both stores. A
+        complete one cannot: no second store gets the application.
         """
         source = await self._open()
         target = open_store(leases, self._app, self._aws)
         try:
             _, rows = await self._read()
-            await self._mark_as_moved(source, target, rows.app)
+            await check_copy(source, target, rows.app)
+            if rows.app.place != "moved":
+                await self._mark_as_leaving(source, target, rows.app.place)
             return await copy_rows(source, target, rows.app)
         finally:
             if target is not leases:
                 await target.close()
 
-    async def _mark_as_moved(self, source: LeaseStore, target: LeaseStore, app: AppRow) -> None:
-        if app.place == "arriving":
-            raise UsageError(f"application {self._app!r} has not arrived in {source} yet: complete that copy first")
-        if app.place == "moved" and app.other_store != str(target):
-            raise UsageError(f"application {self._app!r} was moved to {app.other_store} already")
-        await check_target(target, app)
-        if app.place == "moved":
-            return  # an earlier copy was not completed
+    async def _mark_as_leaving(self, source: LeaseStore, target: LeaseStore, place: Place) -> None:
+        """From then on, nobody writes here."""
         await self._seal_dead_members()
-        marked = await source.move_app("here", "moved", str(target))
+        marked = await source.move_app(place, "leaving", str(target))
         # A worker that starts meanwhile is seen here, or sees the mark in its first poll.
         status, _ = await self._read()
-        if marked is None or marked.place != "moved" or status.live_members:
-            await source.move_app("moved", "here", "")
+        if marked is None or marked.place != "leaving" or status.live_members:
+            await source.move_app("leaving", "here", "")
             raise UsageError(f"application {self._app!r} was not moved: a worker started at that moment")
 
     async def _seal_dead_members(self) -> FleetRows:

@@ -20,6 +20,7 @@ from anabranch._cli.options import (
     add_aws_options,
     add_json_option,
     add_leases_option,
+    application_argument,
     aws_from,
     stream_argument,
 )
@@ -206,7 +207,11 @@ class Checkup:
             return Finding("store", "ok", f"{store} responds; application {app!r} has not used it yet")
         await store.open(row)
         if row.place == "moved":
-            return Finding("store", "warn", f"application {app!r} was moved to {row.other_store}", "name that store")
+            return Finding("store", "warn", f"application {app!r} was moved to {row.other_url}", "name that store")
+        if row.place != "here":
+            way = f"to {row.other_url}" if row.place == "leaving" else f"from {row.other_url}"
+            found = f"application {app!r} is being copied {way}, and no worker can start"
+            return Finding("store", "warn", found, "repeat `anabranch apps copy` until it is complete")
         members = (await store.poll()).members
         return Finding("store", "ok", f"{store} responds; application {app!r} has {counted(len(members), 'member')}")
 
@@ -477,7 +482,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stream", nargs="?", type=stream_argument, metavar="STREAM",
         help="also check this stream and the permissions on it",
     )  # fmt: skip
-    parser.add_argument("--app", metavar="NAME", help="also check the lease store of this application")
+    parser.add_argument(
+        "--app", type=application_argument, metavar="NAME", help="also check the lease store of this application"
+    )
     add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
     add_json_option(parser)
     add_aws_options(parser)

@@ -129,7 +129,7 @@ def test_a_stopped_application_moves_from_its_file_to_dynamodb_without_loss_or_r
     assert asyncio.run(consume(table, None)) == [3, 4, 5, 6, 7, 8, 9]
     assert "was moved to dynamodb://moved" in cli("explain", "billing", "--leases", file).out
     again = cli("apps", "copy", "billing", "--from", file, "--to", table)
-    assert (again.code, "is in dynamodb://moved" in again.err) == (1, True)
+    assert (again.code, "was moved to dynamodb://moved" in again.err) == (1, True)
 
 
 def test_doctor_checks_the_table(server, cli, dynamodb):

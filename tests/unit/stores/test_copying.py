@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -82,10 +83,10 @@ def test_an_application_moves_with_all_positions_and_refuses_to_start_where_it_w
         assert await Application("billing", leases=source).copy_to(target) == 2
         await check_arrived(target)
         app = (await source.poll()).app
-        assert (app.place, app.other_store) == ("moved", "dynamodb://anabranch")
+        assert (app.place, app.other_url) == ("moved", "dynamodb://anabranch")
         status = await Application("billing", leases=source).status()
         assert [shard.reason and shard.reason.code for shard in status.shards] == [None, "application-moved"]
-        with pytest.raises(UsageError, match="is in dynamodb://anabranch already"):
+        with pytest.raises(UsageError, match="was moved to dynamodb://anabranch already"):
             await Application("billing", leases=source).copy_to(target)
         with pytest.raises(UsageError, match="was moved to dynamodb://anabranch already"):
             await Application("billing", leases=source).copy_to(SqliteLeaseStore(tmp_path / "other.db", "billing"))
@@ -133,7 +134,7 @@ def test_a_worker_that_starts_at_the_same_moment_keeps_its_application():
 
     class Racing(DynamoDbLeaseStore):
         async def move_app(self, expected, place, other_store):
-            if place == "moved":
+            if place == "leaving":
                 await self.register_member(MemberRow(member_id="b#1", expiry_ms=3_000))
             return await super().move_app(expected, place, other_store)
 
@@ -179,10 +180,11 @@ def test_a_copy_that_fails_at_any_step_can_be_repeated(side, breaks):
         else:
             is_done = True
         failing.calls_left = None
-        places = [row and row.place for row in (await source.read_app(), await target.read_app())]
-        assert places.count("here") == 1 or "arriving" in places or places == ["moved", None], places
-        assert "here" not in places or places in (["here", None], ["moved", "here"])
-        if places != ["moved", "here"]:
+        places = tuple(row and row.place for row in (await source.read_app(), await target.read_app()))
+        assert places in {
+            ("here", None), ("leaving", None), ("leaving", "arriving"), ("moved", "arriving"), ("moved", "here")
+        }  # fmt: skip
+        if places != ("moved", "here"):
             assert not is_done
             await Application("billing", leases=source).copy_to(target)
         await check_arrived(target)
@@ -196,8 +198,38 @@ def test_a_copy_that_fails_at_any_step_can_be_repeated(side, breaks):
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("place, words", [("moved", "was moved to elsewhere://"), ("arriving", "copy is not complete")])
+def test_a_second_store_with_the_same_url_does_not_get_a_copy_too():
+    """The URL is the same, but the region, the account or the endpoint of the environment is another."""
+
+    async def main(calls):
+        source, first, elsewhere = dynamodb(MemoryDynamoDb()), FailingDynamoDb(), MemoryDynamoDb()
+        elsewhere.region = "ap-south-1"
+        second = dynamodb(elsewhere, "other")
+        await fill(source)
+        first.calls_left = calls
+        with suppress(LeaseStoreError):
+            await Application("billing", leases=source).copy_to(dynamodb(first, "other"))
+        first.calls_left = None
+        for target in (second, dynamodb(first, "other"), second):
+            with suppress(UsageError):
+                await Application("billing", leases=source).copy_to(target)
+        rows = [await store.read_app() for store in (source, dynamodb(first, "other"), second)]
+        places = [row and row.place for row in rows]
+        assert (places[0], places.count("here")) == ("moved", 1), places
+
+    for calls in range(1, 40):
+        asyncio.run(main(calls))
+
+
+@pytest.mark.parametrize(
+    "place, words",
+    [
+        ("moved", "was moved to elsewhere://: name that store"),
+        ("leaving", "is being moved to elsewhere://, and the copy is not complete"),
+        ("arriving", "is being copied here from elsewhere://, and the copy is not complete"),
+    ],
+)
 def test_a_worker_refuses_to_start_where_its_application_is_not(place, words):
     with pytest.raises(LeaseStoreInvalidError, match=words) as caught:
-        StoreDialogue(random.Random(1))._at_home(replace(APP, place=place, other_store="elsewhere://"))
+        StoreDialogue(random.Random(1))._at_home(replace(APP, place=place, other_store="elsewhere://\nidentity"))
     assert caught.value.code == "moved"

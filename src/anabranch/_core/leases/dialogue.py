@@ -107,13 +107,14 @@ class StoreDialogue:
         """A copy and a start may happen together: each looks after it has written."""
         if app.place == "moved":
             raise LeaseStoreInvalidError(
-                f"application {app.app!r} was moved to {app.other_store}",
+                f"application {app.app!r} was moved to {app.other_url}",
                 code="moved",
                 advice="name that store in leases=",
             )
         if app.place != "here":
+            way = "moved to" if app.place == "leaving" else "copied here from"
             raise LeaseStoreInvalidError(
-                f"application {app.app!r} is being copied here from {app.other_store}, and the copy is not complete",
+                f"application {app.app!r} is being {way} {app.other_url}, and the copy is not complete",
                 code="moved",
                 advice="repeat `anabranch apps copy`",
             )

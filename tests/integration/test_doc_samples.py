@@ -1,7 +1,8 @@
 """Every Python sample of the README and the docs is run, as its reader would run it, against a local Kinesis.
 
 A block is one program; one without a call of its own `main` gets it. The files that a page names (`# file: work.py`)
-lie beside each of its programs. A block fenced as anything but `python` is not a sample.
+lie beside each of its programs. A block fenced as anything but `python` is not a sample; one fenced as `py` shows the
+code of another library, and only its syntax is checked.
 """
 
 import os
@@ -70,6 +71,22 @@ def test_a_sample_runs_as_it_is_printed(block, files, tmp_path):
         output, _ = sample.communicate(timeout=60)
     assert sample.returncode in ({0, -15} if _runs_forever(block) else {0}), output
     assert "Traceback" not in output, output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_other_libraries_is_python(page):
+    for block in re.findall(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        compile(block, page.name, "exec")
+
+
+def test_the_decoder_of_the_docs_reads_what_async_kinesis_writes():
+    """The bytes are from its MsgpackProcessor, version 3.0.1."""
+    page = (REPOSITORY / "docs" / "migrate.md").read_text()
+    (block,) = [block for block in _BLOCK.findall(page) if "def netstrings" in block]
+    names = {}
+    exec(compile(block, "migrate.md", "exec"), names)
+    written = b"8:\x81\xa5order\x00,8:\x81\xa5order\x01,16:\x81\xa5order\xa81:2,3:4,,"
+    assert names["netstrings"](written) == [{"order": 0}, {"order": 1}, {"order": "1:2,3:4,"}]
 
 
 def _runs_forever(block):

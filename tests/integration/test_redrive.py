@@ -614,6 +614,21 @@ def test_a_worker_redrives_what_comes_in_and_sends_the_rest_to_review(url, revie
     asyncio.run(main())
 
 
+def test_a_worker_may_start_before_there_is_a_file(file_url, review, tmp_path):
+    async def main():
+        stop, handler = asyncio.Event(), Handler()
+        async with DeadLetters(file_url) as box, asyncio.TaskGroup() as group:
+            group.create_task(
+                box.work(handler, review=review, idle=0.01, stop=stop, on_progress=lambda report: stop.set())
+            )
+            while not (tmp_path / "letters.db").exists():  # noqa: ASYNC110 -- nothing tells us
+                await asyncio.sleep(0.01)
+            await fill(file_url, [a_letter(1)])
+        assert handler.numbers() == [1]
+
+    asyncio.run(main())
+
+
 def test_a_worker_without_a_review_destination_is_refused(file_url):
     async def main():
         async with DeadLetters(file_url) as box:

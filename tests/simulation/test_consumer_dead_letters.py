@@ -111,6 +111,32 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
     run(main)
 
 
+@EVERY_HANDLER
+def test_a_letter_says_when_each_call_started(way):
+    async def main():
+        async with stream_world(1) as world:
+            put(world, b"poison")
+            letters, began = Letters(), []
+
+            async def fail_slowly(item):
+                began.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(5)
+                raise LookupError
+
+            order = way if way in {"key", "none"} else "shard"
+            policy = Retry(attempts=2, backoff=0.0, then=DeadLetter(letters))
+            async with world.consumer(
+                app="billing", until="tip", order=order, leases="memory://", on_failure=policy
+            ) as consumer:
+                await (consumer.run_batches if way == "run_batches" else consumer.run)(fail_slowly)
+            (letter,) = letters.written
+            ages = [letter.written_seconds - one for one in letter.attempted_seconds]
+            assert ages == pytest.approx([10, 5], abs=0.1)
+            assert began[1] - began[0] == pytest.approx(5, abs=0.1)
+
+    run(main)
+
+
 @EVERY_WAY
 @pytest.mark.parametrize("then", ["skip", "letter"])
 def test_a_payload_that_does_not_decode_follows_the_same_policy_at_once(way, then):
@@ -426,12 +452,13 @@ async def _close():
         (DeadLetter(), "needs app="),
         (DeadLetter("sqs://"), "sqs://"),
         (DeadLetter("https://queue"), "https://queue"),
+        (DeadLetter(print), "the dead letter function print is not async: make it an async def"),
     ],
 )
 def test_a_destination_that_cannot_be_is_refused_by_name_when_the_consumer_is_made(policy, message):
     async def main():
         async with stream_world(1) as world:
             with pytest.raises(ConfigurationError, match=message):
-                world.consumer(on_failure=Retry(then=policy))
+                world.consumer(on_failure=Retry(then=policy), app=None if policy.url is None else "billing")
 
     run(main)

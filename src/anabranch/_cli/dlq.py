@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from anabranch._cli.output import (
     FAILED,
     confirm,
     counted,
+    flush,
     make_console,
     one_line,
     print_facts,
@@ -252,15 +252,22 @@ def _show(arguments: argparse.Namespace) -> int:
     if letter.stack:
         show()
         for line in letter.stack.rstrip("\n").split("\n"):
-            show(line)
+            show(f"  {line}")  # none passes for a fact
     show()
-    show(_payload(letter.payload))
+    if letter.payload is None:
+        show_lines(wrapped(_no_payload(letter), make_console()))
+    else:
+        show(_payload(letter.payload))
     return DONE
 
 
-def _payload(payload: bytes | None) -> str:
-    if payload is None:
-        return "no payload: it was trimmed from the stream, or redacted"
+def _no_payload(letter: "Letter") -> str:
+    if letter.overflow is not None:
+        return f"no payload: {one_line(letter.overflow)} is gone, or no letter"
+    return "no payload: it was trimmed from the stream, or redacted"
+
+
+def _payload(payload: bytes) -> str:
     shown = payload[:_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
     more = "" if len(payload) <= _PAYLOAD_SHOWN else " (the beginning; --json has all)"
     return f"payload, {counted(len(payload), 'byte')}{more}: {shown}"
@@ -287,12 +294,17 @@ def _export(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     if path.exists():
         raise ConfigurationError(f"{path} exists: name a new file")
+    _configure_logging("warning")
     try:
         count = _with_letters(arguments, lambda box: box.export(path, _where(arguments)))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
     show(f"{counted(count, 'letter')} written to {path}")
     return DONE
+
+
+def _configure_logging(level: str) -> None:
+    configure_logging(argparse.Namespace(log=level, log_format="text"))
 
 
 def _policy(arguments: argparse.Namespace) -> Any:
@@ -309,7 +321,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
         )
     consumer = None if arguments.target is None else find_consumer(arguments.target)
     is_terminal = make_console(stderr=True).is_terminal
-    configure_logging(argparse.Namespace(log="error" if is_terminal else "warning", log_format="text"))
+    _configure_logging("error" if is_terminal else "warning")
     where = _where(arguments)
     options = {
         "where": where, "policy": _policy(arguments), "review": arguments.review, "rate": arguments.rate,
@@ -355,7 +367,7 @@ def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
         (report.without_payload, "left, without a payload"),
     ]
     told = ", ".join(f"{count} {what}" for count, what in parts if count)
-    show(f"{counted(report.matched, 'letter')}: {told}" if told else "no letters")
+    show_lines(wrapped(f"{counted(report.matched, 'letter')}: {told}" if told else "no letters", make_console()))
     if report.last_error is not None:
         show_lines(wrapped(f"the last failure: {one_line(report.last_error)[:_MESSAGE_COLUMNS]}", make_console()))
     if is_stopped:
@@ -401,5 +413,5 @@ def _worker(arguments: argparse.Namespace) -> int:
             )
 
     _with_letters(arguments, work)
-    sys.stdout.flush()
+    flush()
     return DONE

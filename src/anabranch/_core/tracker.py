@@ -305,7 +305,7 @@ def _open_key(record: Record[bytes], order: OrderMode, attempts: int, failure: F
     digest, position = key_digest(record, order), record.position
     if failure is None:
         return OpenKey(digest, position, attempts)
-    error_type = failure.error_type[:ERROR_TYPE_CHARACTERS_MAX]
+    error_type = failure.error_type[-ERROR_TYPE_CHARACTERS_MAX:]  # the class is at its end
     return OpenKey(digest, position, attempts, "dead_lettering", error_type, failure.fingerprint)
 
 

@@ -389,7 +389,7 @@ class Dispatcher(Processor):
             records = records[done_count:]
         record, failure = records[0], blamed(failure)
         if len(work.records) == 1:
-            note_failure(self._ports, self._policy, session, record, failure)
+            note_failure(self._ports, self._policy, work, record, failure)
         situation = situation_of(self._ports, session)
         decision = decide(
             self._policy, failure, work.records, situation, attempts=attempts, entropy=self._ports.entropy
@@ -491,7 +491,7 @@ def conclude_undecodable(ports: Ports, policy: Retry, work: Work, error: Undecod
     ports.emit(failed_attempt(session, record, error.cause, attempt=1, retry_in_ms=None))
     decision = undecodable(policy, error, situation_of(ports, session))
     if not isinstance(decision, StopShard):
-        note_failure(ports, policy, session, record, error.cause)
+        note_failure(ports, policy, work, record, error.cause)
         go_past(ports, decision, work, error.cause, 1, index)
         return
     if not index:
@@ -504,10 +504,12 @@ def situation_of(ports: Ports, session: Session) -> Situation:
     return Situation(now_ms, session.outage, session.success_count, clock.seconds(now_ms))
 
 
-def note_failure(ports: Ports, policy: Retry, session: Session, record: Record[bytes], error: BaseException) -> None:
+def note_failure(ports: Ports, policy: Retry, work: Work, record: Record[bytes], error: BaseException) -> None:
     """Remembers what a letter would say, if the policy writes some."""
     if isinstance(policy.then, DeadLetter):
-        session.note_failure(record, ports.clock.wall_ms() / 1000, Failure.of(error))
+        clock = ports.clock
+        started_ms = clock.wall_ms() - (clock.now_ms() - work.started_at_ms)
+        work.session.note_failure(record, started_ms / 1000, Failure.of(error))
 
 
 def go_past(

@@ -100,23 +100,48 @@ class DeadLetters:
         return group_letters([letter async for letter in self.letters(where)])
 
     async def get(self, letter: str) -> Letter:
-        """The whole letter with this idempotency key, or with one that begins so."""
+        """The whole letter with this idempotency key, or with one that begins so. If its object in the overflow is
+        gone, it comes without its payload, and `overflow` names the object.
+        """
         async with self._reading() as box, aclosing(_matching(box, LetterFilter(letter=letter))) as found:
             fitting = [stored async for stored in found]
         if len(fitting) != 1:
             count = f"{len(fitting)} letters begin" if fitting else "no letter begins"
-            raise DeadLetterError(f"{count} with {letter!r} in {self._box}", code="missing", advice="give more digits")
-        return await fetch_whole(fitting[0], self._aws)
+            advice = "give more digits" if fitting else "`anabranch dlq ls --letters` has the first digits of each"
+            raise DeadLetterError(f"{count} with {letter!r} in {self._box}", code="missing", advice=advice)
+        return await self._as_whole_as_it_is(fitting[0])
 
     async def export(self, path: str | Path, where: LetterFilter = ALL) -> int:
-        """Writes whole letters to a file, one JSON object per line. Returns their number."""
-        count = 0
-        with Path(path).open("wb") as file:  # noqa: ASYNC230 -- lines of a local file
-            async with self._reading() as box, aclosing(_matching(box, where)) as found:
-                async for stored in found:
-                    file.write(encode_letter(await fetch_whole(stored, self._aws)) + b"\n")
-                    count += 1
+        """Writes whole letters to a file, one JSON object per line. Returns their number. The file is complete, or not
+        there. A letter whose object in the overflow is gone has no payload, and `overflow` names the object.
+        """
+        count, path = 0, Path(path)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with unfinished.open("wb") as file:
+                async with self._reading() as box, aclosing(_matching(box, where)) as found:
+                    async for stored in found:
+                        letter = await self._as_whole_as_it_is(stored)
+                        if letter.overflow is not None:
+                            _log.warning(
+                                "the letter of record %s has no payload: %s is gone, or no letter",
+                                letter.place,
+                                letter.overflow,
+                            )
+                        file.write(encode_letter(letter) + b"\n")
+                        count += 1
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
         return count
+
+    async def _as_whole_as_it_is(self, stored: StoredLetter) -> Letter:
+        try:
+            return await fetch_whole(stored, self._aws)
+        except DeadLetterError as error:
+            if error.code not in {"missing", "unusable"}:
+                raise
+            return stored.letter
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[LetterBox]:
@@ -229,6 +254,7 @@ class DeadLetters:
         while not stop.is_set():
             delivery = HandlerDelivery(registered, concurrency)
             try:
+                await self._box.check(0)  # makes a file, as a consumer does: either may start first
                 async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as run:
                     while not stop.is_set():
                         await run(ALL)

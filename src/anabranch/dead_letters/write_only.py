@@ -9,7 +9,7 @@ from anabranch._model.streams import StreamName
 from anabranch._wire.messages import PutRecordsEntry, StreamSummary
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import retention_warnings, translated
-from anabranch.errors import AnabranchError, DeadLetterCode, DeadLetterError
+from anabranch.errors import AnabranchError, ConfigurationError, DeadLetterCode, DeadLetterError
 from anabranch.letters import Letter, encode_letter
 from anabranch.limits import RECORD_BYTES_DEFAULT_MAX
 
@@ -74,7 +74,11 @@ class FunctionLetters:
     """An async function that keeps the letter, and returns when it is durable."""
 
     def __init__(self, function: Callable[[Letter], Awaitable[object]]) -> None:
+        """Raises `ConfigurationError` if it is not async: each letter would be written again and again."""
         self._function = function
+        called = (inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004 -- of a callable object
+        if not any(map(inspect.iscoroutinefunction, called)):
+            raise ConfigurationError(f"the dead letter function {self} is not async: make it an async def")
 
     def __str__(self) -> str:
         return str(getattr(self._function, "__qualname__", repr(self._function)))

@@ -108,13 +108,17 @@ def test_a_letter_is_shown_with_its_stack_and_payload(cli, url):
     fill(url, [a_letter(payload=b"\x1b[31mred")])
     shown = cli("dlq", "show", url, a_letter().idempotency_key[:8])
     assert shown.code == 0
-    assert "Traceback" in shown.out
+    assert "\n  Traceback\n" in shown.out
     assert "payload, 8 bytes: \\x1b[31mred" in shown.out, "an escape sequence reached the terminal"
     whole = cli("dlq", "show", url, a_letter().idempotency_key[:8], "--json")
     assert decode_letter(json.dumps(whole.json)) == a_letter(payload=b"\x1b[31mred")
     missing = cli("dlq", "show", url, "ffff")
     assert (missing.code, missing.out) == (1, "")
     assert "no letter begins with 'ffff'" in missing.err
+    assert "give more digits" not in missing.err
+    fill(url, [a_letter(number) for number in range(2, 40)])
+    assert "letters begin with ''" in (several := cli("dlq", "show", url, "").err)
+    assert "give more digits" in several
 
 
 def test_letters_that_anybody_may_have_written_are_shown_harmlessly(cli, url):
@@ -127,15 +131,30 @@ def test_letters_that_anybody_may_have_written_are_shown_harmlessly(cli, url):
             assert not set("\x1b\u202e\x07\x9b") & set(shown.out + shown.err)
 
 
+def on_terminal(*words):
+    code = "import sys; from anabranch._cli.command_line import main; sys.exit(main(sys.argv[1:]))"
+    terminal = {**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "dumb"}
+    command = [sys.executable, "-c", code, "dlq", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=terminal)
+
+
 def test_tables_fit_eighty_columns(url):
     fill(url, [a_letter(1, key="k" * 200, message="m" * 500), a_letter(2, key="\u4f60" * 50)])
-    code = "import sys; from anabranch._cli.command_line import main; sys.exit(main(sys.argv[1:]))"
     for words in (["ls", url], ["ls", url, "--letters"]):
-        shown = subprocess.run(
-            [sys.executable, "-c", code, "dlq", *words], capture_output=True, text=True, check=True,
-            env={**os.environ, "COLUMNS": "80", "FORCE_COLOR": "1", "TERM": "dumb"},
-        ).stdout  # fmt: skip
-        assert max(map(cell_len, shown.splitlines())) <= 80
+        shown = on_terminal(*words)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert max(map(cell_len, shown.stdout.splitlines())) <= 80
+
+
+def test_what_became_of_the_letters_fits_eighty_columns(folder, url):
+    bad = a_letter(2, payload=b"bad", key="bob")
+    fill(url, [a_letter(1), bad, a_letter(3, key="bob"), replace(a_letter(4, key="carl"), payload=None)])
+    shown = on_terminal("redrive", url, "app:consumer", "--attempts", "1")
+    assert max(map(cell_len, shown.stdout.splitlines())) <= 80
+    told = " ".join(shown.stdout.split())
+    assert told.startswith(
+        "4 letters: 1 delivered, 1 failed again and left, 1 left, behind a failed letter of the same"
+    )
 
 
 def test_letters_are_dropped_by_filter_and_only_after_confirmation(cli, url):
@@ -153,6 +172,26 @@ def test_letters_are_exported_whole_to_a_new_file(cli, url, tmp_path):
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
     assert [decode_letter(line) for line in lines] == [a_letter(1), a_letter(2)]
     assert "exists: name a new file" in cli("dlq", "export", url, str(tmp_path / "out.jsonl")).err
+
+
+def test_a_letter_whose_overflow_is_gone_is_shown_and_exported_without_its_payload(cli, url, tmp_path):
+    lost = replace(a_letter(2), payload=None, overflow="file:///nowhere/\x1b[31m.json")
+    fill(url, [a_letter(1), lost, a_letter(3)])
+    shown = cli("dlq", "show", url, lost.idempotency_key)
+    assert shown.code == 0
+    assert "no payload: file:///nowhere/\\x1b[31m.json is gone" in shown.out
+    command = [*PROGRAM, "dlq", "export", url, str(tmp_path / "out.jsonl")]
+    exported = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (exported.returncode, exported.stdout.startswith("3 letters written")) == (0, True)
+    assert f"the letter of record {lost.place} has no payload: file:///nowhere/\\x1b[31m.json is gone" in exported.stderr
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
+    assert [decode_letter(line) for line in lines] == [a_letter(1), lost, a_letter(3)]
+
+
+def test_an_export_that_fails_leaves_no_file(cli, tmp_path):
+    failed = cli("dlq", "export", f"sqlite://{tmp_path}/none.db", str(tmp_path / "out.jsonl"))
+    assert (failed.code, "there is no file" in failed.err) == (1, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_letters_are_redriven_to_the_handler_of_a_consumer(cli, folder, url):

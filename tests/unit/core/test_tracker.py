@@ -10,6 +10,7 @@ from anabranch._core.reading.window import Page
 from anabranch._core.tracker import Tracker, adopt, discards, key_digest
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
+from anabranch.letters import Failure
 from shard_records import make_record
 
 PAGE = Page((), None)
@@ -83,6 +84,16 @@ def test_the_number_of_attempts_is_kept_with_the_open_key():
     committed = tracker.checkpoint([first])
     heir = Tracker(committed, "key")
     assert [entry.attempts for entry in enter(heir, (1, "a"), (2, "b"), (3, "a"))] == [2, 0, 0]
+
+
+def test_the_end_of_a_long_error_type_is_kept_as_it_has_the_class():
+    tracker = Tracker(FRESH, "key")
+    (entry,) = enter(tracker, (1, "a"))
+    entry.attempts = 3
+    entry.failure = Failure(error_type=f"{'package.' * 9}NoSuchCustomerError", fingerprint="abcd")
+    (opened,) = tracker.checkpoint([entry]).open_keys
+    assert len(opened.error_type) == 40
+    assert opened.error_type.endswith(".NoSuchCustomerError")
 
 
 @pytest.mark.parametrize("order", ["shard", "key", "none"])

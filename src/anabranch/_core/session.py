@@ -201,8 +201,8 @@ class Session:
         self.counters = Counters()
         """Since the lease was taken, without what the lane counts; `counted` has both."""
         self.outage = OutageGuard()
-        self._failed_seconds: dict[Position, list[float]] = {}
-        """When each record failed that is tried again, alone."""
+        self._call_seconds: dict[Position, list[float]] = {}
+        """When the calls started that failed with each record alone."""
         self._last_failures: dict[Position, Failure] = {}
         self.letters_due: list[PendingLetter] = []
         """What the engine has to write, until it takes them."""
@@ -655,18 +655,18 @@ class Session:
             self.lane.finish_through(len(work.records) if count is None else count)
         elif work.entry is not None and count != 0:
             self.lane.finish(work.entry)
-        if self._failed_seconds:
+        if self._call_seconds:
             self._forget_failures(work.records if count is None else work.records[:count])
         self._settle()
 
     def _forget_failures(self, records: Sequence[Record[bytes]]) -> None:
         for record in records:
-            self._failed_seconds.pop(record.position, None)
+            self._call_seconds.pop(record.position, None)
             self._last_failures.pop(record.position, None)
 
-    def note_failure(self, record: Record[bytes], at_seconds: float, failure: Failure | None) -> None:
+    def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure | None) -> None:
         """A call with this record alone failed. `failure`: for its letter, should there be one."""
-        self._failed_seconds.setdefault(record.position, []).append(at_seconds)
+        self._call_seconds.setdefault(record.position, []).append(started_seconds)
         if failure is not None:
             self._last_failures[record.position] = failure
 
@@ -727,7 +727,7 @@ class Session:
                 record.position,
                 failure,
                 attempts,
-                tuple(self._failed_seconds.get(record.position, ())),
+                tuple(self._call_seconds.get(record.position, ())),
                 work,
                 record,
                 recovered,

@@ -253,6 +253,26 @@ def test_a_row_that_is_no_row_is_named(server):
         opened(server.leases())
 
 
+def test_a_database_that_there_is_not_ends_a_start(server):
+    with pytest.raises(LeaseStoreInvalidError, match=r"has no database 99 \(.*\): name one of its databases"):
+        opened(server.leases().replace("/0", "/99"))
+
+
+def test_a_key_of_another_program_ends_a_start(server):
+    server.call("SET", "anabranch:{billing}:app", "mine")
+    with pytest.raises(LeaseStoreInvalidError, match=r"has a key of another type .* where rows of .*'billing' belong"):
+        opened(server.leases())
+
+
+def test_an_error_that_may_pass_is_quoted_and_tried_again(server):
+    server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    try:
+        with pytest.raises(LeaseStoreError, match=r"answered with an error \(NOREPLICAS"):
+            opened(server.leases())
+    finally:
+        server.call("CONFIG", "SET", "min-replicas-to-write", "0")
+
+
 # TLS
 
 
@@ -280,7 +300,7 @@ def test_a_certificate_that_is_not_trusted_says_how_to_name_its_ca(tls):
 
 
 def test_a_certificate_that_cannot_be_read_is_named(tls):
-    with pytest.raises(ConfigurationError, match=r"ssl_ca_certs= names '/nowhere\.pem', which is not a file"):
+    with pytest.raises(ConfigurationError, match=r"ssl_ca_certs=/nowhere\.pem': ssl_ca_certs= does not name a file"):
         opened(f"rediss://127.0.0.1:{tls[2]}/0?ssl_ca_certs=/nowhere.pem")
 
 

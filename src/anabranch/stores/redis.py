@@ -385,7 +385,7 @@ class RedisLeaseStore(RowLeaseStore):
         except LeaseError:
             raise
         except (RedisError, OSError) as error:
-            raise _store_error(str(self), error) from None  # the cause may name the user
+            raise _store_error(self, error) from None  # the cause may name the user
 
 
 _SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory-policy")
@@ -422,7 +422,7 @@ def _setting(answer: Any) -> str | None:
 # Reasons
 
 
-def _store_error(store: str, error: Exception) -> LeaseError:
+def _store_error(store: RedisLeaseStore, error: Exception) -> LeaseError:
     from redis import exceptions  # noqa: PLC0415 -- an extra
 
     what, said = f"Redis at {store}", str(error)
@@ -436,6 +436,15 @@ def _store_error(store: str, error: Exception) -> LeaseError:
         return LeaseStoreInvalidError(
             f"{what} is a node of a Redis Cluster ({said})", advice="name a server that is not in cluster mode"
         )
+    if "DB index" in said:
+        return LeaseStoreInvalidError(
+            f"{what} has no database {store.address.database} ({said})", advice="name one of its databases, such as /0"
+        )
+    if "WRONGTYPE" in said:
+        return LeaseStoreInvalidError(
+            f"{what} has a key of another type ({said}) where rows of application {store.app!r} belong",
+            advice=f"another program has written it: look at the keys {_PREFIX}*, or use another database",
+        )
     if "unknown command" in said:
         return LeaseStoreInvalidError(
             f"{what} does not know a command ({said})", advice="name a Redis server, not a Sentinel or a proxy"
@@ -446,4 +455,6 @@ def _store_error(store: str, error: Exception) -> LeaseError:
         return LeaseStoreInvalidError(
             f"{what}: its certificate is not trusted ({said})", advice="name its CA with ?ssl_ca_certs=/path/ca.pem"
         )
+    if isinstance(error, exceptions.ResponseError):  # for example NOREPLICAS or BUSY: it may pass
+        return LeaseStoreError(f"{what} answered with an error ({said})")
     return LeaseStoreError(f"{what} gave no answer ({said})")

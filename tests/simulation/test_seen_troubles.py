@@ -8,7 +8,7 @@ import asyncio
 import io
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
@@ -21,9 +21,10 @@ from anabranch._core.session import Session
 from anabranch.errors import LeaseStoreError
 from anabranch.health import HealthApp
 from anabranch.logs import JsonFormatter
+from anabranch.reasons import WorkersFull
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import _CLOCK, run, stream_world, until
+from simulated_stream import _CLOCK, QUICK, run, stream_world, until
 
 FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"
 STATUS_AGE_MAX = 7.0
@@ -57,9 +58,12 @@ class Scene:
         self.application = Application("billing", leases=self.store, clock=_CLOCK)
         self.out = io.StringIO()
 
-    async def start(self, name):
+    async def start(self, name, max_shards=None):
+        settings = replace(QUICK, leases=replace(QUICK.leases, max_shards=max_shards))
         retry = Retry(attempts=2, backoff=0.1)
-        consumer = self.world.consumer(app="billing", leases=self.store, order="key", on_failure=retry)
+        consumer = self.world.consumer(
+            app="billing", leases=self.store, order="key", on_failure=retry, settings=settings
+        )
         self.workers[name] = (consumer, asyncio.create_task(consumer.run(self.handle)))
         await until(lambda: consumer.status().member_id is not None, f"{name} to join")
 
@@ -103,6 +107,15 @@ class Scene:
     def is_well(self):
         found = self.states().values()
         return bool(found) and all(state.lag is not None and state.lag < 1 and not state.reason for state in found)
+
+    def owner_of(self, shard_id):
+        """The name of the worker."""
+        owners = {
+            state.shard_id: name
+            for name, (consumer, _) in self.workers.items()
+            for state in consumer.status().shards
+        }  # fmt: skip
+        return owners[shard_id]
 
     async def kill(self, name):
         consumer, task = self.workers.pop(name)
@@ -156,6 +169,8 @@ class Trouble:
     """How long it lasts before somebody looks."""
     over: tuple[str, str] = ("StandstillEnded", "moving again after")
     """The event, and words of the line, that say that it is over."""
+    max_shards: int | None = None
+    """For each worker."""
 
     async def begin(self, scene):
         """Returns since when the oldest record is unfinished, in seconds since 1970."""
@@ -163,6 +178,32 @@ class Trouble:
 
     async def end(self, scene):
         raise NotImplementedError
+
+    def check_worker(self, scene, since):
+        """`Consumer.status()` and `/status.json`."""
+        own = scene.states()[self.shard_id]
+        assert own.lag == pytest.approx(_CLOCK.wall_ms() / 1000 - since, abs=2)
+        assert self.reason == (None if own.reason is None else own.reason.code)
+        served = scene.served_shard(self.shard_id)
+        assert (served["lag"], (served["reason"] or {}).get("code")) == (own.lag, self.reason)
+        assert scene.served("/live")[0] == 200
+
+    async def check_fleet(self, scene, since):
+        """`Application.status()`, `top` and `explain`."""
+        status = await scene.look()
+        true_lag = _CLOCK.wall_ms() / 1000 - since
+        shard = next(shard for shard in status.shards if shard.shard_id == self.shard_id)
+        assert (shard.state, None if shard.reason is None else shard.reason.code) == (self.state, self.reason)
+        assert true_lag - STATUS_AGE_MAX < shard.lag < true_lag + 2
+        assert status.lag == pytest.approx(shard.lag, abs=STATUS_AGE_MAX)
+        check_texts(status, shard, self)
+
+    def check_log(self, scene):
+        assert [line["reason"] for line in scene.logged("StandstillBegan", self.shard_id)][-1:] == [self.reason]
+
+    async def check_over(self, scene):
+        event, words = self.over
+        await until(lambda: any(words in line["message"] for line in scene.logged(event)), f"a line with {words}", 130)
 
 
 @dataclass
@@ -179,6 +220,9 @@ class SlowHandler(Trouble):
 
     async def end(self, scene):
         scene.seconds_per_record = 0.0
+
+    def check_log(self, scene):
+        assert any(line["lag"] > 30 and FIRST in line["worst_shard"] for line in scene.logged("ConsumerProgress"))
 
 
 @dataclass
@@ -253,6 +297,111 @@ class Poison(Trouble):
             await task
             await scene.start(name)
 
+    def check_log(self, scene):
+        assert [line["reason"] for line in scene.logged("ShardStopped", self.shard_id)] == [self.reason]
+
+
+@dataclass
+class StoreAway(Trouble):
+    """Nobody can look at the fleet meanwhile: viewers say what is wrong."""
+
+    reason: str = "store-unreachable"
+    seconds: float = 60.0
+
+    async def begin(self, scene):
+        key = scene.key_in(FIRST, "late")
+        await asyncio.sleep(2)
+        scene.store.is_stopped = True
+        await until(lambda: all(one.status().fenced for one, _ in scene.workers.values()), "the fence")
+        return await scene.put(key)
+
+    async def end(self, scene):
+        scene.store.is_stopped = False
+
+    def check_worker(self, scene, since):
+        super().check_worker(scene, since)
+        status, ready = scene.served("/ready")
+        assert (status, ready["ready"]) == (503, False)
+        assert "no heartbeat was acknowledged in time: connection refused" in ready["reasons"]
+
+    async def check_fleet(self, scene, since):
+        with pytest.raises(LeaseStoreError, match="connection refused"):
+            await scene.application.status()
+
+    def check_log(self, scene):
+        super().check_log(scene)
+        assert len(scene.logged("StoreUnanswered")) == 2  # each worker says it once
+
+    async def check_over(self, scene):
+        await super().check_over(scene)
+        await until(lambda: len(scene.logged("StoreAnswered")) == 2, "both to say so")
+        assert all(55 < line["seconds"] < 75 for line in scene.logged("StoreAnswered"))
+        assert scene.served("/ready")[0] == 200
+
+
+@dataclass
+class KilledWorker(StuckHandler):
+    """The other worker takes the shard over, and is stuck at the same record."""
+
+    async def begin(self, scene):
+        since = await super().begin(scene)
+        await until(lambda: scene.logged("StandstillBegan", self.shard_id), "the stall")
+        await scene.kill(scene.owner_of(self.shard_id))
+        return since
+
+    def check_log(self, scene):
+        super().check_log(scene)
+        assert "missed its heartbeats: declared dead" in scene.logged("MemberSealed")[0]["message"]
+        assert len(scene.logged("ShardStarted", self.shard_id)) == 2
+
+
+@dataclass
+class KilledWithoutSuccessor(KilledWorker):
+    """The other worker has no room for the shard."""
+
+    state: str = "unowned"
+    reason: str = "workers-full"
+    over: tuple[str, str] = ("StandstillEnded", f"it was stalled: {WorkersFull()}")
+    max_shards: int | None = 1
+
+    async def end(self, scene):
+        await super().end(scene)
+        await scene.start("three", max_shards=1)
+
+    def check_worker(self, scene, since):
+        """The survivor says nothing of a shard that it does not hold."""
+        assert list(scene.states()) == [SECOND]
+        assert scene.served("/live")[0] == 200
+
+    def check_log(self, scene):
+        Trouble.check_log(self, scene)
+        assert "missed its heartbeats: declared dead" in scene.logged("MemberSealed")[0]["message"]
+
+
+@dataclass
+class AllKilled(KilledWorker):
+    """Nobody is left to say anything: the rows of the store tell it."""
+
+    state: str = "orphaned"
+    reason: str = "worker-silent"
+    over: tuple[str, str] = ("MemberSealed", "missed its heartbeats: declared dead")
+
+    async def begin(self, scene):
+        since = await super().begin(scene)
+        for name in list(scene.workers):
+            await scene.kill(name)
+        return since
+
+    async def end(self, scene):
+        await super().end(scene)
+        await scene.start("three")
+
+    def check_worker(self, scene, since):
+        assert scene.workers == {}
+
+    def check_log(self, scene):
+        assert [line["reason"] for line in scene.logged("StandstillBegan", self.shard_id)] == ["record-in-handler"]
+
 
 TROUBLES = {
     "slow handler": SlowHandler(),
@@ -261,6 +410,10 @@ TROUBLES = {
     "merge": Merge(),
     "throttled": Throttled(),
     "poison record": Poison(),
+    "store away": StoreAway(),
+    "killed worker": KilledWorker(),
+    "killed worker without a successor": KilledWithoutSuccessor(),
+    "all workers killed": AllKilled(),
 }
 
 
@@ -275,11 +428,11 @@ def log():
     logger.setLevel(logging.NOTSET)
 
 
-async def fleet(world, log):
+async def fleet(world, log, max_shards=None):
     scene = Scene(world)
     scene.out = log.stream
-    await scene.start("one")
-    await scene.start("two")
+    await scene.start("one", max_shards)
+    await scene.start("two", max_shards)
     await until(lambda: len(scene.states()) == 2 and scene.is_well(), "the fleet to be well")
     return scene
 
@@ -288,34 +441,16 @@ async def fleet(world, log):
 def test_a_problem_is_named_with_a_true_lag_and_its_end_is_reported(trouble, log):
     async def main():
         async with stream_world(2) as world:
-            scene = await fleet(world, log)
+            scene = await fleet(world, log, trouble.max_shards)
             since = await trouble.begin(scene)
             await asyncio.sleep(trouble.seconds)
-
-            status = await scene.look()
-            true_lag = _CLOCK.wall_ms() / 1000 - since
-            own = scene.states()[trouble.shard_id]
-            assert own.lag == pytest.approx(true_lag, abs=2)
-            assert trouble.reason == (None if own.reason is None else own.reason.code)
-            served = scene.served_shard(trouble.shard_id)
-            assert (served["lag"], (served["reason"] or {}).get("code")) == (own.lag, trouble.reason)
-            assert scene.served("/live")[0] == 200
-
-            shard = next(shard for shard in status.shards if shard.shard_id == trouble.shard_id)
-            assert (shard.state, None if shard.reason is None else shard.reason.code) == (trouble.state, trouble.reason)
-            assert true_lag - STATUS_AGE_MAX < shard.lag < true_lag + 2
-            assert status.lag == pytest.approx(shard.lag, abs=STATUS_AGE_MAX)
-            check_texts(status, shard, trouble)
-            check_log(scene, shard, trouble)
+            trouble.check_worker(scene, since)
+            await trouble.check_fleet(scene, since)
+            trouble.check_log(scene)
 
             await trouble.end(scene)
             await until(scene.is_well, "the end of the trouble", 120)
-            event, words = trouble.over
-            await until(
-                lambda: any(words in line["message"] for line in scene.logged(event)),
-                f"a line with {words}",
-                130,
-            )
+            await trouble.check_over(scene)
             status = await scene.look()
             assert {shard.state for shard in status.unfinished_shards} == {"reading"}
             assert status.lag < 1
@@ -341,14 +476,6 @@ def check_texts(status, shard, trouble):
         assert "1 of" in " ".join(explain_fleet(status)) or "2 of" in " ".join(explain_fleet(status))
 
 
-def check_log(scene, shard, trouble):
-    if trouble.reason is None:
-        assert any(line["lag"] > 30 and FIRST in line["worst_shard"] for line in scene.logged("ConsumerProgress"))
-        return
-    event = "ShardStopped" if trouble.state == "stopped" else "StandstillBegan"
-    assert [line["reason"] for line in scene.logged(event, shard.shard_id)][-1:] == [trouble.reason]
-
-
 def test_a_child_that_waits_for_a_parent_says_for_which(log):
     async def main():
         async with stream_world(2) as world:
@@ -364,83 +491,6 @@ def test_a_child_that_waits_for_a_parent_says_for_which(log):
             await trouble.end(scene)
             await until(scene.is_well, "the end", 60)
             assert scene.logged("ShardStarted", "shardId-000000000002")
-            await scene.stop()
-
-    run(main, seconds=10_000)
-
-
-def test_a_store_that_is_stopped_for_a_minute_is_named_and_its_recovery_is_reported(log):
-    """Nobody can look at the fleet meanwhile: viewers say what is wrong."""
-
-    async def main():
-        async with stream_world(2) as world:
-            scene = await fleet(world, log)
-            key = scene.key_in(FIRST, "late")
-            await asyncio.sleep(2)
-            scene.store.is_stopped = True
-            await until(lambda: all(one.status().fenced for one, _ in scene.workers.values()), "the fence")
-            since = await scene.put(key)
-            await asyncio.sleep(60)
-            own = scene.states()[FIRST]
-            assert own.reason.code == "store-unreachable"
-            assert own.lag == pytest.approx(_CLOCK.wall_ms() / 1000 - since, abs=2)
-            served = scene.served_shard(FIRST)
-            assert (served["lag"], served["reason"]["code"]) == (own.lag, "store-unreachable")
-            assert scene.served("/live")[0] == 200, "a restart would not help"
-            status, ready = scene.served("/ready")
-            assert (status, ready["ready"]) == (503, False)
-            assert "no heartbeat was acknowledged in time: connection refused" in ready["reasons"]
-            with pytest.raises(LeaseStoreError, match="connection refused"):
-                await scene.application.status()
-            assert [line["reason"] for line in scene.logged("StandstillBegan", FIRST)] == ["store-unreachable"]
-            assert len(scene.logged("StoreUnanswered")) == 2  # each worker says it once
-
-            scene.store.is_stopped = False
-            await until(scene.is_well, "the end", 60)
-            await until(lambda: len(scene.logged("StoreAnswered")) == 2, "both to say so")
-            assert all(55 < line["seconds"] < 75 for line in scene.logged("StoreAnswered"))
-            assert "moving again after" in scene.logged("StandstillEnded", FIRST)[0]["message"]
-            assert scene.served("/ready")[0] == 200
-            status = await scene.look()
-            assert {shard.state for shard in status.unfinished_shards} == {"reading"}
-            await scene.stop()
-
-    run(main, seconds=10_000)
-
-
-def test_a_worker_that_was_killed_is_named_and_its_shards_move_again_elsewhere(log):
-    async def main():
-        async with stream_world(2) as world:
-            scene = await fleet(world, log)
-            (victim, shard_id), = [
-                (name, state.shard_id)
-                for name, (consumer, _) in scene.workers.items()
-                for state in consumer.status().shards
-                if state.shard_id == FIRST
-            ]  # fmt: skip
-            key = scene.key_in(FIRST, "killed")
-            await asyncio.sleep(2)
-            scene.stuck[key] = asyncio.Event()
-            since = await scene.put(key)
-            await asyncio.sleep(15)
-            await scene.look()
-            await scene.kill(victim)
-            await asyncio.sleep(2.9)  # its expiry is 3 s
-            status = await scene.application.status()
-            shard = next(shard for shard in status.shards if shard.shard_id == shard_id)
-            if shard.state == "orphaned":  # until the others declare it dead
-                assert shard.reason.code in {"worker-silent", "worker-dead"}
-                assert shard.lag == pytest.approx(_CLOCK.wall_ms() / 1000 - since, abs=3)
-            await until(lambda: FIRST in scene.states(), "the other worker to take over", 30)
-            scene.stuck[key].set()
-            assert "missed its heartbeats: declared dead" in scene.logged("MemberSealed")[0]["message"]
-            await until(scene.is_well, "the end", 60)
-            assert scene.logged("ShardStarted", FIRST)[-1]["message"].startswith(f"orders/{FIRST}: reading from")
-            status = await scene.look()
-            assert {(shard.state, shard.worker_id) for shard in status.unfinished_shards} == {
-                ("reading", status.live_members[0].worker_id)
-            }
-            assert [member.state for member in status.members].count("sealed") <= 1
             await scene.stop()
 
     run(main, seconds=10_000)

@@ -91,6 +91,14 @@ def test_tls_names_the_certificate_to_trust():
         assert not os.path.exists(certificate)  # noqa: PTH110
 
 
+@pytest.mark.parametrize("host", ["", "a..b", "x" * 300])
+@pytest.mark.parametrize("options", [(), ("--tls",)])
+def test_a_host_that_is_no_host_is_refused(host, options):
+    done = run("--host", host, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("anabranch serve: error: host: ")
+
+
 PROGRAM = """
 import boto3, sys
 kinesis = boto3.client("kinesis")

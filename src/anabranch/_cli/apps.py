@@ -14,6 +14,7 @@ from anabranch._cli.options import (
     add_application_argument,
     add_json_option,
     add_leases_option,
+    application_argument,
     bounded_integer,
     bounded_number,
     lag,
@@ -112,7 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     copy = actions.add(
         "copy", _copy, "move a stopped application to another lease store", examples=["billing --to dynamodb://"]
     )
-    copy.add_argument("app", metavar="APP", help="name of an application whose workers are stopped")
+    copy.add_argument(
+        "app", type=application_argument, metavar="APP", help="name of an application whose workers are stopped"
+    )
     copy.add_argument(
         "--from", dest="leases", metavar="URL", help=f"the lease store that it is in (default: {DEFAULT_LEASES})"
     )

@@ -8,7 +8,6 @@ error. An error is one line that says what to do instead.
 import argparse
 import contextlib
 import importlib
-import io
 import os
 import signal
 import sys
@@ -17,7 +16,17 @@ from difflib import get_close_matches
 from typing import Any, Final, NoReturn, Protocol, cast
 
 from anabranch._cli.options import join_spans
-from anabranch._cli.output import FAILED, INTERRUPTED, UNUSABLE, OutputFailed, flush, one_line, say, show_lines
+from anabranch._cli.output import (
+    FAILED,
+    INTERRUPTED,
+    UNUSABLE,
+    OutputFailed,
+    flush,
+    one_line,
+    prepare_streams,
+    say,
+    show_lines,
+)
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
 
@@ -91,9 +100,7 @@ def run_program(interrupt_handler: Any) -> int:
     try:
         signal.signal(signal.SIGINT, interrupt_handler)
         _occupy_closed_descriptors()
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # never fail because a key cannot be printed
+        prepare_streams()
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
         _leave_at_once()

@@ -1,6 +1,7 @@
 """`anabranch completion SHELL`: prints a script that lets a shell complete commands, options and files."""
 
 import argparse
+from collections.abc import Iterator
 from typing import Final
 
 from anabranch._cli.output import DONE, show_lines
@@ -31,8 +32,17 @@ def run(arguments: argparse.Namespace) -> int:
     parser, subparsers = make_parser(for_completion=True)
     for name, subparser in subparsers.items():
         load(name).add_arguments(subparser)
-        for action in subparser._actions:  # noqa: SLF001 -- argparse has no public way to list them
+        for action in _actions(subparser):
             if action.metavar in files:
                 action.complete = files[action.metavar]  # type: ignore[attr-defined]
     show_lines(shtab.complete(parser, shell=arguments.shell).splitlines())
     return DONE
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Also those of the parsers below."""
+    for action in parser._actions:  # noqa: SLF001 -- argparse has no public way to list them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 -- as above
+            for nested in action.choices.values():
+                yield from _actions(nested)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from anabranch._cli.options import add_json_option, bounded_integer, bounded_number
-from anabranch._cli.output import DONE, FAILED, print_json
+from anabranch._cli.output import DONE, FAILED, CommandFailed, make_console, print_json
 from anabranch.errors import ConfigurationError
 
 _EXAMPLES: Final = """\
@@ -66,17 +66,26 @@ def _check_picture(path: Path) -> None:
 async def _perform(arguments: argparse.Namespace) -> int:
     from anabranch._demo.show import perform
 
-    audit = await perform(
+    audit, picture = await perform(
         seed=arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1_000_000),
         seconds=arguments.seconds,
         rate=arguments.rate,
         fanout=arguments.fanout,
-        picture=arguments.picture,
-        on_stderr=arguments.json,
+        console=make_console(stderr=arguments.json),
+        shows_audit=not arguments.json,
     )
     if arguments.json:
         print_json(audit)
+    if arguments.picture is not None:
+        _save(picture, arguments.picture)
     return DONE if audit.is_clean else FAILED
+
+
+def _save(picture: str, path: Path) -> None:
+    try:
+        path.write_text(picture)
+    except OSError as error:
+        raise CommandFailed(f"cannot write {path}: {error.strerror}") from None
 
 
 async def _until_told(performance: Coroutine[Any, Any, int]) -> int:

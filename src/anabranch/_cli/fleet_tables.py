@@ -48,7 +48,11 @@ def headline(status: "FleetStatus") -> str:
 
 
 def fleet_lines(status: "FleetStatus", console: "Console") -> list["Text"]:
-    """Members, then shards."""
+    return [line for section in fleet_sections(status, console) for line in section]
+
+
+def fleet_sections(status: "FleetStatus", console: "Console") -> list[list["Text"]]:
+    """Members, then shards. Each begins with its headings."""
     styles = _owner_styles(status)
     members = sorted(
         (member for member in status.members if member.state != "left"),
@@ -62,7 +66,7 @@ def fleet_lines(status: "FleetStatus", console: "Console") -> list["Text"]:
     )
     if left_count := len(status.members) - len(members):
         lines.append(styled(f"and {counted(left_count, 'worker')} that stopped gracefully", "dim"))
-    return [*lines, styled(""), *_shard_lines(status, styles, console)]
+    return [[*lines, styled("")], _shard_lines(status, styles, console)]
 
 
 def _shard_lines(status: "FleetStatus", styles: dict[str, str], console: "Console") -> list["Text"]:

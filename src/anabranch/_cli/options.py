@@ -212,8 +212,21 @@ def shard_id_argument(text: str) -> str:
 DEFAULT_LEASES: Final = "ANABRANCH_LEASES, else its file on this machine"
 
 
+def _check_app(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is not UTF-8") from None
+    return text
+
+
+application_argument: Final = _argument(_check_app)
+
+
 def add_application_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("app", metavar="APP", help="name of an application, as in Consumer(..., app=APP)")
+    parser.add_argument(
+        "app", type=application_argument, metavar="APP", help="name of an application, as in Consumer(..., app=APP)"
+    )
     add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
 
 

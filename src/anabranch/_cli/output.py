@@ -3,6 +3,8 @@
 Only this module writes to standard output and standard error, and it writes nothing that `clean` has not seen.
 """
 
+import io
+import logging
 import re
 import sys
 import traceback
@@ -149,6 +151,39 @@ def show_lines(lines: Iterable[str]) -> None:
     flush()
 
 
+class CleanFormatter(logging.Formatter):
+    """A message is one line, whatever is in it. The lines of a traceback are indented: none passes for a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the name in logging
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 -- the name in logging
+        return "\n".join(f"  {clean(line)}" for line in super().formatException(ei).split("\n"))
+
+
+class _DiscardingFile(io.FileIO):
+    """A file that discards what it cannot write."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def prepare_streams() -> None:
+    """A key that cannot be encoded, or a full standard error, must not change how a command ends. Warnings of commands
+    that configure no logging are clean, too.
+    """
+    if sys.stderr is not None:
+        buffer = io.BufferedWriter(_DiscardingFile(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(CleanFormatter())
+
+
 def say(line: str) -> None:
     """Prints one line to standard error."""
     if sys.stderr is not None:
@@ -242,15 +277,16 @@ def styled(text: str, style: str = "") -> "Text":
 
 
 def wrapped(text: str, console: "Console", *, indent: str = "", hanging: str = "") -> list[str]:
-    """The text in lines that fit the terminal, broken between words; elsewhere one line. `hanging` indents the lines
-    after the first.
+    """The text, clean, in lines that fit the terminal, broken between words; elsewhere one line. `hanging` indents the
+    lines after the first.
     """
     from rich.text import Text
 
+    text = clean(text)
     if not console.is_terminal:
         return [f"{indent}{text}"]
     room = max(20, min(_PROSE_COLUMNS_MAX, console.width) - len(indent) - len(hanging))
-    first, *others = Text(clean(text)).wrap(console, room, overflow="fold")
+    first, *others = Text(text).wrap(console, room, overflow="fold")
     return [f"{indent}{first.plain.rstrip()}", *(f"{indent}{hanging}{line.plain.rstrip()}" for line in others)]
 
 

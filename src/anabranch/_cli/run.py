@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.options import bounded_integer, positive_integer
-from anabranch._cli.output import DONE, FAILED, CommandFailed, clean, counted, say, say_traceback
+from anabranch._cli.output import DONE, FAILED, CleanFormatter, CommandFailed, counted, say, say_traceback
 from anabranch._cli.worker_health import FleetHealth, Worker, serve_to_parent
 from anabranch._engine.tasks import on_parent_exit
 from anabranch._http.server.http_server import HttpServer
@@ -216,21 +216,11 @@ exit code becomes that of the run. Workers also stop when their parent is gone.
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
-class _CleanFormatter(logging.Formatter):
-    """A message is one line, whatever is in it. The lines of a traceback are indented: none passes for a message."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the name in logging
-        return clean(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 -- the name in logging
-        return "\n".join(f"  {clean(line)}" for line in super().formatException(ei).split("\n"))
-
-
 def configure_logging(arguments: argparse.Namespace) -> None:
     """On standard error, unless the user's module has configured logging."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.WARNING)
-        formatter = JsonFormatter() if arguments.log_format == "json" else _CleanFormatter(_FORMAT)
+        formatter = JsonFormatter() if arguments.log_format == "json" else CleanFormatter(_FORMAT)
         logging.getLogger().handlers[0].setFormatter(formatter)
         logging.getLogger("anabranch").setLevel(arguments.log.upper())
 

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch._cli.fleet_tables import fleet_lines, fleet_sections, headline
 from anabranch._cli.options import add_application_argument, bounded_number
 from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, show, styled, wrapped
 
@@ -104,8 +104,11 @@ class Scroll:
         else:
             self.first = min(self._last_first, max(0, self.first + steps.get(key, 0)))
 
-    def view(self, head: list["Text"], body: list["Text"], height: int) -> list["Text"]:
-        """The head, the lines of the body that fit below it, and where they are if not all fit."""
+    def view(self, head: list["Text"], sections: list[list["Text"]], height: int) -> list["Text"]:
+        """The head, the lines of the sections that fit below it, and where they are if not all fit. The first line of
+        a section, its headings, stays on top while the section scrolls.
+        """
+        body = [line for section in sections for line in section]
         self._height = max(1, height - len(head))
         if len(body) <= self._height:
             self.first = self._last_first = 0
@@ -115,7 +118,8 @@ class Scroll:
         self.first = min(self.first, self._last_first)
         until = self.first + self._height
         place = f"lines {self.first + 1} to {until} of {len(body)}; arrow keys, page up and page down scroll, q quits"
-        return [*head, *body[self.first : until], styled(place, "dim")]
+        tops = [section[0] for section in sections for _ in section]
+        return [*head, tops[self.first], *body[self.first + 1 : until], styled(place, "dim")]
 
 
 async def _draw(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
@@ -162,8 +166,8 @@ class _Screen:
         while loop.time() < until and not self.is_over:
             self._pressed.clear()
             head = [*([] if status is None else _head(status, self._console)), *([] if failure is None else [failure])]
-            body = [] if status is None else fleet_lines(status, self._console)
-            self._live.update(Group(*self._scroll.view(head, body, self._console.height)), refresh=True)
+            sections = [] if status is None else fleet_sections(status, self._console)
+            self._live.update(Group(*self._scroll.view(head, sections, self._console.height)), refresh=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._pressed.wait()

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -197,11 +196,10 @@ LINE_EVERY_SECONDS = 2.0
 
 
 async def perform(
-    *, seed: int, seconds: float, rate: int, fanout: bool, picture: Path | None, on_stderr: bool
-) -> Audit:
-    """Shows the run and the audit on standard output; with `on_stderr` only the run, on standard error."""
+    *, seed: int, seconds: float, rate: int, fanout: bool, console: Console, shows_audit: bool
+) -> tuple[Audit, str]:
+    """Shows the run on the console. Returns the audit and the final view, an SVG document."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view shows what happens
-    console = Console(highlight=False, emoji=False, stderr=on_stderr)
     how = " by fan-out" if fanout else ""
     console.print(f"anabranch demo, seed {seed}: three workers read a local Kinesis{how}, beside their peers")
     stage = Stage(seed=seed, records_per_second=rate, read="fanout" if fanout else "polling")
@@ -217,11 +215,9 @@ async def perform(
     finally:
         await stage.close()
     audit = _audit(stage, seed)
-    if not on_stderr:
+    if shows_audit:
         console.print("", audit_table(audit), what_next(), sep="\n")
-    if picture is not None:
-        picture.write_text(draw(river.rows, audit, audit_lines(audit)))  # noqa: ASYNC240 -- nothing else runs any more
-    return audit
+    return audit, draw(river.rows, audit, audit_lines(audit))
 
 
 async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> River:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from anabranch._http.server.exchange import Answer, Request
-from anabranch._http.server.http_server import HttpServer
+from anabranch._http.server.http_server import HttpServer, check_host
 from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.local.errors import LocalError
@@ -66,6 +66,7 @@ class LocalKinesis:
     ) -> None:
         if key is not None and certificate is None:
             raise ConfigurationError("key: a key needs its certificate: pass the certificate too")
+        check_host(host)
         self.settings = LocalSettings(
             region=region,
             account_id=account_id,

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.cells import cell_len
@@ -14,7 +15,9 @@ from rich.cells import cell_len
 from anabranch import Aws, Consumer, ConsumerSettings, LeaseSettings, PollingSettings, Retry
 from anabranch._cli.command_line import COMMANDS
 from anabranch._model.leases import MemberRow
+from anabranch.dead_letters.opening import open_destination
 from anabranch.stores.urls import default_store
+from letter_samples import a_letter
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x07\r\x7f\u202egnp\u2066\u200f"
@@ -149,6 +152,16 @@ def test_the_log_of_a_run_is_clean(server, tmp_path, program):
     check(broken.err.replace("\n2026-01-31 INFO forged", ""))  # a traceback has its own lines
 
 
+def test_warnings_of_commands_without_a_log_are_clean(server, program):
+    server.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"x")
+    server.local.faults.on("GetRecords").fail(message=f"{HOSTILE}{ENDS_A_LINE}").at_most(2)
+    ended = program("tail", "orders", "--from", "horizon", "--no-follow")
+    server.local.faults.clear()
+    assert ended.code == 0
+    assert "owned" in ended.err
+    check(ended.out, ended.err)
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 def test_doctor_fits_the_terminal(server, columns):
     server.local.faults.on("DescribeStreamSummary").error("AccessDeniedException", "運賃 is not allowed " * 10)
@@ -204,10 +217,40 @@ WITH_OUTPUT = [
     ("reshard", "orders", "--to", "2", "--yes"),
     ("apps", "ls", "--json"),
     ("serve", "--port", "0"),
+    ("demo", "--seconds", "1"),
+    ("dlq", "ls", "sqlite:letters.db"),
+    ("dlq", "ls", "sqlite:letters.db", "--json"),
+    ("dlq", "show", "sqlite:letters.db", a_letter().idempotency_key),
+    ("dlq", "redrive", "sqlite:letters.db", "--to-stream", "--dry-run"),
+    ("apps", "show", "billing"),
+    ("apps", "scale", "billing"),
+    ("top", "billing", "--once"),
+    ("explain", "billing"),
+    ("completion", "bash"),
     ("--help",),
     ("tail", "--help"),
     ("--version",),
 ]
+
+
+@pytest.fixture
+def printable(server, tmp_path, monkeypatch):
+    """There is something to print: a record, an application, a dead letter."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    server.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"hello")
+
+    async def fill():
+        writer = open_destination("sqlite:letters.db", app="billing", environ={})
+        await writer.write(a_letter())
+        await writer.close()
+        aws = Aws(region=server.local.region, endpoint_url=server.local.endpoint_url, credentials=Credentials())
+        await Consumer("orders", app="billing", start="trim_horizon", until="tip", aws=aws).run(handle)
+
+    async def handle(record):
+        pass
+
+    server.run(fill())
 
 
 def end(words, redirection):
@@ -221,8 +264,7 @@ def end(words, redirection):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("words", WITH_OUTPUT, ids=" ".join)
-def test_a_full_standard_output_is_one_line(server, monkeypatch, words, unbuffered):
-    server.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"hello")
+def test_a_full_standard_output_is_one_line(printable, monkeypatch, words, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     code, said = end(words, "> /dev/full")
     assert code == 1
@@ -232,8 +274,7 @@ def test_a_full_standard_output_is_one_line(server, monkeypatch, words, unbuffer
 
 
 @pytest.mark.parametrize("words", WITH_OUTPUT[:-3], ids=" ".join)
-def test_an_absent_standard_output_is_one_line(server, words):
-    server.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"hello")
+def test_an_absent_standard_output_is_one_line(printable, words):
     code, said = end(words, ">&-")
     assert code == 1
     assert [line for line in said if "nothing to do" not in line] == ["anabranch: standard output is closed"]
@@ -245,6 +286,44 @@ def test_absent_streams_are_no_place_for_sockets(server):
     assert "made" in server.call("ListStreams")["StreamNames"]
     code, said = end(("put", "orders", "--key", "k"), "<&-")
     assert (code, said) == (2, ["anabranch put: error: standard input is closed: pass the record as DATA"])
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("put", "orders", "hello", "--key", "k"), 0),
+        (("streams", "describe", "missing"), 1),
+        (("streams", "describe"), 2),
+        (("doctor", "orders", "--wrong"), 2),
+        (("reshard", "orders", "--to", "4", "--yes"), 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_full_standard_error_does_not_change_the_exit_code(server, words, expected):
+    assert end(words, "2> /dev/full")[0] == expected
+
+
+def test_a_worker_of_dead_letters_needs_no_standard_output(printable, tmp_path):
+    (tmp_path / "work.py").write_text(
+        "import anabranch\n"
+        "consumer = anabranch.Consumer('orders', app='billing')\n"
+        "@consumer.handler\n"
+        "async def handle(record):\n"
+        "    open('handled', 'w').close()\n"
+    )
+    words = ["dlq", "worker", "work:consumer", "sqlite:letters.db", "--review", "sqlite:review.db"]
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, *words], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not (tmp_path / "handled").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert (process.returncode, "Traceback" in said) == (0, False)
 
 
 def test_run_needs_no_standard_output(server, tmp_path):
@@ -314,15 +393,20 @@ echo "${{COMPREPLY[@]}}"
         ("anabranch stre", {"streams"}),
         ('anabranch streams ""', {"ls", "create", "describe", "delete", "consumers"}),
         ("anabranch tail --fr", {"--from"}),
+        ("anabranch dlq export sqlite:///letters.db let", {"letters.jsonl"}),
+        ("anabranch serve --data dat", {"data"}),
         ('anabranch completion ""', {"bash", "zsh", "tcsh"}),
     ],
 )
 def test_bash_completes_commands_and_options(cli, tmp_path, words, offered):
     script = tmp_path / "completion.bash"
     script.write_text(cli("completion", "bash").out)
+    (tmp_path / "letters.jsonl").touch()
+    (tmp_path / "data").mkdir()
     ended = subprocess.run(
-        ["bash", "-c", COMPLETE.format(script=script, words=words)], capture_output=True, text=True, check=True
-    )
+        ["bash", "-c", COMPLETE.format(script=script, words=words)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
     assert set(ended.stdout.split()) == offered
 
 
@@ -350,3 +434,27 @@ def test_the_place_of_a_picture_is_checked_before_the_demo_begins(cli, tmp_path)
     folder = cli("demo", "--picture", str(tmp_path))
     assert (folder.code, folder.out) == (2, "")
     assert "is a folder; name a file" in folder.err
+
+
+def test_a_picture_that_cannot_be_saved_is_one_line_after_the_audit():
+    ended = subprocess.run(
+        [*PROGRAM, "demo", "--seconds", "1", "--picture", "/dev/full"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "What became of every record" in ended.stdout
+    assert (ended.returncode, ended.stderr) == (1, "anabranch demo: cannot write /dev/full: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("top",), ("explain",), ("apps", "show"), ("apps", "delete"), ("apps", "scale"), ("doctor", "orders", "--app"),
+        ("apps", "copy", "--from", "sqlite:///a.db", "--to", "sqlite:///b.db"), ("serve", "--host"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_argument_that_is_no_text_is_refused(words, program):
+    ended = program(*words, os.fsdecode(b"\xff"))
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert "udcff" in ended.err

@@ -88,15 +88,17 @@ def test_prose_is_wrapped_on_terminals_only():
     narrow = Console(force_terminal=True, width=40, file=io.StringIO())
     assert max(map(len, output.wrapped(text, narrow, indent="  ", hanging="   "))) <= 40
     assert output.wrapped(text.strip(), Console(file=io.StringIO()), indent="  ") == [f"  {text.strip()}"]
+    assert output.wrapped("\x1b[2J\n", Console(file=io.StringIO())) == [r"\x1b[2J\n"]
 
 
-def screen(count, height, *keys):
+def screen(count, height, *keys, sections=None):
     scroll = Scroll()
     head, body = [Text("head")], [Text(str(number)) for number in range(count)]
-    shown = scroll.view(head, body, height)
+    sections = [[line] for line in body] if sections is None else sections
+    shown = scroll.view(head, sections, height)
     for key in keys:
         scroll.on_key(key)
-        shown = scroll.view(head, body, height)
+        shown = scroll.view(head, sections, height)
     assert len(shown) <= height
     return [line.plain for line in shown[1:]]
 
@@ -112,6 +114,15 @@ def test_a_long_frame_scrolls_and_says_where_it_is():
     assert screen(50, 12, "G", "down", "down")[-2] == "49"
     assert screen(50, 12, "end", "home")[0] == "0"
     assert screen(11, 12, "down") == [str(number) for number in range(11)]
+
+
+def test_the_headings_of_a_table_stay_while_it_scrolls():
+    tables = [[Text(f"{name}{row}") for row in range(20)] for name in "ab"]
+    assert screen(0, 12, sections=tables)[:2] == ["a0", "a1"]
+    assert screen(0, 12, "down", "down", sections=tables)[:2] == ["a0", "a3"]
+    assert screen(0, 12, "page down", "page down", sections=tables)[:3] == ["a0", "a19", "b0"]
+    assert screen(0, 12, "end", sections=tables)[:2] == ["b0", "b11"]
+    assert screen(0, 12, "end", sections=tables)[-2] == "b19"
 
 
 def test_keys_are_distinguished_from_escape_sequences():

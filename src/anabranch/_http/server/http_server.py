@@ -32,6 +32,7 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
+        check_host(host)
         self._handler = handler
         self._host = host
         self._address = host
@@ -75,7 +76,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         scheme = "http" if self._tls is None else "https"
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._address, self._address)  # noqa: S104 -- shown as loopback
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address, self._address)  # noqa: S104 -- shown as loopback
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"
         return f"{scheme}://{host}:{self.port}"
@@ -105,7 +106,7 @@ class HttpServer:
 
     async def _resolve(self) -> str:
         """One address if the port is 0: otherwise each address of the name would get a different port."""
-        if self._port or not self._host:
+        if self._port:
             return self._host
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -117,6 +118,15 @@ class HttpServer:
             for connection in self._state.connections:
                 connection.check(now)
             self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections)
+
+
+def check_host(host: str) -> None:
+    if not host:
+        raise ConfigurationError("host: an empty address means all interfaces; pass 0.0.0.0 or :: to listen on all")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(f"host: {host!r} is not a host name or an address") from None
 
 
 def _explain(error: OSError, host: str, port: int) -> str:

@@ -336,6 +336,22 @@ def test_what_names_no_destination_is_refused_with_what_would(wrong):
         open_url(wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong, says",
+    [("sqlite:a%00b.db", "NUL"), ("sqlite::memory:", "name a file"), ("sqlite:///~/x.db", "~ is not expanded"),
+     ("sqlite:///var/lib/", "names a folder"), ("sqlite:x.db#y", "three slashes")],
+)  # fmt: skip
+def test_a_path_that_would_mean_another_file_is_refused(wrong, says):
+    with pytest.raises(ConfigurationError, match=says):
+        open_url(wrong)
+
+
+@pytest.mark.parametrize("wrong, says", [("file:///~/x", "~ is not expanded"), ("file:a%00b", "NUL")])
+def test_a_folder_that_would_be_another_one_is_refused(wrong, says):
+    with pytest.raises(ConfigurationError, match=says):
+        destination("sqs://y", overflow=wrong)
+
+
 def test_what_cannot_be_read_or_take_any_size_is_refused():
     with pytest.raises(ConfigurationError, match="read with a consumer"):
         open_box("kinesis://failures")

@@ -20,7 +20,7 @@ from anabranch.dead_letters.sqs import SqsLetters
 from anabranch.dead_letters.write_only import FunctionLetters, KinesisLetters
 from anabranch.errors import CodecError, ConfigurationError, DeadLetterError
 from anabranch.letters import Letter, encode_letter
-from anabranch.stores.urls import container_platform, embedded_folder
+from anabranch.stores.urls import container_platform, embedded_folder, local_path, sqlite_path
 
 LetterFunction: TypeAlias = Callable[[Letter], Awaitable[object]]
 Redact: TypeAlias = Callable[[Letter], Letter]
@@ -62,14 +62,14 @@ class LetterWriter:
             warnings += await self._overflow.check(retention_hours)
         return warnings
 
-    async def write(self, letter: Letter) -> None:
+    async def write(self, letter: Letter) -> str | None:
         if self._redact is not None:
             letter = _redacted(letter, self._redact)
         limit = await self._destination.limit_bytes()
         size = 0 if limit is None else len(encode_letter(letter))
         if limit is None or size <= limit:
             await self._destination.write(letter)
-            return
+            return None
         if self._overflow is None:
             raise DeadLetterError(
                 f"the letter of record {letter.place} has {size:,} bytes, and {self} takes {limit:,}",
@@ -80,6 +80,7 @@ class LetterWriter:
         pointer = self._overflow.pointer(letter)
         small = replace(letter, payload=None, stack="", message=letter.message[:_MESSAGE_SHOWN], overflow=pointer)
         await self._destination.write(small)
+        return pointer
 
     async def close(self) -> None:
         await self._destination.close()
@@ -158,7 +159,7 @@ def open_url(url: str, *, aws: Aws | None = None) -> LetterBox | KinesisLetters:
     except ValueError:
         raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN}") from None
     if scheme == "sqlite":
-        return SqliteLetters(_path(url))
+        return SqliteLetters(sqlite_path(url, repr(url)))
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - {"region", "endpoint"}):
         raise ConfigurationError(f"{url!r} has no option {', '.join(unknown)}: there are region and endpoint")
@@ -193,7 +194,7 @@ def open_box(url: str, *, aws: Aws | None = None) -> LetterBox:
 
 def open_overflow(url: str, aws: Aws | None = None) -> OverflowBox:
     if url.startswith("file:"):
-        return FolderLetters(_path(url))
+        return FolderLetters(local_path(url, f"overflow={url!r}"))
     box = open_url(url, aws=aws)
     if "endpoint" in dict(parse_qsl(urlsplit(url).query)):
         raise ConfigurationError(f"overflow={url!r}: set the endpoint in AWS_ENDPOINT_URL_S3, for readers to find it")
@@ -247,13 +248,3 @@ async def delete_overflow(letter: Letter, aws: Aws | None = None) -> None:
             await box.delete(found)
     finally:
         await box.close()
-
-
-def _path(url: str) -> Path:
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.netloc or parts.query or not path.strip("/"):
-        raise ConfigurationError(
-            f"{url!r}: write {parts.scheme}:///absolute/path (three slashes), or {parts.scheme}:relative/path"
-        )
-    return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)

@@ -30,8 +30,10 @@ __all__ = [
     "embedded_file",
     "embedded_folder",
     "leases_from",
+    "local_path",
     "open_store",
     "shown_url",
+    "sqlite_path",
 ]
 
 _log = logging.getLogger(__name__)
@@ -71,7 +73,7 @@ def open_store(leases: str | LeaseStore, app: str, aws: Aws | None = None) -> Le
     if scheme == "memory" and leases.lower() in {"memory:", "memory://"}:
         return MemoryLeaseStore()
     if scheme == "sqlite" and colon:
-        return SqliteLeaseStore(_sqlite_path(leases), app)
+        return SqliteLeaseStore(sqlite_path(leases, f"leases={shown_url(leases)!r}"), app)
     if scheme == "dynamodb" and colon:
         return _dynamodb_store(leases, app, aws)
     if scheme in {"redis", "rediss"} and colon:
@@ -232,23 +234,26 @@ def _is_endpoint(url: str) -> bool:
         return False
 
 
-def _sqlite_path(url: str) -> Path:
-    parts = _split(url)
+def sqlite_path(url: str, named: str) -> Path:
+    """The file of a `sqlite:` URL. `named` is the URL in messages."""
+    path = local_path(url, named)
+    if path.name == ":memory:":
+        raise ConfigurationError(f"{named}: name a file; only leases can be kept in memory (memory://)")
+    if path.name in {"", ".."} or unquote(url).endswith(("/", "/.")):
+        raise ConfigurationError(f"{named} names a folder: name a file in it")
+    return path
+
+
+def local_path(url: str, named: str) -> Path:
+    """The path of a `sqlite:` or `file:` URL."""
+    parts, scheme = _split(url), url.partition(":")[0].lower()
     if parts is None or parts.netloc or parts.query or parts.fragment or not parts.path.strip("/"):
-        raise ConfigurationError(
-            f"leases={shown_url(url)!r}: write sqlite:///absolute/path/leases.db (three slashes), "
-            "or sqlite:relative/leases.db"
-        )
+        raise ConfigurationError(f"{named}: write {scheme}:///absolute/path (three slashes), or {scheme}:relative/path")
     path = unquote(parts.path)
-    name = path.rpartition("/")[2]
-    if name == ":memory:":
-        raise ConfigurationError(f"leases={url!r}: write memory:// for leases that are kept in memory")
-    if name in {"", ".", ".."}:
-        raise ConfigurationError(f"leases={url!r} names a folder: name a file in it, such as leases.db")
     if path.lstrip("/").startswith("~"):
-        raise ConfigurationError(f"leases={url!r}: ~ is not expanded; write the full path")
+        raise ConfigurationError(f"{named}: ~ is not expanded; write the full path")
     if "\0" in path:
-        raise ConfigurationError(f"leases={url!r}: a path cannot contain a NUL character")
+        raise ConfigurationError(f"{named}: a path cannot contain a NUL character")
     # SQLAlchemy's users write four slashes for an absolute path: both are the same file.
     return Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path)
 

@@ -47,7 +47,7 @@ def test_a_sqlite_url_names_a_file(url, path):
 
 @pytest.mark.parametrize("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite://leases.db", "sqlite:///x.db?mode=ro"])
 def test_a_sqlite_url_without_a_path_says_how_it_is_written(url):
-    with pytest.raises(ConfigurationError, match=r"sqlite:///absolute/path/leases\.db"):
+    with pytest.raises(ConfigurationError, match=r"sqlite:///absolute/path"):
         open_store(url, "billing")
 
 

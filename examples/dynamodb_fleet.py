@@ -1,7 +1,7 @@
 """Workers that share leases in DynamoDB, and write each result once, by a condition on the row.
 
 Here two consumers run in one program; in production each is a process on a machine of its own, with the same code.
-Set AWS_ENDPOINT_URL_DYNAMODB to use DynamoDB Local.
+AWS_ENDPOINT_URL_DYNAMODB names another DynamoDB, such as DynamoDB Local.
 """
 
 import asyncio

@@ -122,11 +122,11 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    async def get_records(self, stream, iterator):
+    async def get_records(self, stream, iterator, **options):
         if not self.reads:
             self._start = time.process_time()
         self.reads += 1
-        return await self._client.get_records(stream, iterator)
+        return await self._client.get_records(stream, iterator, **options)
 
     def microseconds(self, count: int) -> float:
         return (time.process_time() - self._start) / count * 1e6

@@ -228,7 +228,7 @@ class VirtualStream:
     async def get_shard_iterator(self, stream, shard_id, position):  # noqa: ARG002
         return self._canned._iterator(stream.name.encode(), int(shard_id.rpartition("-")[2]), 0).decode()
 
-    async def get_records(self, stream, shard_iterator, *, limit=None, has_room=None):
+    async def get_records(self, stream, shard_iterator, *, limit=None, has_room=None):  # noqa: ARG002
         from anabranch._wire import bodies
 
         if self.reads >= self._first_read:

@@ -102,7 +102,7 @@ class Stream:
     async def get_shard_iterator(self, stream, shard_id, position):
         return f"{shard_id} {self._now()}"
 
-    async def get_records(self, stream, shard_iterator, *, limit=None):
+    async def get_records(self, stream, shard_iterator, *, limit=None, has_room=None):
         self.polls += 1
         shard_id, since = shard_iterator.split()
         now = self._now()

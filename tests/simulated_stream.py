@@ -21,7 +21,7 @@ from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.ports import Ports
-from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.server.exchange import Abandon, HangUp, Request, Response, StreamingResponse
 from anabranch._ports import LeaseStore
@@ -42,6 +42,8 @@ __all__ = [
 _EPOCH_MS = 1_800_000_000_000
 _LATENCY_SECONDS = 0.001
 _ANSWER_TIMEOUT_SECONDS = 15.0
+_OWN_BUFFER_BYTES = 64 << 10
+_BYTES_PER_SECOND = 100 << 20
 
 
 def now_ms() -> int:
@@ -92,6 +94,8 @@ class SimulatedKinesis:
         self.handle = KinesisHttpApp(
             self.state, self.faults, streams, clock_ms=now_ms, journal=None, after_call=lambda: None
         )
+        self.receiving_bytes = self.receiving_bytes_max = 0
+        """The bodies that arrive at the same time at the clients."""
         for name, count in create.items():
             self.state.call("CreateStream", {"StreamName": name, "ShardCount": count}, now_ms=now_ms())
 
@@ -126,6 +130,7 @@ class _Http:
         read: Callable[[ClientResponse], Any],
         *,
         repeatable: bool,
+        has_room: Callable[[int], bool] | None = None,
     ) -> Any:
         lines = (line.partition(": ") for line in headers.decode("latin-1").split("\r\n") if line)
         request = Request("POST", "/", {name.lower(): value for name, _, value in lines}, b"".join(pieces), "1.1")
@@ -141,7 +146,20 @@ class _Http:
         assert isinstance(answer, Response)
         found = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in answer.headers}
         found[b"date"] = formatdate(now_ms() / 1000, usegmt=True).encode("ascii")
+        if len(answer.body) > _OWN_BUFFER_BYTES:
+            if has_room is not None and not has_room(len(answer.body)):
+                raise NoRoomError("no room")
+            await self._transfer(len(answer.body))
         return read(ClientResponse(answer.status, found, memoryview(answer.body)))
+
+    async def _transfer(self, body_bytes: int) -> None:
+        kinesis = self._kinesis
+        kinesis.receiving_bytes += body_bytes
+        kinesis.receiving_bytes_max = max(kinesis.receiving_bytes_max, kinesis.receiving_bytes)
+        try:
+            await asyncio.sleep(body_bytes / _BYTES_PER_SECOND)
+        finally:
+            kinesis.receiving_bytes -= body_bytes
 
     async def close(self) -> None:
         """There is no connection to close."""

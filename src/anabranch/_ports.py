@@ -95,8 +95,16 @@ class Kinesis(Protocol):
     async def get_shard_iterator(self, stream: StreamName, shard_id: str, position: StartingPosition) -> str: ...
 
     async def get_records(
-        self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
-    ) -> GetRecordsResponse: ...
+        self,
+        stream: StreamName,
+        shard_iterator: str,
+        *,
+        limit: int | None = None,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> GetRecordsResponse | None:
+        """`has_room` is asked with the length of a large response, before its body is received. If it returns false,
+        the response is dropped, and the result is None.
+        """
 
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
@@ -169,6 +177,10 @@ class LeaseStore(Protocol):
     """Seconds between two commits of a shard, if `CheckpointSettings.interval` is None."""
     seen_every: float = 0.0
     """Seconds after which others see what a worker has written; 0: at once, and workers see who looks at them."""
+    warnings: Sequence[str] = ()
+    """What `open` found that should be changed, although the store works. A worker reports each one
+    (`LeaseStoreWarning`).
+    """
 
     async def open(self, app: AppRow) -> AppRow:
         """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
@@ -295,9 +307,9 @@ class LetterDestination(Protocol):
         keeps records, or than 14 days. Raises if it cannot be used.
         """
 
-    async def write(self, letter: Letter) -> None:
-        """Returns when the letter is durable. Writing it again does not make a second letter; where a destination
-        cannot tell, readers do, by the idempotency key.
+    async def write(self, letter: Letter) -> str | None:
+        """Returns when the letter is durable: a pointer, if the whole letter is in an overflow. Writing it again does
+        not make a second letter; where a destination cannot tell, readers do, by the idempotency key.
         """
 
     async def close(self) -> None: ...

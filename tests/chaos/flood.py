@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python tests/chaos/flood.py --shards 16 --budget-mib 256
 
-Every shard has records of 10 MiB, of 1 MiB and of 1 KiB, and an aggregate of very many small ones.
+Every shard has records of 10 MiB, of 1 MiB and of 1 KiB, and an aggregate of very many small ones. With `--burst`, all
+shards are empty, and each gets one record of 10 MiB when the consumer has reached the tip of all.
 """
 
 import argparse
@@ -10,6 +11,8 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, cast
 
@@ -20,12 +23,13 @@ from anabranch import Budget, Consumer, ConsumerSettings, Record
 from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.limits import KIB, MIB
 
-from stream_world import StreamWorld, now_ms, stream_world
+from stream_world import StreamWorld, now_ms, stream_world, until
 
 SMALL_COUNT = 2_000
 SUB_RECORDS = 20_000
 LARGE_BYTES = 10 * MIB - KIB
 SAMPLE_EVERY_SECONDS = 0.02
+AT_TIP = "at the tip of all shards"
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -41,10 +45,13 @@ class Held(msgspec.Struct, frozen=True):
     handled_count: int
 
 
-def fill(world: StreamWorld, shards: int, sub_records: int) -> int:
-    """How many bytes of data the stream holds afterwards."""
+def allow_large_records(world: StreamWorld) -> None:
     arn = world.call("DescribeStreamSummary")["StreamDescriptionSummary"]["StreamARN"]
     world.kinesis.state.call("UpdateMaxRecordSize", {"StreamARN": arn, "MaxRecordSizeInKiB": 10 * KIB}, now_ms=now_ms())
+
+
+def fill(world: StreamWorld, shards: int, sub_records: int) -> int:
+    """How many bytes of data the stream holds afterwards."""
     total = 0
     for key in spread_keys(shards, 1):
         builder = AggregateBuilder()
@@ -58,8 +65,12 @@ def fill(world: StreamWorld, shards: int, sub_records: int) -> int:
     return total
 
 
-async def read(folder: str, reads: Literal["polling", "fanout"], budget_bytes: int, seconds: float) -> Held:
-    """In a process of its own: reads with a handler that sleeps, and looks at itself all along."""
+async def read(
+    folder: str, reads: Literal["polling", "fanout"], budget_bytes: int, seconds: float, burst_shards: int = 0
+) -> Held:
+    """In a process of its own: reads with a handler that sleeps, and looks at itself all along. `burst_shards`: says
+    when it has reached the tip of so many shards, and sleeps longer.
+    """
     budget, before, handled, shards_bytes = Budget(budget_bytes), rss_bytes(), 0, 0
     consumer: Consumer[bytes] = Consumer(
         "orders",
@@ -72,10 +83,14 @@ async def read(folder: str, reads: Literal["polling", "fanout"], budget_bytes: i
 
     async def handle(_: Record[bytes]) -> None:
         nonlocal handled
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(seconds / 4 if burst_shards else 0.05)
         handled += 1
 
     running = asyncio.create_task(consumer.run(handle, handle_signals=False))
+    if burst_shards:
+        await until(lambda: is_at_tip(consumer, burst_shards), "the tips of all shards", 60)
+        print(AT_TIP, flush=True)
+        before = rss_bytes()
     ends = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < ends and not running.done():
         await asyncio.sleep(SAMPLE_EVERY_SECONDS)
@@ -84,6 +99,11 @@ async def read(folder: str, reads: Literal["polling", "fanout"], budget_bytes: i
     await consumer.stop()
     await running
     return Held(budget.limit_bytes, budget.peak_bytes, shards_bytes, before, rss_bytes("VmHWM"), handled)
+
+
+def is_at_tip(consumer: Consumer[bytes], shard_count: int) -> bool:
+    shards = consumer.status().shards
+    return len(shards) == shard_count and all(shard.millis_behind_latest == 0 for shard in shards)
 
 
 def rss_bytes(line: str = "VmRSS") -> int:
@@ -96,19 +116,43 @@ async def run_flood(
     folder: str, *, reads: str, shards: int, budget_bytes: int, seconds: float, sub_records: int = SUB_RECORDS
 ) -> tuple[Held, int]:
     async with stream_world(shards=shards, tls=reads == "fanout") as world:
+        allow_large_records(world)
         total = fill(world, shards, sub_records)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--read", folder, reads, str(budget_bytes), str(seconds),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **world.kinesis.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        try:
+        async with reader_process(world, folder, reads, budget_bytes, seconds) as process:
             said, _ = await asyncio.wait_for(process.communicate(), seconds + 60)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
         return msgspec.json.decode(said, type=Held), total
+
+
+async def run_burst(folder: str, *, shards: int, budget_bytes: int, seconds: float) -> tuple[Held, int]:
+    """One record of 10 MiB for each shard, at a moment when the reader is at the tip of all."""
+    async with stream_world(shards=shards) as world:
+        allow_large_records(world)
+        async with reader_process(world, folder, "polling", budget_bytes, seconds, shards) as process:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), 60) == f"{AT_TIP}\n".encode()
+            body = b"a" * LARGE_BYTES
+            for shard in world.open_shards():
+                hash_key = shard["HashKeyRange"]["StartingHashKey"]
+                world.call("PutRecord", PartitionKey="large", ExplicitHashKey=hash_key, Data=body)
+            said, _ = await asyncio.wait_for(process.communicate(), seconds + 60)
+        return msgspec.json.decode(said, type=Held), shards * LARGE_BYTES
+
+
+@asynccontextmanager
+async def reader_process(
+    world: StreamWorld, folder: str, reads: str, budget_bytes: int, seconds: float, burst_shards: int = 0
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--read", folder, reads, str(budget_bytes), str(seconds), str(burst_shards),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **world.kinesis.environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def describe(held: Held, total_bytes: int) -> str:
@@ -127,14 +171,18 @@ def main() -> None:
     parser.add_argument("--budget-mib", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--sub-records", type=int, default=SUB_RECORDS, help="in the aggregate of each shard")
+    parser.add_argument("--burst", action="store_true", help="one record of 10 MiB for each shard, at its tip")
     options = parser.parse_args()
+    budget_bytes = options.budget_mib * MIB
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(
-            run_flood(
+            run_burst(folder, shards=options.shards, budget_bytes=budget_bytes, seconds=options.seconds)
+            if options.burst
+            else run_flood(
                 folder,
                 reads=options.reads,
                 shards=options.shards,
-                budget_bytes=options.budget_mib * MIB,
+                budget_bytes=budget_bytes,
                 seconds=options.seconds,
                 sub_records=options.sub_records,
             )
@@ -144,8 +192,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--read" in sys.argv:
-        folder, reads, budget, seconds = sys.argv[2:]
-        held = asyncio.run(read(folder, cast("Literal['polling', 'fanout']", reads), int(budget), float(seconds)))
+        folder, reads, budget, seconds, burst = sys.argv[2:]
+        way = cast("Literal['polling', 'fanout']", reads)
+        held = asyncio.run(read(folder, way, int(budget), float(seconds), int(burst)))
         print(msgspec.json.encode(held).decode())
     else:
         main()

@@ -81,7 +81,9 @@ def test_restarts_of_one_worker_over_a_million_records(tmp_path, order, aggregat
 
 
 def test_flood_of_a_minute_against_a_handler_that_sleeps(tmp_path):
-    held, total_bytes = asyncio.run(flood.run_flood(str(tmp_path), shards=8, budget_bytes=256 * MIB, seconds=60))
+    held, total_bytes = asyncio.run(
+        flood.run_flood(str(tmp_path), reads="polling", shards=8, budget_bytes=256 * MIB, seconds=60)
+    )
     print(flood.describe(held, total_bytes))
     assert held.handled_count
     assert held.peak_bytes <= held.limit_bytes < total_bytes

@@ -225,6 +225,7 @@ def _random_options(seed: int) -> FleetOptions:
         store_is_emptied=random.random() < 0.05,
         same_worker_id=random.random() < 0.1,
         drain_seconds=random.choice([30.0, 30.0, 0.1]),
+        tip_reserve_bytes=random.choice([0, 600]),
     )
 
 

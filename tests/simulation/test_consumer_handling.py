@@ -267,10 +267,10 @@ def test_a_shard_of_the_same_name_in_another_stream_does_not_keep_a_broken_one_g
                     def __getattr__(self, name):
                         return getattr(client, name)
 
-                    async def get_records(self, stream, iterator):
+                    async def get_records(self, stream, iterator, **options):
                         if stream.name == "refunds":
                             raise ZeroDivisionError("a bug")
-                        return await client.get_records(stream, iterator)
+                        return await client.get_records(stream, iterator, **options)
 
                 object.__setattr__(ports, "kinesis", Broken())
                 with pytest.raises(anabranch.errors.ConsumerFailedError, match="a bug"):

@@ -24,7 +24,7 @@ from anabranch._aws.service import (
     request_id,
 )
 from anabranch._http.client.body_stream import BodyStream
-from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
@@ -127,15 +127,24 @@ class KinesisClient:
         )
 
     async def get_records(
-        self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
-    ) -> GetRecordsResponse:
-        return await self._service.call(
-            "reads",
-            "GetRecords",
-            bodies.encode_get_records(stream, shard_iterator, limit=limit),
-            self._read_records,
-            repeatable=True,
-        )
+        self,
+        stream: StreamName,
+        shard_iterator: str,
+        *,
+        limit: int | None = None,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> GetRecordsResponse | None:
+        try:
+            return await self._service.call(
+                "reads",
+                "GetRecords",
+                bodies.encode_get_records(stream, shard_iterator, limit=limit),
+                self._read_records,
+                repeatable=True,
+                has_room=has_room,
+            )
+        except NoRoomError:
+            return None
 
     def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
         return bodies.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))

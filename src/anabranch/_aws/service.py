@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from anabranch._aws.account import ServiceAddress
 from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.errors import CLOCK_CODES, TOKEN_CODES, service_error
-from anabranch._http.client.connection import ClientResponse
+from anabranch._http.client.connection import ClientResponse, HasRoom
 from anabranch._http.client.dialer import Dialer, client_tls_context
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientTimeouts
@@ -78,9 +78,11 @@ class AwsService:
         *,
         repeatable: bool,
         refused: Callable[[ClientResponse], T | None] = lambda _: None,
+        has_room: HasRoom | None = None,
     ) -> T:
         """`decode` turns a successful response into a value. `repeatable`: the call is safe to send twice. `refused`
-        turns an error response into a value if it is an outcome, such as a failed condition.
+        turns an error response into a value if it is an outcome, such as a failed condition. `has_room`: asked before a
+        large body is received; if not, `NoRoomError` is raised.
         """
 
         def accept(response: ClientResponse) -> T:
@@ -99,12 +101,12 @@ class AwsService:
             if credentials is None:
                 credentials = await self._source.get()
             headers = self._headers(self.sign(credentials, operation, pieces), pieces)
-            return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable)
+            return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable, has_room=has_room)
         except ServiceError as error:
             if not await self.repair(error, offset_ms):
                 raise
         headers = self._headers(self.sign(await self._source.get(), operation, pieces), pieces)
-        return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable)
+        return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable, has_room=has_room)
 
     async def credentials(self) -> SigningCredentials:
         return await self._source.get()

@@ -104,8 +104,6 @@ class ReadPage(msgspec.Struct, frozen=True):
     """The service made the page at this time or later; None: at `server_seconds`. An event of a subscription does not
     say when it was made, and may have waited for long.
     """
-    cost_bytes: int | None = None
-    """What its records are charged in the byte budget (rule B2); None: not counted yet."""
 
     @property
     def is_last(self) -> bool:
@@ -475,8 +473,7 @@ class Session:
         if self.lane.tracker.has_prior_state and (records or page.is_last):
             self._find_trimmed_letters(int(records[0].sequence_number) if records else None)
         if records:
-            cost = page.cost_bytes if records is page.records else None
-            charged = self.window.accept(records, self.read_after if self._may_repeat else None, cost)
+            charged = self.window.accept(records, self.read_after if self._may_repeat else None)
             self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
         self._held_bytes += charged
         self.budget.release(reserved_bytes - charged)

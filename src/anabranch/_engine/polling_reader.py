@@ -1,9 +1,10 @@
 """Reads the held shards by polling: one call at a time per shard, all on one scheduler.
 
 A shard is read when its pace allows it, its window has space, and the budget has space for the response: the largest
-one, or what a shard at its tip may have gained since its last read (rule B1). A slow or throttled shard never delays
-another. Nothing that was accepted is dropped: the read position advances in the step that puts records into the window.
-A few tasks do all reads, so a poll creates none.
+one, or what a shard at its tip may have gained since its last read. If that is less than a response announces, its
+body is received only if the overdraft has room for it (rule B1). A slow or throttled shard never delays another.
+Nothing that was accepted is dropped: the read position advances in the step that puts records into the window. A few
+tasks do all reads, so a poll creates none.
 """
 
 import asyncio
@@ -12,7 +13,6 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
-from anabranch._core.reading.window import cost_of
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
 from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Scheduler
@@ -82,6 +82,8 @@ class _PolledShard:
         """Until then a read brings little, because the last one reached the tip."""
         self.reserved_bytes = 0
         """In the budget, for the read that runs."""
+        self.refused_bytes = 0
+        """The data of the last response, if the budget had no room for it."""
         self.is_reported = False
         """That it waits for the budget was reported."""
 
@@ -259,12 +261,11 @@ class PollingReader:
         started_at_ms = clock.now_ms()
         try:
             page = await self._traced_fetch(shard)
-            if self._fits(shard, page):
+            if page is None:
+                self._read_again(shard, started_at_ms)
+            else:
                 await self._results.check(session, page)
                 self._accept(shard, page, started_at_ms)
-            else:
-                shard.tip_until_ms = 0  # reads the same again, with room for the largest response
-                self._record_pace(shard, page, page.cost_bytes or 0, started_at_ms)
         except ExpiredIteratorError:
             self._forget_iterator(shard)
         except StreamNotFoundError as error:
@@ -286,20 +287,26 @@ class PollingReader:
             shard.is_busy = False
         self.wake(session)
 
-    def _traced_fetch(self, shard: _PolledShard) -> Awaitable[ReadPage]:
+    def _traced_fetch(self, shard: _PolledShard) -> Awaitable[ReadPage | None]:
         tracing, fetch = self._ports.tracing, self._fetch(shard)
         if tracing is None:
             return fetch
         return tracing.receive("GetRecords", shard.session.stream.name, shard.session.shard_id, fetch)
 
-    async def _fetch(self, shard: _PolledShard) -> ReadPage:
+    async def _fetch(self, shard: _PolledShard) -> ReadPage | None:
+        """None: the budget had no room for the response."""
         kinesis, session, iterator = self._ports.kinesis, shard.session, shard.iterator
         if iterator is None:
             iterator = await kinesis.get_shard_iterator(session.stream, session.shard_id, session.starting_position())
             if session.read_after is None:
                 await self._discovery.on_begun(session)
             shard.iterator = iterator
-        response = await kinesis.get_records(session.stream, iterator)
+        has_room = None
+        if shard.reserved_bytes < READ_RESERVE_BYTES:
+            has_room = lambda body_bytes: self._has_room(shard, body_bytes)  # noqa: E731 -- only a read at the tip needs one
+        response = await kinesis.get_records(session.stream, iterator, has_room=has_room)
+        if response is None:
+            return None
         shard.next_iterator = response.next_shard_iterator
         return ReadPage(
             response.records,
@@ -307,18 +314,32 @@ class PollingReader:
             response.millis_behind_latest,
             response.next_shard_iterator is None,
             response.child_shards,
-            cost_bytes=cost_of(response.records) if response.records else 0,
         )
 
-    def _fits(self, shard: _PolledShard, page: ReadPage) -> bool:
-        """Whether the page has room in the budget. More than was reserved is taken from the overdraft (rule B1)."""
-        missing_bytes = (page.cost_bytes or 0) - shard.reserved_bytes
+    def _has_room(self, shard: _PolledShard, body_bytes: int) -> bool:
+        """Asked before the body of a response is received: its text is in base64, its data is three quarters of that.
+        More than was reserved is taken from the overdraft (rule B1).
+        """
+        data_bytes = body_bytes * 3 // 4
+        missing_bytes = body_bytes + data_bytes - shard.reserved_bytes
         if missing_bytes <= 0:
             return True
         if not self._budget.try_overdraw(missing_bytes):
+            shard.refused_bytes = data_bytes
             return False
         shard.reserved_bytes += missing_bytes
         return True
+
+    def _read_again(self, shard: _PolledShard, started_at_ms: int) -> None:
+        """Reads what was refused again, with room for the largest response, when the read quota allows it."""
+        shard.tip_until_ms = 0
+        shard.pace.on_read(
+            started_at_ms=started_at_ms,
+            now_ms=self._ports.clock.now_ms(),
+            read_bytes=shard.refused_bytes,
+            record_count=1,
+            behind_ms=0,
+        )
 
     def _accept(self, shard: _PolledShard, page: ReadPage, started_at_ms: int) -> None:
         reserved_bytes, shard.reserved_bytes = shard.reserved_bytes, 0

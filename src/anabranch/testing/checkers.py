@@ -692,7 +692,9 @@ class OneApplication(facts.Checker):
 
 
 class WithinBudget(facts.Checker):
-    """P5: a consumer stays within its byte budget, and holds nothing of it after a clean stop."""
+    """P5: a consumer stays within its byte budget, which counts what is received from the first byte of a body on. It
+    holds nothing of it after a clean stop.
+    """
 
     promise = "within budget"
 
@@ -700,6 +702,10 @@ class WithinBudget(facts.Checker):
         match fact:
             case facts.BytesMeasured(at_ms, process, used_bytes, limit_bytes) if not 0 <= used_bytes <= limit_bytes:
                 self.complain(at_ms, f"{process} holds {used_bytes} of {limit_bytes} bytes")
+            case facts.BytesReceived(at_ms, process, received_bytes, counted_bytes) if received_bytes > counted_bytes:
+                self.complain(
+                    at_ms, f"{process} receives {received_bytes} bytes, and its budget counts {counted_bytes}"
+                )
             case facts.CleanStop(at_ms, process, used_bytes) if used_bytes:
                 self.complain(at_ms, f"{process} stopped, and {used_bytes} bytes are not given back")
 

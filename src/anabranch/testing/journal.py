@@ -155,6 +155,17 @@ class BytesMeasured(Fact, frozen=True):
     limit_bytes: int
 
 
+class BytesReceived(Fact, frozen=True):
+    """The body of a response begins to arrive at the process."""
+
+    at_ms: int
+    process: str
+    received_bytes: int
+    """All bodies that are arriving now."""
+    counted_bytes: int
+    """What its budget counts now."""
+
+
 # the lease store
 
 

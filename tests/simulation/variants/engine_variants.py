@@ -23,6 +23,7 @@ from anabranch._engine.dead_lettering import DeadLettering, _OpenLetter
 from anabranch._engine.fanout_reader import FanOutReader
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.processor import Processor
 from anabranch._engine.shard_discovery import ShardDiscovery, TrimReporter
 from anabranch._model.leases import Finish
@@ -438,6 +439,11 @@ MISTAKES = {
     ),
     "bytes are not returned to the budget": Mistake(
         [(Session, "_settle", _settle_half)], "no standstill", replace(BUSY, budget_bytes=3_000)
+    ),
+    "the budget learns of a large response after it was received": Mistake(
+        [(PollingReader, "_has_room", lambda *_: True)],
+        "within budget",
+        replace(BUSY, budget_bytes=3_000, tip_reserve_bytes=600),
     ),
     "the next attempt starts while the last one runs": Mistake(
         [(HandlerCall, "__call__", _do_not_wait(HandlerCall.__call__))],

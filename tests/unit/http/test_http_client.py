@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 import pytest
 from blockbuster import blockbuster_ctx
 
+from anabranch._http.client.connection import NoRoomError
 from anabranch._http.client.dialer import Dialer
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.client.http_client import HttpClient
@@ -37,11 +38,10 @@ async def client_of(conversation, *, connections_max=4, timeouts=None, limits=No
             await server.all_gone()
 
 
-def post(client, *pieces, purpose="reads", repeatable=True):
+def post(client, *pieces, purpose="reads", **options):
     headers = b"host: here\r\ncontent-length: %d\r\n\r\n" % sum(map(len, pieces))
-    return client.post(
-        purpose, headers, pieces, lambda response: (response.status, bytes(response.body)), repeatable=repeatable
-    )
+    options = {"repeatable": True, **options}
+    return client.post(purpose, headers, pieces, lambda response: (response.status, bytes(response.body)), **options)
 
 
 async def echo(reader, writer):
@@ -71,6 +71,47 @@ def test_calls_share_kept_connections_and_large_bodies_pass_in_both_directions()
             for _ in range(3):
                 assert await post(client, b"small") == (200, b"small")
                 assert await post(client, *large) == (200, b"".join(large))
+            assert server.connections == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "head, ending",
+    [
+        (b"content-length: 9000000\r\n\r\n", b""),
+        (b"transfer-encoding: chunked\r\n\r\n895440\r\n", b"\r\n0\r\n\r\n"),
+    ],
+)
+def test_a_body_without_room_is_not_received(head, ending):
+    async def main():
+        sent = asyncio.Event()
+
+        async def conversation(reader, writer):
+            if await read_request(reader):
+                writer.write(b"HTTP/1.1 200 OK\r\n" + head + bytes(9_000_000) + ending)
+                await writer.drain()
+                sent.set()
+                await reader.read()
+
+        async with client_of(conversation) as (server, client):
+            asked = []
+            with pytest.raises(NoRoomError):
+                await post(client, b"x", has_room=asked.append)
+            assert len(asked) == 1
+            assert asked[0] > 65_536
+            assert asked[0] == 9_000_000 or b"chunked" in head
+            assert not sent.is_set()
+            assert await post(client, b"x", has_room=lambda _: True) == (200, bytes(9_000_000))
+            assert server.connections == 2
+
+    run(main)
+
+
+def test_small_bodies_are_received_without_asking_for_room():
+    async def main():
+        async with client_of(echo) as (server, client):
+            assert await post(client, b"small", has_room=lambda _: False) == (200, b"small")
             assert server.connections == 1
 
     run(main)

@@ -28,6 +28,7 @@ from anabranch.testing.checkers import (
 )
 from anabranch.testing.journal import (
     BytesMeasured,
+    BytesReceived,
     CallAbandoned,
     CallFinished,
     CallStarted,
@@ -356,6 +357,14 @@ def test_bytes_over_the_budget_are_found():
     journal.tell(CleanStop(3, "a", 0))
     journal.tell(CleanStop(4, "b", 5))
     assert "5 bytes are not given back" in journal.violations[1].what
+
+
+def test_bytes_that_are_received_before_the_budget_counts_them_are_found():
+    journal = Journal([WithinBudget()])
+    journal.tell(BytesReceived(1, "a", 10, 10))
+    assert journal.violations == []
+    journal.tell(BytesReceived(2, "a", 11, 10))
+    assert "receives 11 bytes, and its budget counts 10" in journal.violations[0].what
 
 
 def test_unfinished_records_are_found():

@@ -181,11 +181,11 @@ class Page:
 
     __slots__ = ("_drained", "_unfinished_bytes", "after", "charged_bytes", "records")
 
-    def __init__(self, records: Sequence[KinesisRecord], after: Position | None, cost: int | None = None) -> None:
+    def __init__(self, records: Sequence[KinesisRecord], after: Position | None) -> None:
         self.after = after
         """The position that the read resumed from. The page may begin with records up to it."""
         self.records: Sequence[KinesisRecord] = records
-        self.charged_bytes = cost_of(records) if cost is None else cost
+        self.charged_bytes = cost_of(records)
         self._unfinished_bytes = 0
         self._drained = False
 
@@ -235,13 +235,11 @@ class Window:
         self._freed_bytes = 0
         self._cleared = False
 
-    def accept(self, records: Sequence[KinesisRecord], after: Position | None, cost: int | None = None) -> int:
-        """Adds the records of one read that resumed after the given position; returns the charged bytes: their cost,
-        counted here if it is not known.
-        """
+    def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
+        """Adds the records of one read that resumed after the given position; returns the charged bytes."""
         if self._cleared:
             return 0
-        page = Page(records, after, cost)
+        page = Page(records, after)
         self._pages.append(page)
         self._held_bytes += page.charged_bytes
         return page.charged_bytes

@@ -5,7 +5,7 @@ valid until the connection is released. Request pieces are written one by one wh
 
     IDLE ── exchange ──> HEAD ──> BODY | CHUNKS | REST ──> HELD ── release ──> IDLE
                           └── streaming, status 200 ──> the transport belongs to an Http1BodyStream
-    every phase ── abort, a lost connection, a bad response, a deadline ──> CLOSED
+    every phase ── abort, a lost connection, a bad response, a body without room, a deadline ──> CLOSED
 
 There is no timer here: the owner of the connection calls `check` periodically. Cancelling a call aborts the connection,
 because the rest of its response may still be on the way.
@@ -14,7 +14,7 @@ because the rest of its response may still be on the way.
 import asyncio
 import enum
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -66,6 +66,10 @@ class ReceiveBuffers:
             self._kept_bytes -= len(self._kept.pop(0))
 
 
+class NoRoomError(TransportError):
+    """The caller had no room for the body of a response."""
+
+
 class Phase(enum.Enum):
     IDLE = "idle"
     HEAD = "head"
@@ -89,6 +93,10 @@ class ClientResponse:
 
 
 Answer = ClientResponse | Http1BodyStream
+HasRoom = Callable[[int], bool]
+"""Whether there is room for a body of so many bytes. Asked before a body that is larger than the connection's own
+buffer is received; for one of unknown length, each time that it grows.
+"""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -116,6 +124,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._chunks = ResponseChunks()
         self._collected = bytearray()
         self._answer: asyncio.Future[Answer] | None = None
+        self._has_room: HasRoom | None = None
         self._drained: asyncio.Future[None] | None = None
         self._sending = False
         self._streaming = False
@@ -141,17 +150,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def start(self, request: bytes, deadline: float) -> "asyncio.Future[Answer]":
-        """Sends a request that is one piece. The caller must await the response or abort the connection."""
+    def start(self, request: bytes, deadline: float, has_room: HasRoom | None = None) -> "asyncio.Future[Answer]":
+        """Sends a request that is one piece. The caller must await the response or abort the connection. `has_room`:
+        asked before a large body is received; if not, the call fails with `NoRoomError`.
+        """
         answer = self._begin(deadline)
+        self._has_room = has_room
         self._transport.write(request)
         return answer
 
     async def exchange(
-        self, head: bytes, pieces: Sequence[bytes], deadline: float, *, streaming: bool = False
+        self,
+        head: bytes,
+        pieces: Sequence[bytes],
+        deadline: float,
+        *,
+        streaming: bool = False,
+        has_room: HasRoom | None = None,
     ) -> Answer:
         """The complete response; with `streaming`, its stream if the server accepts it (status 200)."""
         answer = self._begin(deadline)
+        self._has_room = has_room
         self._streaming = streaming
         try:
             await self._write(head, pieces, answer)
@@ -342,7 +361,13 @@ class ClientConnection(asyncio.BufferedProtocol):
                 raise TransportError(f"the response from {self._peer} is longer than its content-length")
             self._complete(self._view[self._body_start : self._body_end])
         elif self._body_end >= len(self._buffer):
+            if self._buffer is self._own:
+                self._ask_for_room(self._body_end - self._body_start)
             self._grow(self._body_end + 1)
+
+    def _ask_for_room(self, body_bytes: int) -> None:
+        if self._has_room is not None and not self._has_room(body_bytes):
+            raise NoRoomError(f"there is no room for the {body_bytes} bytes of the response from {self._peer}")
 
     def _grow(self, needed: int) -> None:
         """Makes room for `needed` bytes, but for at most twice what has arrived."""
@@ -373,8 +398,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._body_start = self._end = 0
 
     def _collect(self, payload: memoryview) -> None:
-        if len(self._collected) + len(payload) > self._limits.body_bytes_max:
+        body_bytes = len(self._collected) + len(payload)
+        if body_bytes > self._limits.body_bytes_max:
             raise TransportError(f"the response from {self._peer} is longer than {self._limits.body_bytes_max} bytes")
+        if body_bytes > len(self._own):
+            self._ask_for_room(body_bytes)
         self._collected += payload
 
     def _complete(self, body: memoryview) -> None:

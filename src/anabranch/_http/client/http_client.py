@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
-from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
+from anabranch._http.client.connection import ClientConnection, ClientResponse, HasRoom, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
 from anabranch._http.client.limits import ClientLimits, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
@@ -242,6 +242,7 @@ class HttpClient:
         read: Callable[[ClientResponse], T],
         *,
         repeatable: bool,
+        has_room: HasRoom | None = None,
     ) -> T:
         """Returns `read(response)`; `read` must copy what it keeps. `headers` are all lines after the request line."""
         pool = self._pools[purpose]
@@ -256,9 +257,9 @@ class HttpClient:
             connection = await pool.acquire(deadline)
         try:
             if len(pieces) == 1:
-                response = await connection.start(head + pieces[0], deadline)
+                response = await connection.start(head + pieces[0], deadline, has_room)
             else:
-                response = await connection.exchange(head, pieces, deadline)
+                response = await connection.exchange(head, pieces, deadline, has_room=has_room)
         except TransportError:
             pool.discard(connection)
             if not (repeatable and connection.dropped_before_answer):
@@ -266,7 +267,7 @@ class HttpClient:
             pool.drop_idle()
             connection = await pool.acquire(deadline)
             try:
-                response = await connection.exchange(head, pieces, deadline)
+                response = await connection.exchange(head, pieces, deadline, has_room=has_room)
             except BaseException:
                 pool.discard(connection)
                 raise

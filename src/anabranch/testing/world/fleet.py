@@ -22,7 +22,7 @@ from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
 from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows
 from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
-from anabranch.testing.world.worker import APP, SimContext, SimulatedWorker, UserHandler
+from anabranch.testing.world.worker import APP, SimContext, SimulatedWorker, UserHandler, simulated_budget
 
 _AGGREGATE_MAX = 5
 _STEPS_MAX = 2_000_000
@@ -167,12 +167,14 @@ class SimulatedFleet:
             tell=self.journal.tell,
         )
         timing = lease_timing(random.choice(_EXPIRIES_MS) if options.expiries_differ else LEASE_EXPIRY_MS_DEFAULT)
+        budget = simulated_budget(options)
         return SimulatedWorker(
             process,
             self._context,
-            kinesis=SimulatedKinesis(self.stream, self.network, process, options, random),
+            kinesis=SimulatedKinesis(self.stream, self.network, process, options, random, budget),
             store=SimulatedLeaseStore(APP, self.rows, self.network, process, call_deadline_ms=timing.call_deadline_ms),
             timing=timing,
+            budget=budget,
         )
 
     # the run

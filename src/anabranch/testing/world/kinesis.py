@@ -5,6 +5,7 @@ Everything that happens to the stream is told to the journal. To trim records, t
 the retention period: simulating a day of polling would take too long.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from random import Random
@@ -26,6 +27,7 @@ from anabranch._wire.messages import (
     ListStreamConsumersResponse,
     StreamSummary,
 )
+from anabranch.budget import Budget
 from anabranch.errors import TransportError
 from anabranch.local.bodies import JSON
 from anabranch.local.errors import LocalError
@@ -42,6 +44,8 @@ STREAM = "orders"
 _WALL_MS = 1_700_000_000_000
 _RETENTION_MS = 24 * 3_600_000
 _AGGREGATE_BYTES_MAX = 1 << 20
+_BODY_SECONDS = 0.02
+"""How long the body of a response takes to arrive."""
 
 
 class _ReadableShards(facts.Checker):
@@ -175,6 +179,9 @@ class SimulatedStream:
         self.written.append(record)
         self._journal.tell(facts.RecordWritten(record))
 
+    def tell_received(self, process: SimulatedProcess, received_bytes: int, counted_bytes: int) -> None:
+        self._journal.tell(facts.BytesReceived(process.world_ms(), process.name, received_bytes, counted_bytes))
+
     def shard_for(self, partition_key: str) -> str:
         routing = self.state.account.streams[STREAM].routing
         return routing.shard_for(md5_hash_key(self._named(partition_key))).shard_id
@@ -302,12 +309,16 @@ class SimulatedKinesis(Kinesis):
         process: SimulatedProcess,
         options: FleetOptions,
         random: Random,
+        budget: Budget,
     ) -> None:
         self._stream = stream
         self._network = network
         self._process = process
         self._options = options
         self._random = random
+        self._budget = budget
+        self._receiving_bytes = 0
+        """The bodies of responses that are arriving."""
 
     async def _call(self, operation: str, request: list[bytes]) -> tuple[bytes, float]:
         """The answer's body, and the service's time in seconds: its clock may skip ahead while the answer travels."""
@@ -357,11 +368,26 @@ class SimulatedKinesis(Kinesis):
         return bodies.decode_get_shard_iterator(body)
 
     async def get_records(
-        self, stream: StreamName, shard_iterator: str, *, limit: int | None = None
-    ) -> GetRecordsResponse:
+        self,
+        stream: StreamName,
+        shard_iterator: str,
+        *,
+        limit: int | None = None,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> GetRecordsResponse | None:
+        """Every response counts as a large one. With a tight budget, its body takes a while to arrive."""
         request = bodies.encode_get_records(stream, shard_iterator, limit=limit)
         body, server_seconds = await self._call("GetRecords", request)
-        return bodies.decode_get_records(body, server_seconds=server_seconds)
+        if has_room is not None and not has_room(len(body)):
+            return None
+        self._receiving_bytes += len(body)
+        try:
+            self._stream.tell_received(self._process, self._receiving_bytes, self._budget.used_bytes)
+            if self._options.budget_bytes:
+                await asyncio.sleep(_BODY_SECONDS)
+            return bodies.decode_get_records(body, server_seconds=server_seconds)
+        finally:
+            self._receiving_bytes -= len(body)
 
     async def list_shards(
         self,

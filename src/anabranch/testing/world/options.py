@@ -61,6 +61,10 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Writes that are aggregates of up to five records."""
     budget_bytes: int = 0
     """The byte budget beyond the reserve for one read; 0: the default budget."""
+    tip_reserve_bytes: int = 0
+    """With such a budget, what a read at the tip reserves; 0: as much as any other. If it is little, responses are
+    larger than that.
+    """
     lost: float = 0.0
     """Requests that are lost, and responses."""
     late: float = 0.0

@@ -245,8 +245,9 @@ class SimulatedHandler:
     def _measure(self) -> None:
         budget = self._budget
         now_ms, name = self._process.world_ms(), self._process.name
-        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.used_bytes, budget.limit_bytes))
-        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.peak_bytes, budget.limit_bytes))
+        most_bytes = budget.limit_bytes + budget.overdraft_bytes_max
+        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.used_bytes, most_bytes))
+        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.peak_bytes, most_bytes))
 
     # the simulated work
 
@@ -367,6 +368,18 @@ _ATTEMPTS_AT_POISON = 3
 _THEN: Final[dict[str, Stop | Skip | DeadLetter]] = {"stop": Stop(), "skip": Skip(), "dead_letter": DeadLetter()}
 
 
+_OVERDRAFT_BYTES_MAX = 2_000
+
+
+def simulated_budget(options: FleetOptions) -> Budget:
+    if not options.budget_bytes:
+        return Budget()
+    budget = Budget(READ_RESERVE_BYTES + options.budget_bytes)
+    budget.tip_reserve_bytes = options.tip_reserve_bytes or READ_RESERVE_BYTES
+    budget.overdraft_bytes_max = _OVERDRAFT_BYTES_MAX
+    return budget
+
+
 class SimulatedWorker:
     def __init__(
         self,
@@ -376,16 +389,14 @@ class SimulatedWorker:
         kinesis: Kinesis,
         store: LeaseStore,
         timing: LeaseTiming,
+        budget: Budget,
     ) -> None:
         self.process = process
         self.is_stopping = False
         self._context = context
         self._journal = context.journal
         self._options = context.options
-        self._budget = Budget()
-        if self._options.budget_bytes:  # room for one read, also at the tip
-            self._budget = Budget(READ_RESERVE_BYTES + self._options.budget_bytes)
-            self._budget.tip_reserve_bytes = READ_RESERVE_BYTES
+        self._budget = budget
         self._handler = SimulatedHandler(process, context, self._budget)
         ports = Ports(
             kinesis=kinesis,

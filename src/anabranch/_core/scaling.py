@@ -5,10 +5,11 @@ many workers handle what arrives and what has piled up. More workers than shards
 workers do not help, because it is stopped, paused or throttled, does not count.
 """
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from anabranch.reports import DesiredWorkers, FleetShard, FleetStatus
+from anabranch.reports import DesiredWorkers, FleetMember, FleetShard, FleetStatus
 
 HELPED_BY_WORKERS: Final = frozenset(
     {
@@ -34,7 +35,8 @@ def desired_workers(
     maximum: int | None,
 ) -> DesiredWorkers:
     """`worker_rate`: the records a second that one worker handles when it is busy; None: what each handles now. Without
-    it, fewer workers than now are advised only if there are more than shards, or if nothing arrives.
+    it, fewer workers than now are advised only if there are more than shards, or if nothing arrives. A fleet that is
+    behind, or whose lag or rate is not known, is never made smaller for its rate.
     """
     live = [member for member in status.live_members if not member.draining]
     shards = [shard for shard in status.unfinished_shards if shard.state not in {"waiting", "paused", "stopped"}]
@@ -50,6 +52,8 @@ def desired_workers(
         wanted, why = 0, "nothing arrives"
     else:
         wanted, why = len(live), "the lag is within its target" if lag is not None else "the lag is not known"
+    if wanted < len(live) and (doubt := _doubt(live, lag, behind=behind)) is not None:
+        wanted, why = len(live), doubt
     if behind:
         why = f"{lag:.0f} s behind: {why}"
     most = min((member.shards_max for member in live if member.shards_max), default=None)
@@ -66,6 +70,15 @@ def desired_workers(
         records_per_second=rate,
         why=why,
     )
+
+
+def _doubt(live: Sequence[FleetMember], lag: float | None, *, behind: bool) -> str | None:
+    """Why its rate does not tell that fewer workers are enough; None if it does."""
+    if behind:
+        return "each worker handles less than worker_rate"
+    if lag is None:
+        return "the lag is not known"
+    return "the rate is not known" if any(member.records_per_second is None for member in live) else None
 
 
 def _is_helped(shard: FleetShard) -> bool:

@@ -19,7 +19,10 @@ def fleet(shards=8, workers=2, lag=0.0, rate=100.0, **fields):
         app="billing",
         created_seconds=0.0,
         streams=("orders",),
-        members=tuple(replace(MEMBER, member_id=f"a#{n}", records_per_second=rate / workers) for n in range(workers)),
+        members=tuple(
+            replace(MEMBER, member_id=f"a#{n}", records_per_second=None if rate is None else rate / workers)
+            for n in range(workers)
+        ),
         shards=tuple(replace(SHARD, shard_id=f"shardId-{n}", lag=lag, **fields) for n in range(shards)),
         unreported_count=0,
     )
@@ -46,6 +49,11 @@ def advise(status, **given):
         (fleet(lag=0.0, rate=100.0), {"worker_rate": 200.0}, 1),
         (fleet(lag=0.0, rate=500.0), {"worker_rate": 200.0}, 3),
         (fleet(lag=300.0, rate=500.0), {"worker_rate": 200.0}, 5),
+        (fleet(shards=16, workers=8, lag=3_000.0, rate=50.0), {"worker_rate": 500.0}, 8),  # behind: not fewer than now
+        (fleet(workers=4, lag=0.0, rate=None), {"worker_rate": 200.0}, 4),  # an unknown rate is not 0
+        (fleet(workers=4, lag=0.0, rate=None), {}, 4),
+        (fleet(workers=4, lag=None), {"worker_rate": 200.0}, 4),
+        (fleet(shards=3, workers=8, lag=3_000.0, rate=50.0), {"worker_rate": 500.0}, 3),  # no more than shards
         (fleet(lag=900.0, state="stopped"), {}, 1),  # no worker helps a stopped shard
         (fleet(lag=900.0, state="stalled", reason=THROTTLED), {}, 2),  # nor one that Kinesis throttles
         (fleet(lag=300.0, state="stalled", reason=SLOW), {}, 4),
@@ -74,6 +82,9 @@ def test_the_advice_says_why():
     found = advise(fleet(lag=300.0))
     assert (found.live_workers, found.shard_count, found.lag, found.records_per_second) == (2, 8, 300.0, 100.0)
     assert found.why == "300 s behind: to catch up in 300 s"
+    slow = advise(fleet(lag=300.0, rate=10.0), worker_rate=500.0)
+    assert slow.why == "300 s behind: each worker handles less than worker_rate"
+    assert advise(fleet(lag=0.0, rate=None)).why == "the rate is not known"
 
 
 def test_the_reasons_that_more_workers_help_exist():
@@ -85,6 +96,11 @@ def test_the_advice_is_within_its_bounds(shards, workers, lag, rate, minimum):
     found = advise(fleet(shards, workers, lag, rate), minimum=minimum, maximum=20).workers
     assert minimum <= found <= 20
     assert found <= max(minimum, shards)
+
+
+@given(st.integers(1, 50), st.integers(1, 60), st.floats(61, 1e6), st.floats(0, 1e6), st.floats(1, 1e6) | st.none())
+def test_a_fleet_that_is_behind_never_shrinks_below_its_shards(shards, workers, lag, rate, worker_rate):
+    assert advise(fleet(shards, workers, lag, rate), worker_rate=worker_rate).workers >= min(workers, shards)
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.floats(0, 1e6), st.floats(0, 1e6))

@@ -24,14 +24,13 @@ def handler(event: dict, context: object) -> dict:  # noqa: ARG001 -- how Lambda
     sqs = boto3.client("sqs")
     kept = []
     for message in event["Records"]:
-        letter = decode_letter(message["body"])
         try:
-            charge(letter.record())
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the letter is kept
+            charge(decode_letter(message["body"]).record())
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the message is kept
             calls = int(message["attributes"]["ApproximateReceiveCount"])
             if calls >= ATTEMPTS:  # in review before it leaves this queue
-                sqs.send_message(QueueUrl=os.environ["REVIEW_QUEUE_URL"], MessageBody=encode_letter(letter).decode())
-                print(f"{letter.place} needs a person: {error}")
+                sqs.send_message(QueueUrl=os.environ["REVIEW_QUEUE_URL"], MessageBody=message["body"])
+                print(f"message {message['messageId']} needs a person: {error}")
                 continue
             sqs.change_message_visibility(
                 QueueUrl=os.environ["QUEUE_URL"],

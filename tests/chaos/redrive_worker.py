@@ -44,8 +44,9 @@ async def main() -> None:
             die_at("deleted")
 
         async def write_and_die(self, letter):
-            await write(self, letter)
+            pointer = await write(self, letter)
             die_at("reviewed")
+            return pointer
 
         letters._box.delete, LetterWriter.write = delete_and_die, write_and_die
         report = await letters.redrive(

@@ -1,6 +1,7 @@
 """Every destination keeps a letter, once by its key, and says what is wrong with it. SQS and S3 are moto's."""
 
 import asyncio
+import functools
 import itertools
 
 import pytest
@@ -294,16 +295,27 @@ def test_a_function_takes_letters_and_its_failure_is_a_reason():
         async def keep(letter):
             taken.append(letter)
 
+        @functools.wraps(keep)
+        def wrapped(letter):
+            return keep(letter)
+
+        @functools.wraps(keep)
+        def lying(letter):
+            taken.append(letter)
+
         async def fail(letter):
             raise KeyError("no database")
 
-        await destination(keep).write(a_letter())
-        assert taken == [a_letter()]
+        for function in (keep, functools.partial(keep), wrapped):
+            await destination(function).write(a_letter())
+        assert taken == [a_letter()] * 3
         with pytest.raises(DeadLetterError, match="fail failed: KeyError: 'no database'") as caught:
             await destination(fail).write(a_letter())
         assert caught.value.retryable
+        with pytest.raises(ConfigurationError, match="append is not async: make it an async def"):
+            destination(taken.append)
         with pytest.raises(DeadLetterError, match="is not async"):
-            await destination(taken.append).write(a_letter())
+            await destination(lying).write(a_letter())
 
     asyncio.run(main())
 

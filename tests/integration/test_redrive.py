@@ -490,6 +490,24 @@ def test_a_large_letter_that_fails_again_is_whole_in_review(server, tmp_path):
     asyncio.run(main())
 
 
+def test_a_large_letter_leaves_nothing_in_the_overflow_if_its_review_takes_any_size(server, review, tmp_path):
+    folder = tmp_path / "large"
+    folder.mkdir()
+    url = server.make_queue(f"redriven-{next(NUMBERS)}", MaximumMessageSize="2048")
+    then = DeadLetter(url, review=review, overflow=f"file://{folder}")
+    consumer = Consumer("orders", app="billing", on_failure=Retry(then=then))
+    consumer.handler(Handler(lambda record: True))
+
+    async def main():
+        await fill(url, [a_letter(payload=bytes(4096))], overflow=f"file://{folder}")
+        async with DeadLetters(url) as box:
+            assert (await box.redrive(consumer, policy=QUICK)).reviewed == 1
+        assert [letter.payload for letter in await left(review)] == [bytes(4096)]
+        assert list(folder.iterdir()) == []
+
+    asyncio.run(main())
+
+
 def test_a_letter_is_redacted_before_it_goes_to_review(file_url, review):
     def hide(letter):
         return replace(letter, message="(hidden)", stack="")

@@ -233,7 +233,7 @@ class DeletesFirst(Redrive):
         await self._box.delete(StoredLetter(letter, number_of(letter)))
         return await super()._deliver(letter)
 
-    async def _remove(self, stored, *, in_review=False):
+    async def _remove(self, stored, *, with_overflow=True):
         """Already done."""
 
 
@@ -265,7 +265,7 @@ class IgnoresOrder(Redrive):
 
 
 class NeverRemoves(Redrive):
-    async def _remove(self, stored, *, in_review=False):
+    async def _remove(self, stored, *, with_overflow=True):
         """The next run delivers it again."""
 
 

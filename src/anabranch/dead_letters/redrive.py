@@ -225,16 +225,16 @@ class Redrive:
         """To the review destination, or it is counted in the letter where it is. That keeps its first failure."""
         review, latest = self._review, failed_again(whole, failure, calls_at)
         if review is not None:
-            await self._insist(lambda: review.write(latest))
-            await self._remove(stored, in_review=True)
+            pointer = await self._insist(lambda: review.write(latest))
+            await self._remove(stored, with_overflow=pointer is None)  # otherwise both may point to one object
             return "reviewed"
         counted = with_counts(stored.letter, latest)
         await self._insist(lambda: self._box.replace(stored, counted))
         return "failed"
 
-    async def _remove(self, stored: StoredLetter, *, in_review: bool = False) -> None:
+    async def _remove(self, stored: StoredLetter, *, with_overflow: bool = True) -> None:
         await self._insist(lambda: self._box.delete(stored))
-        if not in_review or self._settings.overflow is None:  # otherwise the letter in review may point there, too
+        if with_overflow:
             await self._insist(lambda: delete_overflow(stored.letter, self._aws))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:

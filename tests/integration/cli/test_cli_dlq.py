@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from anabranch import DeadLetters
 from anabranch.dead_letters.opening import open_destination
-from anabranch.letters import decode_letter, encode_letter
+from anabranch.letters import decode_letter
 from letter_samples import a_letter, environment, moto
 
 PROGRAM = (sys.executable, "-m", "anabranch")
@@ -183,7 +183,9 @@ def test_a_letter_whose_overflow_is_gone_is_shown_and_exported_without_its_paylo
     command = [*PROGRAM, "dlq", "export", url, str(tmp_path / "out.jsonl")]
     exported = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (exported.returncode, exported.stdout.startswith("3 letters written")) == (0, True)
-    assert f"the letter of record {lost.place} has no payload: file:///nowhere/\\x1b[31m.json is gone" in exported.stderr
+    assert (
+        f"the letter of record {lost.place} has no payload: file:///nowhere/\\x1b[31m.json is gone" in exported.stderr
+    )
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines()
     assert [decode_letter(line) for line in lines] == [a_letter(1), lost, a_letter(3)]
 
@@ -333,6 +335,7 @@ def test_the_lambda_function_retries_with_growing_pauses_and_then_sends_to_revie
 
     monkeypatch.setattr(dead_letter_function.boto3, "client", lambda _: Sqs())
     fill(queue, [a_letter(1, payload=b"41"), a_letter(2, payload=b"ten")])
+    sqs.send_message(QueueUrl=queue_url, MessageBody="no letter")
 
     def invoke():
         received = sqs.receive_message(
@@ -352,6 +355,8 @@ def test_the_lambda_function_retries_with_growing_pauses_and_then_sends_to_revie
                 sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=one["ReceiptHandle"])
         return len(received)
 
-    assert [invoke() for _ in range(4)] == [2, 1, 1, 0]
-    assert pauses == [30, 60]
-    assert [encode_letter(letter) for letter in left(review)] == [encode_letter(a_letter(2, payload=b"ten"))]
+    assert [invoke() for _ in range(4)] == [3, 2, 2, 0]
+    assert pauses == [30, 30, 60, 60]
+    assert left(review) == [a_letter(2, payload=b"ten")]
+    kept = sqs.receive_message(QueueUrl=os.environ["REVIEW_QUEUE_URL"], MaxNumberOfMessages=10)["Messages"]
+    assert "no letter" in [message["Body"] for message in kept]

@@ -106,6 +106,12 @@ def iterated_set(tree: ast.Module, source: str) -> Iterator[Finding]:
                 yield expression.lineno, "iterates over a set: use a dict, or sorted(...)"
 
 
+def missing_value(tree: ast.Module, source: str) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and node.value is None and isinstance(node.target, ast.Attribute):
+            yield node.lineno, f"{ast.unparse(node.target)} is declared without a value: pass it to the constructor"
+
+
 def repeated_export(tree: ast.Module, source: str) -> Iterator[Finding]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -121,6 +127,7 @@ RULES = (
     banned_call,
     swallowed_cancellation,
     unfinished,
+    missing_value,
     repeated_export,
 )
 CORE_RULES = (iterated_set,)

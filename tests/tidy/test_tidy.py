@@ -23,6 +23,7 @@ PLANTED = {
     rules.swallowed_cancellation: "try:\n    f()\nexcept BaseException:\n    pass\n",
     rules.unfinished: "# TO" + "DO: later\n",
     rules.iterated_set: "for name in set(names): pass\n",
+    rules.missing_value: "class C:\n    def __init__(self):\n        self.a: int\n",
     rules.repeated_export: '__all__ = ["a", "a"]\n',
 }
 

@@ -16,7 +16,7 @@ class PutRecord(NamedTuple):
     shard_id: str
 
 
-class Handling(msgspec.Struct, frozen=True, order=True, gc=False):
+class HandledRecord(msgspec.Struct, frozen=True, order=True, gc=False):
     """One record was handled: when (nanoseconds of the machine's monotonic clock), what, by whom."""
 
     at_ns: int
@@ -58,7 +58,7 @@ class Audit(msgspec.Struct, frozen=True):
         return self.ours.is_clean and self.ours.put > 0
 
 
-def judge(put: Mapping[int, PutRecord], handlings: Iterable[Handling]) -> AuditVerdict:
+def judge(put: Mapping[int, PutRecord], handlings: Iterable[HandledRecord]) -> AuditVerdict:
     """`put` has the accepted records by number."""
     seen: dict[int, None] = {}
     latest: dict[str, int] = {}
@@ -87,7 +87,7 @@ def recovery_seconds(
     event_ns: int,
     shard_ids: Iterable[str],
     put: Mapping[int, PutRecord],
-    handlings: Iterable[Handling],
+    handlings: Iterable[HandledRecord],
     *,
     not_by: str | None = None,
 ) -> float | None:

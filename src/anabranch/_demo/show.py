@@ -202,10 +202,11 @@ async def perform(
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view shows what happens
     how = " by fan-out" if fanout else ""
     console.print(f"anabranch demo, seed {seed}: three workers read a local Kinesis{how}, beside their peers")
-    stage = Stage(seed=seed, records_per_second=rate, read="fanout" if fanout else "polling")
+    group = asyncio.TaskGroup()
+    stage = Stage(group, seed=seed, records_per_second=rate, read="fanout" if fanout else "polling")
     try:
-        async with asyncio.TaskGroup() as group:
-            await stage.open(group)
+        async with group:
+            await stage.open()
             console.print("waiting for the first records to come through all sides")
             await stage.await_readers()
             river = await _play(stage, console, seconds, group)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from anabranch._demo.audit import Handling, PutRecord
+from anabranch._demo.audit import HandledRecord, PutRecord
 from anabranch._demo.peers import peer_names
 from anabranch._engine.writing.writer import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
@@ -52,7 +52,7 @@ class Program:
         self.ended = asyncio.Event()
         self.complaints: list[str] = []
 
-    async def run(self, on_handling: Callable[[Handling], None]) -> None:
+    async def run(self, on_handling: Callable[[HandledRecord], None]) -> None:
         """Returns when the process has ended."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -72,12 +72,12 @@ class Program:
             await asyncio.shield(process.wait())
             self.ended.set()
 
-    async def _listen(self, lines: asyncio.StreamReader | None, on_handling: Callable[[Handling], None]) -> None:
+    async def _listen(self, lines: asyncio.StreamReader | None, on_handling: Callable[[HandledRecord], None]) -> None:
         assert lines is not None
         async for line in lines:
             words = line.decode().split()
             if len(words) == 3:
-                on_handling(Handling(int(words[0]), int(words[1]), words[2]))
+                on_handling(HandledRecord(int(words[0]), int(words[1]), words[2]))
 
     async def _keep_complaints(self, lines: asyncio.StreamReader | None) -> None:
         assert lines is not None
@@ -143,7 +143,15 @@ class RiverRow(NamedTuple):
 
 
 class Stage:
-    def __init__(self, *, seed: int, records_per_second: int, read: Literal["polling", "fanout"] = "polling") -> None:
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        *,
+        seed: int,
+        records_per_second: int,
+        read: Literal["polling", "fanout"] = "polling",
+    ) -> None:
+        self._group = group
         self._chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
         """Only the story uses it, so that a seed repeats the story whatever the timing of the records."""
         self._rate = records_per_second
@@ -151,19 +159,17 @@ class Stage:
         self._kinesis = LocalKinesis(create={STREAM: SHARDS}, seed=seed)
         self._folder = TemporaryDirectory(prefix="anabranch-demo-")
         self.put: dict[int, PutRecord] = {}
-        self.ours: list[Handling] = []
-        self.peers: dict[str, list[Handling]] = {name: [] for name in peer_names()}
+        self.ours: list[HandledRecord] = []
+        self.peers: dict[str, list[HandledRecord]] = {name: [] for name in peer_names()}
         self.happenings: list[Happening] = []
         self.shards: list[ShardView] = []
         self._workers: dict[str, Program] = {}
         self._peers: dict[str, Program] = {}
-        self._group: asyncio.TaskGroup
         self._store = SqliteLeaseStore(Path(self._folder.name) / "leases.db", APP)
 
     # starting
 
-    async def open(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
+    async def open(self) -> None:
         await self._kinesis.start()
         await self._store.open(
             AppRow(app=APP, app_id=secrets.token_hex(16), created_wall_ms=time.time_ns() // 1_000_000)

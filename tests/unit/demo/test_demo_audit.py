@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree as ET
 
-from anabranch._demo.audit import Audit, Handling, PutRecord, Recovery, judge, recovery_seconds
+from anabranch._demo.audit import Audit, HandledRecord, PutRecord, Recovery, judge, recovery_seconds
 from anabranch._demo.picture import draw
 from anabranch._demo.show import audit_lines
 from anabranch._demo.stage import RiverRow, ShardView
@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 
 
 def handled(*numbers, worker="w"):
-    return [Handling(at_ns, number, worker) for at_ns, number in enumerate(numbers)]
+    return [HandledRecord(at_ns, number, worker) for at_ns, number in enumerate(numbers)]
 
 
 def test_every_record_once_and_in_order_is_clean():
@@ -50,17 +50,17 @@ def test_handlings_are_ordered_by_their_clock_and_those_of_nothing_put_do_not_co
 
 def test_recovery_lasts_until_the_last_shard_is_handled_again():
     handlings = [
-        Handling(1 * SECOND_NS, 0, "w"),
-        Handling(3 * SECOND_NS, 1, "w"),
-        Handling(5 * SECOND_NS, 2, "w"),
-        Handling(9 * SECOND_NS, 3, "w"),
+        HandledRecord(1 * SECOND_NS, 0, "w"),
+        HandledRecord(3 * SECOND_NS, 1, "w"),
+        HandledRecord(5 * SECOND_NS, 2, "w"),
+        HandledRecord(9 * SECOND_NS, 3, "w"),
     ]
     assert recovery_seconds(2 * SECOND_NS, ["one", "two"], PUT, handlings) == 3.0
     assert recovery_seconds(2 * SECOND_NS, ["one", "three"], PUT, handlings) is None
 
 
 def test_what_a_killed_worker_still_wrote_is_no_recovery():
-    handlings = [Handling(3 * SECOND_NS, 0, "killed"), Handling(4 * SECOND_NS, 1, "other")]
+    handlings = [HandledRecord(3 * SECOND_NS, 0, "killed"), HandledRecord(4 * SECOND_NS, 1, "other")]
     assert recovery_seconds(2 * SECOND_NS, ["one"], PUT, handlings, not_by="killed") == 2.0
 
 

@@ -10,7 +10,7 @@ def test_a_stage_that_was_not_opened_can_be_closed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def main():
-        await Stage(seed=1, records_per_second=1).close()
+        await Stage(asyncio.TaskGroup(), seed=1, records_per_second=1).close()
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []

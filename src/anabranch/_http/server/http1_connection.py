@@ -27,7 +27,7 @@ _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 class Http1ServerConnection(asyncio.BufferedProtocol):
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._transport: asyncio.Transport
+        self._transport = asyncio.Transport()  # the connection's own comes with `connection_made`, before any use
         self._buffer = bytearray(_BUFFER_BYTES)
         self._start = 0
         self._end = 0

@@ -24,7 +24,7 @@ _CONNECTION_WINDOW_BYTES: Final = 16 << 20
 class Http2ServerConnection(asyncio.Protocol):
     def __init__(self, state: ServerState) -> None:
         self._state = state
-        self._transport: asyncio.Transport
+        self._transport = asyncio.Transport()  # the connection's own comes with `connection_made`, before any use
         self._session = http2.server_session(
             streams_max=state.limits.streams_max,
             window_bytes=_STREAM_WINDOW_BYTES,

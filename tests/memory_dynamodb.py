@@ -311,11 +311,11 @@ class MemoryDynamoDb:
         return {"TableDescription": self.descriptions[name]}
 
     def _query(self, operation: str, rows: TableRows, body: Attributes) -> Attributes:
+        assert body["ConsistentRead"]
         if operation == "Scan":
             found = list(rows.values())
         else:
             assert body["KeyConditionExpression"].replace(" AND begins_with(#SK, :prefix)", "") == "#PK = :partition"
-            assert body["ConsistentRead"]
             values = body["ExpressionAttributeValues"]
             prefix = values.get(":prefix", {"S": ""})["S"]
             partition = rows.partitions.get(values[":partition"]["S"], {})

@@ -48,6 +48,7 @@ __all__ = [
     "LeaseLost",
     "LeaseReleased",
     "LeaseRowDeleted",
+    "LeaseStoreWarning",
     "LeaseTaken",
     "ListingFailed",
     "ListingRecovered",
@@ -760,6 +761,15 @@ class MetricRefused(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     metric: str
     why: str
+
+
+class LeaseStoreWarning(Event, frozen=True, kw_only=True):
+    """The lease store can be used, but something about it is not as it should be."""
+
+    _words = "leases in {store}: {warning}"
+    level = logging.WARNING
+    store: str
+    warning: str
 
 
 class StoreRolledBack(Event, frozen=True, kw_only=True):

@@ -137,6 +137,8 @@ def test_the_template_passes_cfn_lint_and_makes_the_table_that_the_store_makes(t
         client = server.boto3_client()
         made = client.describe_table(TableName="anabranch")["Table"]
         backups = client.describe_continuous_backups(TableName="anabranch")["ContinuousBackupsDescription"]
+        tags = client.list_tags_of_resource(ResourceArn=made["TableArn"])["Tags"]
+    assert tags == wanted["Tags"]
     assert made["KeySchema"] == wanted["KeySchema"]
     assert made["AttributeDefinitions"] == wanted["AttributeDefinitions"]
     assert made["BillingModeSummary"]["BillingMode"] == wanted["BillingMode"]

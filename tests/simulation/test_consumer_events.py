@@ -66,6 +66,23 @@ def test_progress_is_reported_at_most_once_a_second_and_adds_up():
     run(main)
 
 
+def test_the_warnings_of_the_lease_store_are_reported_at_the_start():
+    class Faulty(MemoryLeaseStore):
+        warnings = ("it keeps nothing",)
+
+    async def main():
+        async with stream_world(1) as world:
+            happened = []
+            consumer, running = consume(world, happened, leases=Faulty())
+            await until(lambda: kinds(happened, events.ShardStarted), "a shard")
+            await consumer.stop()
+            await running
+            (warning,) = kinds(happened, events.LeaseStoreWarning)
+            assert (warning.warning, str(warning)) == ("it keeps nothing", "leases in memory://: it keeps nothing")
+
+    run(main)
+
+
 def test_the_start_names_what_runs_where_and_with_which_settings():
     async def main():
         async with stream_world(1) as world:

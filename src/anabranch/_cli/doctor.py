@@ -335,7 +335,7 @@ async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
         return [Finding("table", "warn", missing, "allow dynamodb:CreateTable, or create it with CloudFormation")]
     await table.identity()
     found = []
-    if denied := await table.denied_actions():
+    if denied := await store.denied_actions():
         actions = ", ".join(f"dynamodb:{action}" for action in denied)
         found.append(Finding("table", "fail", f"not allowed: {actions}", "allow them in the policy of this identity"))
     else:

@@ -64,6 +64,7 @@ from anabranch.events import (
     LeaseGiven,
     LeaseLost,
     LeaseReleased,
+    LeaseStoreWarning,
     LeaseTaken,
     Misrouted,
     OrderChanged,
@@ -411,6 +412,8 @@ class ConsumerRun:
     async def _join_and_run(self) -> None:
         ports, plan, settings = self._ports, self._plan, self._settings
         await self.fleet.open(plan.app, plan.store_name, may_create=settings.leases.create != "never")
+        for warning in ports.store.warnings:
+            ports.emit(LeaseStoreWarning(store=plan.store_name, warning=warning))
         await self.fleet.look_around()
         await self._discovery.prepare()
         await self._letters.check(self._discovery.retention_hours)

@@ -242,6 +242,7 @@ class DynamoDbLeaseStore(LeaseStore):
     ) -> None:
         self.app = app
         self.table = DynamoDbTable(table, region=region, endpoint_url=endpoint_url, may_create=create_table, aws=aws)
+        self.warnings = self.table.warnings
         self._shown = f"dynamodb://{table}" + (f"?region={region}" if region else "")
         self._app_id: str | None = None
         self._counters: dict[str, int] = {}
@@ -257,6 +258,10 @@ class DynamoDbLeaseStore(LeaseStore):
 
     async def identity(self) -> str:
         return await self.table.identity()
+
+    async def denied_actions(self) -> list[str]:
+        """The actions of a worker of this application that the policy does not allow. Writes nothing."""
+        return await self.table.denied_actions(self._app_key.partition)
 
     async def applications(self) -> list[str]:
         """The applications of the table, sorted. Reads the whole table; creates nothing."""

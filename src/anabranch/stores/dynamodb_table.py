@@ -45,6 +45,9 @@ _log = logging.getLogger(__name__)
 _KEY_NAMES: Final = ("PK", "SK")
 _KEY_KINDS: Final = ("HASH", "RANGE")
 _TAGS: Final = ({"Key": "created-by", "Value": "anabranch"},)
+WORKER_ACTIONS: Final = ("GetItem", "Query", "PutItem", "UpdateItem", "DeleteItem")
+RECOVERY_TRIES_MAX: Final = 20
+"""A start tries twice a second."""
 _RECOVERY_NOT_READY: Final = "ContinuousBackupsUnavailableException"
 _WRONG_KEY: Final = re.compile("key element does not match the schema|Missing the key", re.IGNORECASE)
 
@@ -67,6 +70,9 @@ class DynamoDbTable:
         self._identity: str | None = None
         """As last described; None after a call that no table answered."""
         self._has_created = False
+        self._recovery_tries = 0
+        self.warnings: list[str] = []
+        """What could not be done for the table when it was created."""
 
     async def region(self) -> str:
         with self._translated():
@@ -117,6 +123,7 @@ class DynamoDbTable:
                 "FilterExpression": "#SK = :sort",
                 "ExpressionAttributeNames": {"#SK": "SK"},
                 "ExpressionAttributeValues": to_item({":sort": sort_key}),
+                "ConsistentRead": True,
             },
         )
         return [self.decoded(attributes) for attributes in found]
@@ -175,18 +182,20 @@ class DynamoDbTable:
 
     # checks
 
-    async def denied_actions(self) -> list[str]:
-        """The actions of a worker that this identity may not perform. The writes have a condition that always fails."""
-        key = ItemKey("doctor", "doctor")
+    async def denied_actions(self, partition: str) -> list[str]:
+        """The actions of a worker that this identity may not perform. The writes have a condition that always fails.
+        They name a row of this partition: a policy may allow only those of one application.
+        """
+        key = ItemKey(partition, "doctor")
         denied = []
-        for action in ("GetItem", "Query", "PutItem", "UpdateItem", "DeleteItem"):
+        for action in WORKER_ACTIONS:
             write = ItemWrite(key)
             write.when("PK", "=", "a row that cannot exist")
             try:
                 if action == "GetItem":
                     await self.get(key)
                 elif action == "Query":
-                    await self.query(key.partition)
+                    await self.query(key.partition, key.sort)
                 else:
                     if action == "PutItem":
                         write.item = {}
@@ -310,7 +319,7 @@ class DynamoDbTable:
         except LeaseStoreError as error:
             if error.code != "access_denied" or "TagResource" not in str(error):
                 raise
-            _log.warning("DynamoDB table %s is created without tags: %s", self.name, error)
+            self.warnings.append(f"DynamoDB table {self.name!r} is created without tags: {error}")
         return await self.call("CreateTable", body)
 
     async def _enable_recovery(self) -> None:
@@ -321,14 +330,16 @@ class DynamoDbTable:
                 {"PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True}},
             )
         except LeaseError as error:
-            if isinstance(error.__cause__, ServiceError) and error.__cause__.code == _RECOVERY_NOT_READY:
-                raise self._creating() from error
-            if isinstance(error, LeaseStoreError) and error.code != "access_denied":
-                raise  # the next try of the start repeats it
-            _log.warning(
-                "point-in-time recovery of DynamoDB table %s was not enabled (%s): enable it yourself, so that a "
-                "deleted or damaged table can be restored", self.name, error,
-            )  # fmt: skip
+            self._recovery_tries += 1
+            if self._recovery_tries < RECOVERY_TRIES_MAX:  # the next try of the start repeats it
+                if isinstance(error.__cause__, ServiceError) and error.__cause__.code == _RECOVERY_NOT_READY:
+                    raise self._creating() from error
+                if isinstance(error, LeaseStoreError) and error.code != "access_denied":
+                    raise
+            self.warnings.append(
+                f"point-in-time recovery of DynamoDB table {self.name!r} was not enabled ({error}): enable it "
+                "yourself, so that a deleted or damaged table can be restored"
+            )
 
 
 # Reasons
@@ -370,8 +381,17 @@ def _store_error(table: str, error: AnabranchError) -> LeaseError:
             code="throttled",
             advice="use on-demand billing, or give it more read and write capacity",
         )
+    if isinstance(error, ResourceInUseError) and error.code == "TransactionConflictException":
+        return LeaseStoreError(
+            f"{what}: another program changes a row in a transaction ({error})",
+            advice="let no other program write to this table",
+        )
     if isinstance(error, ResourceInUseError):
-        return LeaseStoreError(f"{what} is being created or changed ({error})", code="table_creating")
+        return LeaseStoreError(
+            f"{what} is being created or changed ({error})",
+            code="table_creating",
+            advice="wait until it is ACTIVE",
+        )
     if isinstance(error, ExpiredTokenError) and error.code in CLOCK_CODES:
         return LeaseStoreError(
             f"{what}: this machine's clock is wrong ({error})",

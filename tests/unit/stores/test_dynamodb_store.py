@@ -1,10 +1,11 @@
 """The DynamoDB store beyond the contract: its table, what people see in the console, and what can be wrong with it."""
 
 import asyncio
-import logging
+import re
 
 import pytest
 
+from anabranch._core.leases.dialogue import TRIES_MAX
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import (
     CHANGED_MAX,
@@ -25,14 +26,17 @@ from anabranch._model.streams import TRIM_HORIZON, Position
 from anabranch.errors import (
     AccessDeniedError,
     ExpiredTokenError,
+    InvalidRequestError,
     LeaseStoreError,
     LeaseStoreInvalidError,
+    ResourceInUseError,
     StreamNotFoundError,
     ThrottledError,
     TransportError,
     UsageError,
 )
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
+from anabranch.stores.dynamodb_table import RECOVERY_TRIES_MAX, WORKER_ACTIONS
 from memory_dynamodb import MemoryClients, MemoryDynamoDb, item_bytes
 
 APP = AppRow(app="billing", app_id="0123456789abcdef0123456789abcdef", created_wall_ms=1_700_000_000_123)
@@ -108,17 +112,32 @@ def test_the_table_is_created_once_with_string_keys_tags_and_protection():
     assert database.requests["UpdateContinuousBackups"] == 1
 
 
-def test_without_the_right_to_tag_the_table_is_created_without_tags(caplog):
+def test_without_the_right_to_tag_the_table_is_created_without_tags():
     database = ScriptedDynamoDb(CreateTable=[denied("CreateTable", "TagResource")])
-    opened(database)
-    assert "created without tags" in caplog.text
+    (warning,) = opened(database).warnings
+    assert "created without tags" in warning
     assert "anabranch" in database.tables
+    assert opened(database).warnings == []
 
 
-def test_without_the_right_to_enable_recovery_the_store_works_and_says_so(caplog):
-    opened(ScriptedDynamoDb(UpdateContinuousBackups=[denied("UpdateContinuousBackups")]))
-    assert "point-in-time recovery of DynamoDB table anabranch was not enabled" in caplog.text
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+def test_without_the_right_to_enable_recovery_the_store_works_and_says_so():
+    store = opened(ScriptedDynamoDb(UpdateContinuousBackups=[denied("UpdateContinuousBackups")]))
+    (warning,) = store.warnings
+    assert "point-in-time recovery of DynamoDB table 'anabranch' was not enabled" in warning
+
+
+def test_recovery_that_cannot_be_enabled_for_long_is_a_warning_too():
+    not_ready = InvalidRequestError(
+        "Backups are being enabled", operation="?", code="ContinuousBackupsUnavailableException"
+    )
+    database = ScriptedDynamoDb(UpdateContinuousBackups=[not_ready] * 1_000)
+    store = make(database)
+    for _ in range(RECOVERY_TRIES_MAX - 1):
+        error = failure(store.open(APP))
+        assert (type(error), error.code) == (LeaseStoreError, "table_creating")
+    asyncio.run(store.open(APP))
+    assert len(store.warnings) == 1
+    assert RECOVERY_TRIES_MAX < TRIES_MAX / 2  # the start has time left
 
 
 def test_without_the_right_to_create_a_missing_table_the_error_says_what_to_do():
@@ -259,6 +278,16 @@ def test_leases_that_a_newer_version_spread_over_partitions_are_refused():
         ),
         (TransportError("connection refused"), LeaseStoreError, "no_answer"),
         (
+            ResourceInUseError("being changed", operation="Query", code="ResourceInUseException"),
+            LeaseStoreError,
+            "table_creating",
+        ),
+        (
+            ResourceInUseError("ongoing", operation="Query", code="TransactionConflictException"),
+            LeaseStoreError,
+            "no_answer",
+        ),
+        (
             StreamNotFoundError("not found", operation="Query", code="ResourceNotFoundException"),
             LeaseStoreInvalidError,
             "table_missing",
@@ -275,6 +304,32 @@ def test_a_call_that_fails_is_sent_once_and_names_its_reason(error, kind, code):
     assert "anabranch" in str(found)
     asyncio.run(store.poll())  # a second try, by the caller
     assert not database.errors["Query"]
+
+
+def test_the_rights_of_a_worker_of_one_application_are_checked_with_its_own_keys():
+    """With the condition on LeadingKeys that the docs recommend."""
+
+    class OneApplication(MemoryDynamoDb):
+        def _check(self, operation, body):
+            partition = body.get("Key", body.get("Item", {})).get("PK")
+            partition = body["ExpressionAttributeValues"][":partition"] if operation == "Query" else partition
+            if partition is not None and not re.fullmatch("a#billing|[lv]#billing#.*", partition["S"]):
+                raise denied(operation)
+
+        def perform(self, operation, body):
+            self._check(operation, body)
+            return super().perform(operation, body)
+
+        def perform_write(self, operation, body):
+            self._check(operation, body)
+            return super().perform_write(operation, body)
+
+    database = OneApplication()
+    store = opened(database)
+    before = dict(database.tables["anabranch"])
+    assert asyncio.run(store.denied_actions()) == []
+    assert database.tables["anabranch"] == before
+    assert asyncio.run(make(database, "audit").denied_actions()) == list(WORKER_ACTIONS)
 
 
 def test_access_that_is_denied_at_the_start_ends_it():

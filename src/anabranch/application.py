@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.commands import RESUME, SKIP, apply_to_row
+from anabranch._core.leases.commands import RESUME, SKIP, STOP, aimed_at, apply_to_row
 from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, StatusObserver, view_fleet
 from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
@@ -273,7 +273,7 @@ class Application:
             command_id=secrets.token_hex(8),
             action=action,
             key=lease.key,
-            arguments={**arguments, "version": str(lease.version)},
+            arguments={**arguments, STOP: aimed_at(lease.stopped)} if lease.stopped is not None else arguments,
             requested_by=_requester(),
             requested_wall_ms=self._clock.wall_ms(),
         )

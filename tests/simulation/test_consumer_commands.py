@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from anabranch import Application, DeadLetter, Retry, events
 from anabranch.errors import DeadLetterError, UsageError
@@ -124,6 +125,26 @@ def test_a_stopped_shard_is_resumed_and_its_record_tried_once_more(way):
     run(main)
 
 
+def test_a_resume_that_comes_late_does_not_apply_to_a_later_stop():
+    async def main():
+        async with stream_world(1) as world:
+            put(world, b"poison")
+            store = MemoryLeaseStore()
+            async with Fleet(world, "run", store) as fleet, fleet.stopped_application(store) as application:
+                fleet.happened.clear()
+                await application.resume(SHARD)
+                await fleet.stopped()  # again, at the same record
+                calls, (first,) = len(fleet.calls), await store.read_controls()
+                late = replace(first, command_id="late", state="pending", result="")
+                await store.put_control(late)
+                await until(lambda: len(kinds(fleet.happened, events.CommandAnswered)) == 2, "the answer")
+                answer = kinds(fleet.happened, events.CommandAnswered)[1]
+                assert (answer.state, "the shard has stopped again since" in answer.result) == ("refused", True)
+                assert (len(fleet.calls), fleet.consumer.status().shards[0].phase) == (calls, "stopped")
+
+    run(main)
+
+
 @EVERY_HANDLER
 def test_a_record_that_waits_for_a_retry_can_be_skipped(way):
     async def main():
@@ -171,7 +192,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
                 assert later.state == "refused"
                 assert f"the shard is stopped at record {places[1]}, not at {places[2]}" in later.result
                 earlier = await application.skip(SHARD, places[0])
-                assert (earlier.state, "it is finished already" in earlier.result) == ("applied", True)
+                assert earlier.state == "applied"
+                assert f"nothing to skip: the checkpoint is already past {places[0]}" in earlier.result
                 with pytest.raises(UsageError, match="has no lease for shardId-000000000009"):
                     await application.skip("shardId-000000000009", places[1])
                 with pytest.raises(UsageError, match="'soon' is not a position"):

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row, is_finished
+from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row, is_finished, passed
 from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import WriteControl
 from anabranch._core.session import Session
@@ -103,7 +103,7 @@ class Commands:
     def _explain(self, session: Session, command: ControlRow, position: Position) -> CommandOutcome | None:
         """Why the record cannot be skipped now. None: it may be possible soon."""
         if is_finished(session.row, position):
-            return CommandOutcome("applied", "it is finished already")
+            return passed(position)
         waited_ms = self._ports.clock.now_ms() - self._seen_ms.get(command.command_id, 0)
         if session.lane.holds(position) and waited_ms < GIVE_UP_MS:
             return None

@@ -10,11 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from anabranch._core.tracker import digest_of
-from anabranch._model.leases import ControlRow, LeaseRow, OpenKey
+from anabranch._model.leases import ControlRow, LeaseRow, OpenKey, Stopped
 from anabranch._model.streams import Position
 
 SKIP: Final = "skip"
 RESUME: Final = "resume"
+STOP: Final = "stop"
+"""The argument of `resume`: which stop was seen. An older version sends none."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -24,6 +26,16 @@ class CommandOutcome(msgspec.Struct, frozen=True):
     """What to write; None if there is nothing to write."""
 
 
+def aimed_at(stopped: Stopped) -> str:
+    """Tells this stop from a later one, also at the same record."""
+    return f"{stopped.member_id}@{stopped.at_wall_ms}"
+
+
+def passed(position: Position) -> CommandOutcome:
+    """Whether there is such a record is not known."""
+    return CommandOutcome("applied", f"nothing to skip: the checkpoint is already past {position}")
+
+
 def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
     """For a lease whose shard is not being handled: it is stopped, or nobody owns it."""
     if row.is_finished:
@@ -31,6 +43,10 @@ def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
     if command.action == RESUME:
         if row.stopped is None:
             return CommandOutcome("applied", "it is not stopped any more")
+        if command.arguments.get(STOP, aimed_at(row.stopped)) != aimed_at(row.stopped):
+            return CommandOutcome(
+                "refused", f"the shard has stopped again since, at record {row.stopped.position}"
+            )
         return CommandOutcome("applied", "resumed: its record is tried once more", replace(row, stopped=None))
     if command.action != SKIP:
         return CommandOutcome("refused", f"this version does not know the command {command.action!r}")
@@ -44,7 +60,7 @@ def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
 def _skip(row: LeaseRow, position: Position) -> CommandOutcome:
     checkpoint, stopped = row.checkpoint, row.stopped
     if is_finished(row, position):
-        return CommandOutcome("applied", "it is finished already")
+        return passed(position)
     if any(key.first_open == position and key.state == "skipping" for key in checkpoint.open_keys):
         return CommandOutcome("applied", f"record {position} will be skipped")
     is_open = any(key.first_open == position for key in checkpoint.open_keys)

@@ -44,9 +44,7 @@ def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
         if row.stopped is None:
             return CommandOutcome("applied", "it is not stopped any more")
         if command.arguments.get(STOP, aimed_at(row.stopped)) != aimed_at(row.stopped):
-            return CommandOutcome(
-                "refused", f"the shard has stopped again since, at record {row.stopped.position}"
-            )
+            return CommandOutcome("refused", f"the shard has stopped again since, at record {row.stopped.position}")
         return CommandOutcome("applied", "resumed: its record is tried once more", replace(row, stopped=None))
     if command.action != SKIP:
         return CommandOutcome("refused", f"this version does not know the command {command.action!r}")

@@ -15,6 +15,7 @@ CODE_COLUMNS_MAX = 88
 """A page of the docs is 46em wide. Longer lines of code get a scroll bar."""
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_OURS = re.compile(r"https://github\.com/anabranch/anabranch/(?:blob|tree)/main/(.*)")
 _ROLE = re.compile(r"\{\w+\}`")
 
 
@@ -45,7 +46,9 @@ def broken_links(page):
     for link in _LINK.findall(prose(page.read_text())):
         place, _, anchor = link.partition("#")
         target = page.parent / place if place else page
-        if "://" in link:
+        if ours := _OURS.fullmatch(place):
+            target = ROOT / ours[1]
+        elif "://" in link:
             continue
         if not target.exists() or (
             anchor and target.suffix == ".md" and anchor not in github_anchors(target.read_text())

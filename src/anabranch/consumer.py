@@ -406,9 +406,9 @@ class Consumer(Generic[T]):
         """The handler and how it is called, for a redrive of dead letters."""
         streams = tuple(stream.name for stream in self._streams)
         if self._handler is not None:
-            return RegisteredHandler(self._handler, False, self._handler_options, self._app, streams)
+            return RegisteredHandler(self._handler, None, self._handler_options, self._app, streams)
         if self._batch_handler is not None:
-            return RegisteredHandler(self._batch_handler[0], True, self._handler_options, self._app, streams)
+            return RegisteredHandler(*self._batch_handler, self._handler_options, self._app, streams)
         raise UsageError(
             "this consumer has no handler: register one with @consumer.handler or @consumer.batch_handler()"
         )

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from anabranch._aws.kinesis_client import KinesisByRegion
+from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions, TimeLimit
@@ -21,7 +22,8 @@ class RegisteredHandler(msgspec.Struct, frozen=True):
     """What a redrive needs of a consumer."""
 
     handler: Callable[..., Any]
-    is_batch_handler: bool
+    batches: BatchLimits | None
+    """None: it handles records."""
     options: HandlerOptions
     app: str | None = None
     streams: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class HandlerDelivery:
 
     def __init__(self, registered: RegisteredHandler, concurrency: int) -> None:
         self._options = registered.options
-        self._is_batch_handler = registered.is_batch_handler
+        self._is_batch_handler = registered.batches is not None
         self._call = HandlerCall(registered.handler, threads=concurrency)
         self._limit = TimeLimit(SystemClock(), registered.options.policy.timeout)
 

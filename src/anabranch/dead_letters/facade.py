@@ -339,7 +339,7 @@ def _registered(handler: HasHandler | RegisteredHandler | Callable[..., Any]) ->
     if not callable(handler):
         raise ConfigurationError(f"redrive needs a consumer with a handler, or a function, not {handler!r}")
     options = HandlerOptions(order="key", concurrency=1, decode=decode_with(bytes), policy=Retry())
-    return RegisteredHandler(handler, is_batch_handler=False, options=options)
+    return RegisteredHandler(handler, None, options)
 
 
 def _settings(

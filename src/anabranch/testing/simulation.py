@@ -112,17 +112,17 @@ def simulate(
     example `[(5.0, "split"), (9.0, "crash")]`.
 
     Pass a consumer instead of a handler to use its registered handler, of records or of batches, and its order,
-    concurrency, decoder and policy. `expect` says which records are not handled, by their index: `{7: "stops"}`,
-    `{7: "dead-lettered"}` or `{7: "skipped"}`. Any other end of a record is a violation.
+    concurrency, decoder, policy and limits of a batch. `expect` says which records are not handled, by their index:
+    `{7: "stops"}`, `{7: "dead-lettered"}` or `{7: "skipped"}`. Any other end of a record is a violation.
     """
     written = list(records)
-    is_batch, decode_value = False, decode_with(decode)
+    batches, decode_value = None, decode_with(decode)
     called: Callable[..., Awaitable[Any]]
     if not isinstance(handler, Consumer):
         called = handler
     else:
         registered = handler.registered_handler
-        called, is_batch, given = registered.handler, registered.is_batch_handler, registered.options
+        called, batches, given = registered.handler, registered.batches, registered.options
         order, concurrency, decode_value, on_failure = given.order, given.concurrency, given.decode_value, given.policy
     chosen: dict[str, Any] = {}
     for fault in faults:
@@ -143,11 +143,11 @@ def simulate(
         concurrency=concurrency,
         faulty_seconds=seconds,
         script=actions,
-        consume_mode="run_batches" if is_batch else "run",
+        consume_mode="run" if batches is None else "run_batches",
         **chosen,
     )
     watched = _WatchedHandler(called)
-    user_handler = UserHandler(watched, on_failure or Retry(), decode_value)
+    user_handler = UserHandler(watched, on_failure or Retry(), decode_value, batches)
     verdict = run_fleet(seed, options, user_handler=user_handler, records=written)
     return SimulationReport(
         seed=seed,

@@ -162,6 +162,20 @@ def test_a_consumer_is_simulated_with_its_own_handler_and_policy(then, outcome, 
     assert report.outcomes == {7: outcome}
 
 
+@pytest.mark.parametrize("max_records", [3, 30])
+def test_a_batch_handler_gets_the_batches_that_it_is_registered_for(max_records):
+    consumer = Consumer("orders", app="billing")
+    sizes = []
+
+    @consumer.batch_handler(max_records=max_records, max_wait=5.0)
+    async def handle(batch):
+        sizes.append(len(batch.records))
+
+    records = [("anna", str(number).encode()) for number in range(60)]
+    simulate(consumer, records, seconds=1, workers=1, shards=1).check()
+    assert max(sizes) == max_records
+
+
 def test_another_outcome_than_the_expected_one_is_a_violation():
     report = simulate(poisoned_consumer(Skip()), NUMBERS, seconds=5, expect={3: "dead-lettered"})
     assert report.violations == (

@@ -65,6 +65,7 @@ class UserHandler(NamedTuple):
     handler: Handler | None = None
     policy: Retry | None = None
     decode: Callable[[bytes], Any] | None = None
+    batches: BatchLimits | None = None
 
 
 class SimContext(NamedTuple):
@@ -448,7 +449,9 @@ class SimulatedWorker:
             case "run":
                 return HandleRecords(HandlerCall(self._handler.handle, threads=1))
             case "run_batches":
-                return HandleBatches(HandlerCall(self._handler.handle_batch, threads=1), _BATCHES)
+                return HandleBatches(
+                    HandlerCall(self._handler.handle_batch, threads=1), self._context.user_handler.batches or _BATCHES
+                )
             case "batches":
                 return IterateBatches(_BATCHES)
             case mode:

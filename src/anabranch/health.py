@@ -22,8 +22,9 @@ import msgspec
 from anabranch._http.server.exchange import Request, Response
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError
-from anabranch.metrics.prometheus import Collector, Prometheus
-from anabranch.metrics.sources import Exporters
+from anabranch.metrics.catalogue import Level
+from anabranch.metrics.prometheus import Prometheus, text_of_all
+from anabranch.metrics.sources import Exporters, Source
 from anabranch.reports import HealthReport
 
 __all__ = ["HealthApp"]
@@ -104,16 +105,14 @@ class HealthApp:
             import prometheus_client  # noqa: PLC0415 -- an optional dependency
         except ImportError:
             return HealthAnswer(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
-        private, rest = prometheus_client.CollectorRegistry(), Collector()
-        private.register(rest)
-        registries = {private: None}  # those of exporters have the program's own metrics, too
+        sources: dict[Source, Level] = {}
+        registries: dict[Any, None] = {}  # those of exporters have the program's own metrics, too
         for checked in self._checked:
             if exporters := checked.exporters.of_type(Prometheus):
                 registries |= {exporter.registry: None for exporter in exporters}
             else:
-                rest.sources[checked.exporters.source] = "detailed"
-        text = b"".join(prometheus_client.generate_latest(registry) for registry in registries)
-        return HealthAnswer(200, prometheus_client.CONTENT_TYPE_LATEST, text)
+                sources[checked.exporters.source] = "detailed"
+        return HealthAnswer(200, prometheus_client.CONTENT_TYPE_LATEST, text_of_all(sources, registries))
 
     async def __call__(
         self,

@@ -6,6 +6,7 @@ objects, and the garbage collector does not track them.
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -96,6 +97,8 @@ def checked_metric(name: object, value: Any) -> tuple[str, float]:
         )
     try:
         return name, float(value)
+    except OverflowError:  # an integer that is too large: as a float of that size, it is refused with an event
+        return name, inf if value > 0 else -inf
     except (TypeError, ValueError):
         raise TypeError(f"the value of metric {name!r} is {value!r}; it must be a number") from None
 

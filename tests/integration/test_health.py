@@ -103,6 +103,33 @@ def test_metrics_include_the_programs_own_registry():
     run(main)
 
 
+def test_metrics_of_several_registries_have_each_series_once():
+    async def main():
+        async with stream_world(1) as world:
+            registries = [CollectorRegistry(), CollectorRegistry()]
+            for number, registry in enumerate(registries):
+                Gauge("queue_depth", "Of the program.", registry=registry).set(7)
+                Gauge(f"queue_{number}", "Of the program.", registry=registry).set(number)
+            producers = [
+                Producer("orders", aws=world.aws, metrics=[Prometheus(registry=registry)]) for registry in registries
+            ]
+            for producer in producers:
+                await (await producer.put(b"1", "a"))
+            text = HealthApp(*producers, Producer("orders", aws=world.aws)).answer("/metrics").body.decode()
+            families = list(text_string_to_metric_families(text))
+            names = [family.name for family in families]
+            assert sorted(set(names)) == sorted(names)
+            assert {"queue_depth", "queue_0", "queue_1"} < set(names)
+            series = [(s.name, tuple(s.labels.items())) for family in families for s in family.samples]
+            assert len(set(series)) == len(series)
+            [put] = [family for family in families if family.name == "anabranch_user_records_put"]
+            assert [sample.value for sample in put.samples] == [2.0]
+            for producer in producers:
+                await producer.close()
+
+    run(main)
+
+
 def test_an_unreachable_store_shows_in_ready_and_restarts_no_worker(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")

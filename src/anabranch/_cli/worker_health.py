@@ -14,6 +14,7 @@ import msgspec
 
 from anabranch._http.server.exchange import Request, Response
 from anabranch.health import HealthAnswer, HealthApp, HealthServer, as_response, refusal_of
+from anabranch.metrics.prometheus import text_of
 
 ASK_SECONDS: Final = 3.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -128,38 +129,21 @@ def _why(one: Asked) -> list[str]:
 
 def _merged_metrics(asked: Iterable[Asked]) -> HealthAnswer:
     try:
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client import CONTENT_TYPE_LATEST
     except ImportError:
         return HealthAnswer(501, "text/plain", b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
-    families = list(_merged_families(asked))
-
-    class Merged:
-        def describe(self) -> list[Any]:
-            return []
-
-        def collect(self) -> Iterator[Any]:
-            return iter(families)
-
-    registry = CollectorRegistry()
-    registry.register(Merged())
-    return HealthAnswer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+    return HealthAnswer(200, CONTENT_TYPE_LATEST, text_of(_labelled_families(asked)))
 
 
-def _merged_families(asked: Iterable[Asked]) -> Iterator[Any]:
-    """Each family once, with the samples of all workers."""
+def _labelled_families(asked: Iterable[Asked]) -> Iterator[Any]:
+    """The families of all workers, each sample with the number of its worker."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    merged: dict[str, Any] = {}
     for one in asked:
         if one.answer is None or one.answer.status != 200:
             continue
         for family in text_string_to_metric_families(one.answer.body.decode()):
-            samples = [
+            family.samples = [
                 sample._replace(labels={**sample.labels, "worker": str(one.worker.number)}) for sample in family.samples
             ]
-            if family.name in merged:
-                merged[family.name].samples += samples
-            else:
-                family.samples = samples
-                merged[family.name] = family
-    return iter(merged.values())
+            yield family

@@ -6,7 +6,6 @@ with it for a shard: exporters keep the two apart, so that no sum counts a recor
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import isfinite
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -24,6 +23,11 @@ Unit: TypeAlias = Literal["Count", "Bytes", "Milliseconds", "Seconds", "None"]
 LEVELS: Final = ("none", "summary", "detailed")
 OWN_NAMES_MAX: Final = 100
 """How many metrics of its own a program may have: more is a mistake, such as a name with an id in it."""
+VALUE_MAX: Final = 2.0**360
+VALUE_MIN: Final = 2.0**-360
+"""CloudWatch refuses all data of a call in which one value is larger, or smaller and not 0."""
+RESERVED_NAMES: Final = frozenset({"_aws", "ErrorCode", "ShardId", "StreamName"})
+"""In a document of the embedded metric format these are the directive, and our dimensions."""
 VALUES_MAX: Final = 1_000
 """How many different values of a summary are kept."""
 
@@ -323,17 +327,19 @@ class OwnMetrics:
 
     def add(self, name: str, value: float) -> None:
         summary = self.summaries.get(name)
-        if not isfinite(value):
-            self._refuse(name, f"{value} is no number that can be added up")
+        if not abs(value) <= VALUE_MAX:
+            self._refuse(name, f"{value} is not a number from -2^360 to 2^360, as CloudWatch takes them")
         elif summary is not None:
-            summary.add(value)
+            summary.add(value if abs(value) >= VALUE_MIN else 0.0)
         elif name in _KNOWN_NAMES:
             self._refuse(name, "the library has a metric of that name; choose another")
+        elif name in RESERVED_NAMES:
+            self._refuse(name, "the name has another meaning in CloudWatch's embedded metric format; choose another")
         elif len(self.summaries) >= OWN_NAMES_MAX:
             self._refuse(name, f"there are {OWN_NAMES_MAX} metrics already; put no ids or keys into a name")
         else:
-            self.summaries[name] = summary = Summary()
-            summary.add(value)
+            self.summaries[name] = Summary()
+            self.add(name, value)
 
     def _refuse(self, name: str, why: str) -> None:
         if name not in self._refused and len(self._refused) < OWN_NAMES_MAX:

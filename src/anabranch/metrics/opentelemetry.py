@@ -85,7 +85,7 @@ class Instruments:
 
     def _collect(self) -> dict[str, list[Point]]:
         found: dict[str, list[Point]] = {}
-        for one in read_all(self.sources, OpenTelemetry):
+        for one in read_all(self.sources, self, OpenTelemetry.__name__):
             for point in points(one):
                 found.setdefault(point[0], []).append(point)
         return found

@@ -7,12 +7,16 @@ registry share one collector, because a registry refuses a name that comes twice
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from copy import copy
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from anabranch.errors import ConfigurationError
 from anabranch.measures import BOUNDS_MS, TimeBuckets
-from anabranch.metrics.catalogue import Level, Measurement, Metric, Summary
+from anabranch.metrics.catalogue import Level, Measurement, Metric, Summary, added
 from anabranch.metrics.sources import Source, check_level, read_all
 
 _LABELS: Final = ("app", "stream", "shard_id", "code", "worker")
@@ -61,9 +65,12 @@ class Collector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        yield from families(read_all(self.sources, Prometheus))
+        if not _is_muted.get():
+            yield from families(read_all(self.sources, self, Prometheus.__name__))
 
 
+_is_muted: ContextVar[bool] = ContextVar("anabranch_collectors_are_muted", default=False)
+"""Set while only the program's own metrics are collected."""
 _collectors: "weakref.WeakKeyDictionary[Any, Collector]" = weakref.WeakKeyDictionary()
 """By registry."""
 
@@ -76,11 +83,58 @@ def collector_of(registry: Any) -> Collector:
     return collector
 
 
+def text_of_all(sources: Mapping[Source, Level], registries: Collection[Any]) -> bytes:
+    """Everything in several registries, and these sources, as one page: each series once."""
+    every: dict[Source, Level] = dict(sources)
+    for registry in registries:
+        for source, level in list(collector_of(registry).sources.items()):
+            every[source] = level if every.get(source) != "detailed" else "detailed"
+    found = list(families(read_all(every, text_of_all, Prometheus.__name__)))
+    token = _is_muted.set(True)
+    try:
+        for registry in registries:
+            found += registry.collect()
+    finally:
+        _is_muted.reset(token)
+    return text_of(found)
+
+
+def text_of(found: Iterable[Any]) -> bytes:
+    """Families in Prometheus's text format: those of one name together, and each series once."""
+    merged: dict[str, Any] = {}
+    samples: dict[str, dict[Any, Any]] = {}
+    for family in found:
+        merged.setdefault(family.name, copy(family))
+        series = samples.setdefault(family.name, {})
+        for sample in family.samples:
+            series.setdefault((sample.name, tuple(sorted(sample.labels.items()))), sample)
+    for name, family in merged.items():
+        family.samples = list(samples[name].values())
+
+    class Merged:
+        def describe(self) -> list[Any]:
+            return []
+
+        def collect(self) -> Iterator[Any]:
+            return iter(merged.values())
+
+    client = _client()
+    registry = client.CollectorRegistry()
+    registry.register(Merged())
+    return bytes(client.generate_latest(registry))
+
+
 def families(measured: Iterable[Measurement]) -> Iterator[Any]:
-    """`prometheus-client`'s families of the measurements, samples of one name together."""
-    found: dict[str, Any] = {}
+    """`prometheus-client`'s families of the measurements, samples of one name together. Metrics of the program whose
+    names differ only in letters that Prometheus does not allow become one.
+    """
+    series: dict[tuple[str, tuple[str, ...]], Measurement] = {}
     for one in measured:
-        name = family_name(one.metric, of_shard=one.is_of_shard)
+        key = family_name(one.metric, of_shard=one.is_of_shard), tuple(_texts(one.labels))
+        other = series.get(key)
+        series[key] = one if other is None else replace(other, value=added(other.value, one.value))
+    found: dict[str, Any] = {}
+    for (name, _), one in series.items():
         if name not in found:
             found[name] = _family(name, one.metric, of_shard=one.is_of_shard)
         _add_sample(found[name], one)

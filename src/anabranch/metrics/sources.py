@@ -45,8 +45,8 @@ class Source:
         self._last: dict[Level, list[Measurement]] = {}
         self._ended: dict[Any, Measurement] = {}
         """What earlier runs counted: counters never go back."""
-        self._failures: dict[str, int] = {}
-        """Failures in a row, by exporter."""
+        self._failures: dict[int, int] = {}
+        """Failures in a row, by the identity of the exporter: a consumer can have two of one class."""
 
     def begin_run(self) -> None:
         """Its owner counts from zero again."""
@@ -87,15 +87,16 @@ class Source:
 
     # failures: an event, never an outage
 
-    def failed(self, exporter: "type[Exporter] | Exporter", error: Exception) -> None:
-        name = (exporter if isinstance(exporter, type) else type(exporter)).__name__
-        count = self._failures[name] = self._failures.get(name, 0) + 1
+    def failed(self, exporter: object, error: Exception, *, name: str = "") -> None:
+        """`name`: how the user knows it; its class by default."""
+        count = self._failures[id(exporter)] = self._failures.get(id(exporter), 0) + 1
         if count & (count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
-            self._tell(ExporterFailed(exporter=name, error=f"{type(error).__name__}: {error}", failure_count=count))
+            text = f"{type(error).__name__}: {error}"
+            self._tell(ExporterFailed(exporter=name or type(exporter).__name__, error=text, failure_count=count))
 
-    def succeeded(self, exporter: "Exporter") -> None:
-        if count := self._failures.pop(type(exporter).__name__, 0):
-            self._tell(ExporterRecovered(exporter=type(exporter).__name__, failure_count=count))
+    def succeeded(self, exporter: object, *, name: str = "") -> None:
+        if count := self._failures.pop(id(exporter), 0):
+            self._tell(ExporterRecovered(exporter=name or type(exporter).__name__, failure_count=count))
 
     def _tell(self, event: Event) -> None:
         loop = self._loop
@@ -122,14 +123,16 @@ class Exporter(Protocol):
         """`source` has ended, but can still be read. Takes a few seconds at most."""
 
 
-def read_all(sources: Mapping[Source, Level], exporter: type[Exporter]) -> list[Measurement]:
-    """All measurements of several sources. One that fails is reported, and the others are read."""
+def read_all(sources: Mapping[Source, Level], reader: object, name: str) -> list[Measurement]:
+    """All measurements of several sources. One that fails is reported under this name, and the others are read."""
     measured: list[Measurement] = []
     for source, level in list(sources.items()):
         try:
             measured += source.read(level)
         except Exception as error:  # noqa: BLE001 -- a failing read must not spoil the rest
-            source.failed(exporter, error)
+            source.failed(reader, error, name=name)
+        else:
+            source.succeeded(reader, name=name)
     return merged(measured)
 
 

@@ -314,13 +314,14 @@ class Consumer(Generic[T]):
     def _fanout_plan(self, store: LeaseStore) -> FanOutPlan:
         """Without `app=`, and with leases that end with the process, nobody could use the consumer again."""
         given = self._settings.fanout
-        is_temporary = self._app is None or isinstance(store, MemoryLeaseStore)
         is_own = given.consumer_name is None and given.consumer_arn is None
+        is_temporary = is_own and (self._app is None or isinstance(store, MemoryLeaseStore))
         return FanOutPlan(
             app=self._app,
             name=given.consumer_name,
             arn=given.consumer_arn,
-            removes=given.deregister_on_stop or (is_temporary and is_own),
+            removes=given.deregister_on_stop or is_temporary,
+            is_temporary=is_temporary,
         )
 
     def _next_early_stop(self) -> asyncio.Event:

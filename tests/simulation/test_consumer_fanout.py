@@ -133,10 +133,11 @@ def test_workers_that_start_together_share_one_consumer():
     run(main)
 
 
-def test_without_an_application_the_consumer_is_removed_on_exit():
+@pytest.mark.parametrize("options", [{"app": None}, {"app": "billing", "leases": "memory://"}])
+def test_a_consumer_that_no_later_run_could_use_is_removed_on_exit(options):
     async def main():
         async with stream_world() as world:
-            async with Reading(world, app=None) as reading:
+            async with Reading(world, **options) as reading:
                 world.put(KEYS)
                 await reading.has(16)
                 (name,) = consumers(world)
@@ -147,13 +148,14 @@ def test_without_an_application_the_consumer_is_removed_on_exit():
     run(main)
 
 
-def test_a_failed_run_without_an_application_leaves_no_consumer():
+@pytest.mark.parametrize("options", [{}, {"app": "billing", "leases": "memory://"}])
+def test_a_failed_run_leaves_no_consumer_that_no_later_run_could_use(options):
     async def main():
         async with stream_world() as world:
             world.put(["a"])
 
             async def fail():
-                async with world.consumer(read="fanout", start="trim_horizon") as consumer:
+                async with world.consumer(read="fanout", start="trim_horizon", **options) as consumer:
                     async for _ in consumer:
                         raise RuntimeError("enough")
 
@@ -176,6 +178,48 @@ def test_the_last_worker_to_stop_removes_the_consumer():
                     await until(lambda: second.states == ["active"], "a shard for the second worker")
                 assert "billing" in consumers(world)
             assert consumers(world) == {}
+
+    run(main)
+
+
+class _HangingStore(MemoryLeaseStore):
+    """Does not answer reads of the streams while it hangs; a removal begins with one."""
+
+    hangs = False
+
+    async def read_streams(self):
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return await super().read_streams()
+
+
+@pytest.mark.parametrize("trouble", ["LimitExceededException", "ResourceInUseException", "no answer", "store"])
+def test_a_removal_that_fails_keeps_the_deadline_of_the_stop_and_does_not_delay_the_next_start(trouble):
+    async def main():
+        async with stream_world() as world:
+            store, loop = _HangingStore(), asyncio.get_running_loop()
+            fanout = FanOutSettings(consumer_name="billing", deregister_on_stop=True)
+            settings = ConsumerSettings(leases=QUICK.leases, fanout=fanout)
+            async with Reading(world, leases=store, settings=settings) as reading:
+                await until(lambda: reading.states == ["active"], "a subscription")
+                fault = world.kinesis.faults.on("DeregisterStreamConsumer")
+                if trouble == "store":
+                    store.hangs = True
+                elif trouble == "no answer":
+                    fault.half_open()
+                else:
+                    fault.error(trouble, "not now")
+                begun = loop.time()
+                await reading.consumer.stop(deadline=1.0)
+                assert loop.time() - begun < 10
+            assert "billing" in consumers(world)
+            assert [bool(event.error) for event in reading.kinds(ConsumerDeregistered)] == [True]
+            fault_free(world)
+            store.hangs = False
+            begun = loop.time()
+            async with Reading(world, leases=store, settings=settings) as again:
+                await until(lambda: again.states == ["active"], "a subscription of the next worker")
+                assert loop.time() - begun < 10
 
     run(main)
 

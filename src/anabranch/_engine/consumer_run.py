@@ -578,7 +578,7 @@ class ConsumerRun:
         await self._end_runners()  # before others may take the shards: cancelled calls get time to end
         released = await self._drainer.write_until_accepted(self.fleet.leave, deadline_ms)
         if self._registration is not None:
-            await self._registration.remove()
+            await self._registration.remove(deadline_ms)
         stopped = [session.stopped for session in sessions if session.stopped is not None and session.state != "lost"]
         self._look()
         counters = self._counters()

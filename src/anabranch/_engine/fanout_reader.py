@@ -96,6 +96,8 @@ class FanOutReader:
         self._registration = registration
         self._polling = polling
         self._shards: dict[Session, _SubscribedShard] = {}
+        self._last_first_ms: int | None = None
+        """The latest time that was given to the first subscription of a shard."""
         self.is_paused = False
 
     # what the run asks for
@@ -103,7 +105,8 @@ class FanOutReader:
     def add(self, session: Session) -> None:
         now_ms = self._ports.clock.now_ms()
         name = self._registration.of(session.key.stream_key).name
-        due_at_ms = first_at_ms(now_ms, len(self._shards) + 1, self._ports.entropy)
+        due_at_ms = first_at_ms(now_ms, self._last_first_ms, self._ports.entropy)
+        self._last_first_ms = max(due_at_ms, self._last_first_ms or 0)
         shard = _SubscribedShard(session, Subscription(name, due_at_ms), Alarm(self._ports.clock))
         work = self._read(shard)
         try:

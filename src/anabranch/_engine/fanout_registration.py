@@ -45,7 +45,8 @@ from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 
 T = TypeVar("T")
 
-ABANDON_SECONDS = 5.0
+REMOVAL_MS_MIN = 5_000
+"""A removal may take so long, also if less is left until the deadline of the stop."""
 STORE_RETRY_MS = 500
 STORE_TRIES_MAX = 20
 
@@ -60,6 +61,8 @@ class FanOutPlan:
     arn: str | None = None
     removes: bool = False
     """Whether the last worker to stop removes what the application registered."""
+    is_temporary: bool = False
+    """No later run can use it, so a run that fails removes it, too."""
 
 
 class FanOutRegistration:
@@ -187,9 +190,9 @@ class FanOutRegistration:
         """A write whose answer was lost is a lost race, if it is repeated: the caller reads the row again."""
         clock, tries = self._ports.clock, 0
         while True:
-            answer = await self._fleet.store.call(call, self._fleet.timing.call_deadline_ms)
+            answer = await self._fleet.ask(call)
             if not isinstance(answer, NoAnswer):
-                return cast("T", answer)
+                return answer
             tries += 1
             if tries == STORE_TRIES_MAX:
                 raise LeaseStoreError(f"{answer.error}, {tries} times in a row", code=answer.code)
@@ -197,23 +200,30 @@ class FanOutRegistration:
 
     # the end
 
-    async def remove(self) -> None:
-        """Removes what the application registered, if no other worker is alive. Call after this worker has left."""
+    async def remove(self, deadline_ms: int) -> None:
+        """Removes what the application registered, if no other worker is alive. Call after this worker has left. Gives
+        up at the deadline, but not within the first seconds.
+        """
         if not self._plan.removes or self._plan.arn is not None:
             return
-        for stream_key, consumer in self._consumers.items():
-            try:
-                await self._remove(stream_key, consumer)
-            except AnabranchError as error:
-                stream = stream_key.split(":")[1]
-                self._ports.emit(ConsumerDeregistered(stream=stream, consumer=consumer.name, error=str(error)))
+        seconds = max(deadline_ms - self._ports.clock.now_ms(), REMOVAL_MS_MIN) / 1000
+        async with asyncio.TaskGroup() as group:
+            for stream_key, consumer in self._consumers.items():
+                group.create_task(self._try_to_remove(stream_key, consumer, seconds), name=f"removal {consumer.name}")
 
     async def abandon(self) -> None:
         """The run failed. Removes a consumer that only this run could use; others are left to the next worker."""
-        if self._plan.app is None and self._consumers:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ABANDON_SECONDS):
-                    await self.remove()
+        if self._plan.is_temporary:
+            await self.remove(self._ports.clock.now_ms())
+
+    async def _try_to_remove(self, stream_key: str, consumer: FanOutConsumer, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._remove(stream_key, consumer)
+        except (AnabranchError, TimeoutError) as error:
+            text = str(error) or f"it did not succeed within {seconds:.0f} s"
+            stream = stream_key.split(":")[1]
+            self._ports.emit(ConsumerDeregistered(stream=stream, consumer=consumer.name, error=text))
 
     async def _remove(self, stream_key: str, consumer: FanOutConsumer) -> None:
         """Announces the removal before it looks for other workers: one that joins meanwhile waits (rule F5)."""
@@ -224,12 +234,19 @@ class FanOutRegistration:
         announced = await self._store(row, removing)
         if announced is None:
             return  # another worker changed it: it is not the last one
-        if await self._others_are_live():
-            await self._store(announced, consumer)
-            return
-        with suppress(StreamNotFoundError):  # somebody else removed it, or the stream is gone
-            await self._kinesis(partial(self._ports.kinesis.deregister_stream_consumer, consumer.arn))
-        await self._store(announced, None)
+        try:
+            if await self._others_are_live():
+                await self._store(announced, consumer)
+                return
+            with suppress(StreamNotFoundError):  # somebody else removed it, or the stream is gone
+                await self._kinesis(partial(self._ports.kinesis.deregister_stream_consumer, consumer.arn))
+            await self._store(announced, None)
+        except BaseException:
+            # A worker that joins would wait while the row says `removing`. Tried once, because time may be up. If the
+            # service removes the consumer after all, the next worker registers it again.
+            take_back = WriteStream(replace(announced, fanout=consumer), announced.version)
+            await self._fleet.store.call(take_back, self._fleet.timing.call_deadline_ms)
+            raise
         self._ports.emit(ConsumerDeregistered(stream=row.name, consumer=consumer.name))
 
     async def _others_are_live(self) -> bool:

@@ -101,13 +101,17 @@ SILENT_AFTER_MS: Final = 30_000
 """The service sends an event every five seconds, an empty one if there are no records (rule F7)."""
 FULL_AFTER_MS: Final = 10_000
 """How long an event may wait for the byte budget before its subscription is closed (rule B3)."""
-SPREAD_PER_SHARD_MS: Final = 20
+SPREAD_STEP_MS: Final = 200
 SPREAD_MAX_MS: Final = 3_000
 
 
-def first_at_ms(now_ms: int, shard_count: int, entropy: Entropy) -> int:
-    """When a new owner subscribes. First subscriptions are spread, so that renewals do not come together (rule F4)."""
-    return now_ms + round(min(SPREAD_MAX_MS, SPREAD_PER_SHARD_MS * shard_count) * entropy.random())
+def first_at_ms(now_ms: int, last_at_ms: int | None, entropy: Entropy) -> int:
+    """When a new owner subscribes. First subscriptions are spread, so that renewals do not come together (rule F4). A
+    shard that comes alone does not wait. `last_at_ms`: the latest time that was given to another shard.
+    """
+    if last_at_ms is None or (at_ms := last_at_ms + SPREAD_STEP_MS) <= now_ms:
+        return now_ms
+    return at_ms if at_ms <= now_ms + SPREAD_MAX_MS else now_ms + round(SPREAD_MAX_MS * entropy.random())
 
 
 def event_reserve_bytes(frame_bytes: int) -> int:
@@ -124,8 +128,10 @@ def outcome_of(error: AnabranchError) -> Outcome:
             return "in_use"
         case ThrottledError():
             return "throttled"
+        case ServiceError() if error.code.startswith("KMS"):
+            return "key_denied"
         case AccessDeniedError():
-            return "key_denied" if error.code.startswith("KMS") else "denied"
+            return "denied"
         case StreamNotFoundError():
             return "missing"
         case InvalidRequestError():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from anabranch import reasons
+from anabranch._aws.errors import service_error
 from anabranch._core.reading.subscription import (
     FULL_AFTER_MS,
     MOVES,
@@ -13,11 +14,14 @@ from anabranch._core.reading.subscription import (
     POLLED_MS,
     SILENT_AFTER_MS,
     SPREAD_MAX_MS,
+    SPREAD_STEP_MS,
     Subscription,
     event_reserve_bytes,
     first_at_ms,
+    outcome_of,
 )
 from anabranch._model.streams import TRIM_HORIZON, Position, after_sequence_number, at_sequence_number
+from anabranch._wire.bodies import AwsError
 from anabranch.budget import READ_RESERVE_BYTES
 
 DICE = Random(1)
@@ -248,11 +252,31 @@ def test_a_closed_subscription_opens_again():
     assert subscription.due_at_ms == 1_000
 
 
+@pytest.mark.parametrize(
+    "code, outcome",
+    [
+        ("KMSThrottlingException", "throttled"),
+        ("KMSDisabledException", "key_denied"),
+        ("KMSSomethingNewException", "key_denied"),
+        ("InternalFailureException", "failed"),
+        ("AccessDeniedException", "denied"),
+    ],
+)
+def test_errors_of_the_key_are_told_apart_by_their_prefix(code, outcome):
+    assert outcome_of(service_error("SubscribeToShard", AwsError(code, ""), status=400)) == outcome
+
+
 def test_first_subscriptions_are_spread_over_a_few_seconds():
-    times = [first_at_ms(0, 1_000, DICE) for _ in range(1_000)]
-    assert max(times) <= SPREAD_MAX_MS
-    assert max(times) - min(times) > SPREAD_MAX_MS * 0.8
-    assert max(first_at_ms(0, 1, DICE) for _ in range(100)) <= 20
+    times = []
+    for _ in range(1_000):
+        times.append(first_at_ms(50, max(times, default=None), DICE))
+    assert times[:16] == [50 + number * SPREAD_STEP_MS for number in range(16)]
+    assert max(times) <= 50 + SPREAD_MAX_MS
+    assert sorted(times)[500] > SPREAD_MAX_MS * 0.3
+
+
+def test_a_shard_that_comes_alone_subscribes_at_once():
+    assert first_at_ms(10_000, 3_000, DICE) == 10_000
 
 
 def test_every_event_fits_into_every_budget():

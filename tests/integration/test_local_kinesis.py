@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from anabranch.errors import CodecError, ConfigurationError, UsageError
+from anabranch.errors import ConfigurationError, UsageError
 from anabranch.local import LocalKinesis
 from anabranch.local.server import write_self_signed_certificate
 
@@ -192,11 +192,32 @@ def test_an_unreadable_journal_leaves_no_lock_behind(tmp_path):
         head = journal[: journal.index(b"\n") + 1]
         (tmp_path / "journal").write_bytes(head + bytes.fromhex("00000001a505df1b01"))
         for _ in range(2):
-            with pytest.raises(CodecError, match="journal entry 0"):
+            with pytest.raises(ConfigurationError, match=rf"{tmp_path}/journal: journal entry 0.*--salvage"):
                 await LocalKinesis(data=tmp_path).start()
+        damaged = (tmp_path / "journal").read_bytes()
+        async with LocalKinesis(data=tmp_path, salvage=True):
+            assert (tmp_path / "journal.damaged-1").read_bytes() == damaged
         (tmp_path / "journal").write_bytes(journal)
         async with LocalKinesis(data=tmp_path) as kinesis:
             assert (await call(kinesis, "ListStreams"))[1]["StreamNames"] == ["orders"]
+
+    main()
+
+
+def test_a_data_folder_that_cannot_be_used_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "journal").mkdir(parents=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "journal.new").symlink_to("/dev/full")
+
+    @running
+    async def main():
+        for place, reason in (
+            ("file/folder", "Not a directory"), ("taken", "Is a directory"), ("full", "No space left on device"),
+        ):  # fmt: skip
+            for _ in range(2):
+                with pytest.raises(ConfigurationError, match=f"cannot use {tmp_path / place} as data folder: {reason}"):
+                    await LocalKinesis(data=tmp_path / place).start()
 
     main()
 

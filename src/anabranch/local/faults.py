@@ -16,6 +16,7 @@ import msgspec
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_ITERATOR_LIFETIME_MS
 from anabranch.local.errors import THROUGHPUT_EXCEEDED, LocalError, expired_iterator
+from anabranch.local.shapes import REQUESTS
 
 FaultKind = Literal[
     "delay", "drop", "error", "expire_iterator", "fall_silent", "half_open", "lose_response", "throttle", "time_out"
@@ -50,6 +51,11 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     """SubscribeToShard: how many events are sent before the fault; None for a fault before the first byte."""
     matched: _Count = 0
     struck: _Count = 0
+
+    def __post_init__(self) -> None:
+        if self.operation != "*" and self.operation not in REQUESTS:
+            known = ", ".join(sorted(REQUESTS))
+            raise ValueError(f"unknown operation {self.operation!r}: use * for all, or one of {known}")
 
     def once(self) -> "Fault":
         return self.at_most(1)

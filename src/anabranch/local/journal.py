@@ -3,9 +3,9 @@
     magic | entry | entry | ...        entry: length (4) | CRC-32 of the payload (4) | payload      (big-endian)
 
 Entries are opaque bytes, never empty. They are written in order, in batches with one fsync each; `durable` returns when
-everything appended so far is on disk. An incomplete entry at the end is dropped: it was never acknowledged. A damaged
-one at the end is dropped too, but the file is kept under another name. Damage that is followed by complete entries is
-an error, and the file stays as it is; with `salvage`, it is kept under another name, and the complete entries are used.
+everything appended so far is on disk. What is not complete at the end is dropped, because a crash leaves such a tail;
+unless it is zeros, the file is kept under another name. Damage that is followed by complete entries is an error, and
+the file stays as it is; with `salvage`, it is kept under another name, and the complete entries are used.
 At each start the journal is rewritten from the present state to a new file, which then replaces the old one. A lock on
 the folder keeps other processes out.
 """
@@ -16,6 +16,7 @@ import fcntl
 import logging
 import mmap
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,14 @@ logger = logging.getLogger("anabranch.local")
 
 _MAGIC: Final = b"anabranch local kinesis 1\n"
 _HEAD: Final = struct.Struct(">II")
+_ENTRY_BYTES_MAX: Final = (1 << 24) - 1
+"""More than a PutRecords request and more than a part of a snapshot."""
+_LENGTH: Final = re.compile(rb"\0(?!\0\0\0)")
+"""Where the length of an entry can begin."""
+REMEDY: Final = (
+    "Restore the file from a copy, or start with --salvage (salvage=True): it keeps this file beside the new one, and "
+    "uses every complete entry"
+)
 
 
 class Journal:
@@ -42,7 +51,7 @@ class Journal:
         self._folder = folder
         self._salvage = salvage
         self._damaged_path: Path | None = None
-        self._path = folder / "journal"
+        self.path = folder / "journal"
         self._lock = _take_lock(folder)
         self._file: BinaryIO | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="anabranch-journal")
@@ -60,12 +69,19 @@ class Journal:
     def entries(self) -> Iterator[bytes]:
         """The complete entries of the file."""
         try:
-            file = self._path.open("rb")
+            file = self.path.open("rb")
         except FileNotFoundError:
             return
         with file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise ConfigurationError(f"{self._path} is not a journal of a local Kinesis: choose another folder")
+                if not self._salvage:
+                    raise ConfigurationError(
+                        f"{self.path} does not begin as a journal of a local Kinesis does. If it is another file, "
+                        f"choose another folder. {REMEDY}"
+                    )
+                logger.warning("%s: the first line is damaged; the file is kept as %s", self.path, self.keep_file())
+            if not os.fstat(file.fileno()).st_size:
+                return  # cannot be mapped
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 yield from self._entries_in(content)
 
@@ -85,30 +101,30 @@ class Journal:
         if following is None:
             self._drop_tail(content, position)
             return len(content)
-        damage = f"{self._path} is damaged from byte {position} to byte {following}; complete entries follow"
+        damage = f"{self.path} is damaged from byte {position} to byte {following}; complete entries follow"
         if not self._salvage:
-            raise ConfigurationError(
-                f"{damage}. Nothing was changed. Restore the file from a copy, or start with --salvage (salvage=True): "
-                "it keeps this file beside the new one, and uses every complete entry"
-            )
-        logger.warning("%s, the damaged part is lost; the file is kept as %s", damage, self._keep_damaged_file())
+            raise ConfigurationError(f"{damage}. Nothing was changed. {REMEDY}")
+        logger.warning("%s, the damaged part is lost; the file is kept as %s", damage, self.keep_file())
         return following
 
     def _drop_tail(self, content: mmap.mmap, position: int) -> None:
-        """An entry that is as long as it says, but has a wrong checksum, may have been acknowledged. None is empty."""
+        """Only an entry that is shorter than it says was never acknowledged. Any other may have been damaged later."""
         tail_bytes = len(content) - position
-        length = _HEAD.unpack_from(content, position)[0] if tail_bytes >= _HEAD.size else 0
-        if not length or tail_bytes != _HEAD.size + length:
-            logger.warning("%s: dropped an incomplete entry of %d bytes (never acknowledged)", self._path, tail_bytes)
-        else:
-            kept = self._keep_damaged_file()
-            logger.warning("%s: dropped the last entry, which is damaged; the file is kept as %s", self._path, kept)
+        if not content[position:].strip(b"\0"):
+            logger.warning("%s: dropped %d zero bytes at the end", self.path, tail_bytes)
+            return
+        length = _HEAD.unpack_from(content, position)[0] if tail_bytes >= _HEAD.size else _ENTRY_BYTES_MAX
+        is_torn = tail_bytes < _HEAD.size + length and length <= _ENTRY_BYTES_MAX
+        what = "bytes of an incomplete entry (never acknowledged)" if is_torn else "damaged bytes"
+        kept = self.keep_file()
+        logger.warning("%s: dropped %d %s at the end; the file is kept as %s", self.path, tail_bytes, what, kept)
 
-    def _keep_damaged_file(self) -> Path:
+    def keep_file(self) -> Path:
+        """Copies the present file, once, because it is about to be rewritten without something that is in it."""
         if self._damaged_path is None:
             names = (self._folder / f"journal.damaged-{number}" for number in count(1))
             self._damaged_path = next(path for path in names if not path.exists())
-            shutil.copyfile(self._path, self._damaged_path)
+            shutil.copyfile(self.path, self._damaged_path)
         return self._damaged_path
 
     def rewrite(self, entries: Iterable[bytes]) -> None:
@@ -118,11 +134,16 @@ class Journal:
     def _rewrite(self, framed: Iterable[bytes]) -> int:
         new_path = self._folder / "journal.new"
         new = new_path.open("wb")
-        new.write(_MAGIC)
-        new.writelines(framed)
-        new.flush()
-        os.fsync(new.fileno())
-        new_path.replace(self._path)
+        try:
+            new.write(_MAGIC)
+            new.writelines(framed)
+            new.flush()
+            os.fsync(new.fileno())
+            new_path.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):  # closing tries to write again
+                new.close()
+            raise
         _sync_folder(self._folder)
         old, self._file = self._file, new
         if old is not None:
@@ -195,7 +216,7 @@ class Journal:
     def _flushed(self, writing: "asyncio.Future[None]", until: int) -> None:
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
-            logger.error("cannot write %s: %s", self._path, error)
+            logger.error("cannot write %s: %s", self.path, error)
             self._failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
         else:
             self._synced = until
@@ -233,20 +254,25 @@ def _entry_at(content: mmap.mmap, position: int) -> bytes | None:
 
 
 def _next_entry(content: mmap.mmap, position: int) -> int | None:
-    """Where the next complete entry begins. A length of less than 16 MiB, as all entries have, begins with a zero."""
-    while (position := content.find(b"\0", position)) >= 0:
-        if _entry_at(content, position) is not None:
-            return position
-        position += 1
+    """Where the next complete entry begins.
+
+    Another length, or only zeros, must follow it. That is looked at first: checksums at all places would take time that
+    grows with the square of the damage.
+    """
+    zeros = len(content[:].rstrip(b"\0"))
+    for found in _LENGTH.finditer(content, position):
+        begin = found.start()
+        if begin + _HEAD.size > len(content):
+            break
+        end = begin + _HEAD.size + _HEAD.unpack_from(content, begin)[0]
+        if (end >= zeros or _LENGTH.match(content, end)) and _entry_at(content, begin) is not None:
+            return begin
     return None
 
 
 def _take_lock(folder: Path) -> BinaryIO:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+b")
-    except OSError as error:
-        raise ConfigurationError(f"cannot use {folder} as data folder: {error.strerror}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "lock").open("a+b")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -21,11 +21,11 @@ from typing import Literal, Self
 from anabranch._http.server.exchange import Answer, Request
 from anabranch._http.server.http_server import HttpServer, check_host
 from anabranch._http.server.server_state import ServerLimits
-from anabranch.errors import ConfigurationError, UsageError
+from anabranch.errors import CodecError, ConfigurationError, UsageError
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import Faults
 from anabranch.local.http import AdminHttpApp, EventStreams, KinesisHttpApp
-from anabranch.local.journal import Journal
+from anabranch.local.journal import REMEDY, Journal
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 
@@ -129,8 +129,11 @@ class LocalKinesis:
 
     async def _start(self) -> None:
         if self._data is not None:
-            self._journal = await asyncio.to_thread(Journal, self._data, salvage=self._salvage)
-            await asyncio.to_thread(self._restore, self._journal)
+            try:
+                self._journal = await asyncio.to_thread(Journal, self._data, salvage=self._salvage)
+                await asyncio.to_thread(self._restore, self._journal)
+            except OSError as error:
+                raise ConfigurationError(f"cannot use {self._data} as data folder: {error.strerror}") from error
             self.state.journal = self._journal.append
         self._create_streams()
         tls = await asyncio.to_thread(self._prepare_tls) if self._tls else None
@@ -199,9 +202,13 @@ class LocalKinesis:
         return self._server
 
     def _restore(self, journal: Journal) -> None:
-        unusable = self.state.restore(journal.entries(), salvage=self._salvage)
+        try:
+            unusable = self.state.restore(journal.entries(), salvage=self._salvage)
+        except CodecError as error:
+            raise ConfigurationError(f"{journal.path}: {error}. Nothing was changed. {REMEDY}") from error
         if unusable:
-            logger.warning("%s: %d entries could not be used without those that are lost", self._data, unusable)
+            kept = journal.keep_file()
+            logger.warning("%s: %d entries could not be used; the file is kept as %s", journal.path, unusable, kept)
         self.state.free_expired(self._clock.now_ms())
         journal.rewrite(self.state.snapshot())
 

@@ -22,6 +22,15 @@ def test_without_rules_nothing_happens(faults):
     assert plan(faults) is NO_FAULT
 
 
+@pytest.mark.parametrize("operation", ["PutRecrods", "", "putrecords"])
+def test_an_operation_that_does_not_exist_is_refused_with_the_list(faults, operation):
+    with pytest.raises(ValueError, match=r"unknown operation.*PutRecords"):
+        faults.on(operation).throttle()
+    with pytest.raises(msgspec.ValidationError, match=r"unknown operation.*PutRecords"):
+        msgspec.json.decode(msgspec.json.encode({"fault": "throttle", "operation": operation}), type=Fault)
+    assert faults.is_empty
+
+
 def test_chosen_slots_are_throttled_once(faults):
     rule = faults.on("PutRecords").throttle(slots=[1, 3, 99]).once()
     assert plan(faults, "GetRecords") is NO_FAULT

@@ -347,6 +347,14 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     await store.write_control(replace(command, state="applied", extra={}))
     (answered,) = await store.read_controls()
     expect(answered.extra == extra, "those of a command survive its answer", answered)
+    await store.delete_app(APP_ID)
+    await store.open(replace(arena.app_row("newer"), extra=extra))
+    await store.renew_watch()
+    await store.record_incarnation(await store.identity(), "restored")
+    await store.move_app("here", "moved", "elsewhere://")
+    app = await store.read_app()
+    expect(app is not None and app.extra == extra, "those of an application survive every write", app)
+    expect((await store.poll()).app == app, "and a poll shows them")
 
 
 _APPLICATION_CHECKS = (

@@ -358,7 +358,7 @@ class GiftIsTakenBack(LeaseMachine):
         holding = self.table.held.get(step.row.key)
         if outcome == "unknown" and holding is not None and holding.state == "transferring":
             if holding.request is not None:
-                self.table.answered[holding.request] = None
+                self.table.answered[holding.request.short_name] = None
             holding.state, holding.request, holding.pending_transfer = "held", None, None
         return outcome
 

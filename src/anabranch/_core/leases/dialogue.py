@@ -37,9 +37,13 @@ class StoreDialogue:
 
     def call(self, call: StoreCall[T], moment: Moment) -> Steps[T | None]:
         """A read, or a write whose outcome no lease depends on; None if there was no answer."""
-        self._moment = moment
-        answer = yield from self._ask(call)
+        answer = yield from self.ask(call, moment)
         return None if isinstance(answer, NoAnswer) else answer
+
+    def ask(self, call: StoreCall[T], moment: Moment) -> Steps[T | NoAnswer]:
+        """As `call`, where None is an answer, too."""
+        self._moment = moment
+        return (yield from self._ask(call))
 
     def _ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
         try:

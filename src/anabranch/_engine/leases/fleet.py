@@ -301,6 +301,10 @@ class Fleet:
         steps = self._machine.call(call, moment_of(self._clock))
         return await self._drive(steps)
 
+    async def ask(self, call: StoreCall[T]) -> T | NoAnswer:
+        """As `call`, where None is an answer, too."""
+        return await self._drive(self._machine.ask(call, moment_of(self._clock)))
+
     def raise_store_reset(self) -> NoReturn:
         try:
             self._machine.raise_store_reset()

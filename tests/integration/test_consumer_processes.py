@@ -105,6 +105,36 @@ def test_a_handler_that_cannot_be_loaded_fails_its_record_with_the_cause(tmp_pat
     assert cause in str(stop.reason)
 
 
+@pytest.mark.parametrize(
+    "raised, calls, error",
+    [
+        ("Odd('no', 'customer')", 1, "Odd: no customer"),
+        ("Locked('no', 'customer')", 2, "RuntimeError: the handler raised Locked: no customer"),
+    ],
+)
+def test_an_error_that_does_not_unpickle_is_still_told_and_given_up_on(tmp_path, monkeypatch, raised, calls, error):
+    (tmp_path / "odd_errors.py").write_text(
+        "import threading\n"
+        "class Odd(Exception):\n"
+        "    def __init__(self, what, which):\n"
+        "        super().__init__(what)\n"
+        "        self.which = which\n"
+        "    def __str__(self):\n"
+        "        return f'{self.args[0]} {self.which}'\n"
+        "class Locked(Odd):\n"
+        "    def __init__(self, what, which):\n"
+        "        super().__init__(what, which)\n"
+        "        self.lock = threading.Lock()\n"
+        "def handle(record):\n"
+        f"    raise {raised}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_errors", raising=False)
+    odd = importlib.import_module("odd_errors").Odd
+    happened, _ = consume(InModule("odd_errors"), attempts=2, backoff=0.01, give_up_on=(odd,))
+    assert [event.error for event in happened if isinstance(event, events.HandlerFailed)] == [error] * calls
+
+
 def test_a_call_that_takes_too_long_is_ended_with_its_process(tmp_path, monkeypatch):
     (tmp_path / "sleeps_at_first.py").write_text(
         "import pathlib, time\n"

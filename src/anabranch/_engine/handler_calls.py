@@ -635,7 +635,40 @@ def _call_before(
         refuse_unfinished(_call(handler, arguments))  # the result itself may not be picklable
     except (SystemExit, KeyboardInterrupt) as error:  # they would end the worker
         raise RuntimeError(f"the handler raised {type(error).__name__}({error})") from error
+    except Exception as error:
+        sent = _sendable(error)
+        if sent is error:
+            raise
+        raise sent from error
     return arguments[1].metrics if len(arguments) > 1 else []
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or what becomes it in the parent. One that the parent cannot unpickle would look like a dead process,
+    and `give_up_on` would not match it.
+    """
+    for sent in (error, _RebuiltInParent(error)):
+        with contextlib.suppress(Exception):
+            ForkingPickler.loads(ForkingPickler.dumps(sent))
+            return sent
+    return RuntimeError(f"the handler raised {error_text(error)}")
+
+
+class _RebuiltInParent(Exception):  # noqa: N818 -- never seen
+    """An error that pickles with its arguments and attributes: its `__init__`, which may take others, is not called."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[Any, ...]]:
+        return _rebuilt, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _rebuilt(kind: type[Exception], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 def _call(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

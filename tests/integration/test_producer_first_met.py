@@ -49,6 +49,32 @@ def test_a_stream_is_written_to_in_the_region_of_its_arn():
     asyncio.run(main())
 
 
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another text"
+
+
+class Data(bytes):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("aggregate", ["shard", None])
+def test_streams_keys_and_data_may_be_of_subclasses(aggregate):
+    async def main():
+        async with LocalKinesis(create={"orders": 1}) as kinesis:
+            aws = Aws(region=kinesis.region, endpoint_url=kinesis.endpoint_url, credentials=CREDENTIALS)
+            async with anabranch.Producer(Text("orders"), aws=aws, aggregate=aggregate) as producer:
+                await producer.put_and_wait(Data(b"x"), Text("k"))
+                await producer.put_and_wait(memoryview(b"x"), "k", explicit_hash_key=Text("5"), stream=Text("orders"))
+            async with anabranch.Consumer(Text("orders"), aws=aws, start="trim_horizon", until="tip") as consumer:
+                seen = [(record.data, record.partition_key) async for record in consumer]
+            assert seen == [(b"x", "k")] * 2
+
+    asyncio.run(main())
+
+
 def test_over_tls_with_a_certificate_of_our_own(monkeypatch):
     async def main():
         async with LocalKinesis(create={"orders": 1}, tls=True) as kinesis:

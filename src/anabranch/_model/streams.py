@@ -152,6 +152,7 @@ def wrong_stream(given: object) -> TypeError:
 def parse_stream(text: str) -> StreamName:
     if not isinstance(text, str):
         raise wrong_stream(text)
+    text = str.__str__(text)  # it may be of a subclass, which the codecs refuse
     if text.startswith("arn:"):
         if (found := _ARN.fullmatch(text)) is None:
             raise ValueError(

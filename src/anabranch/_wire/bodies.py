@@ -354,12 +354,13 @@ def _large_pieces(data: bytes) -> list[bytes]:
 
 def _keys(entry: PutRecordsEntry) -> bytes:
     """Everything after the base64, up to the closing brace."""
+    plain = str.__str__  # msgspec refuses subclasses of str, and they may have a __str__ of their own
     try:
         if entry.explicit_hash_key is None:
-            return b'","PartitionKey":%b}' % _encode_json(entry.partition_key)
+            return b'","PartitionKey":%b}' % _encode_json(plain(entry.partition_key))
         return b'","PartitionKey":%b,"ExplicitHashKey":%b}' % (
-            _encode_json(entry.partition_key),
-            _encode_json(entry.explicit_hash_key),
+            _encode_json(plain(entry.partition_key)),
+            _encode_json(plain(entry.explicit_hash_key)),
         )
     except UnicodeEncodeError as error:
         raise CodecError(f"the partition key or hash key is not valid Unicode: {error}") from None

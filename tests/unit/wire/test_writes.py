@@ -69,3 +69,12 @@ def test_the_answer_to_many_has_a_slot_for_each() -> None:
         "r",
     )
     assert decode_put_records(body, request_id="r") == expected
+
+
+class Key(str):
+    __slots__ = ()
+
+
+def test_keys_may_be_of_a_subclass_of_str():
+    encoded = encode_put_records(ORDERS, [PutRecordsEntry(b"A", Key("k"), Key("7"))])
+    assert encoded == encode_put_records(ORDERS, [PutRecordsEntry(b"A", "k", "7")])

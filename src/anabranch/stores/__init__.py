@@ -15,11 +15,13 @@ from anabranch._model.leases import (
     LeaseRows,
     MemberRow,
     OpenKey,
+    Place,
     Poll,
     ShardStatus,
     StatusRow,
     Stopped,
     StreamRow,
+    SubscriptionStatus,
 )
 from anabranch._ports import LeaseStore
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
@@ -51,6 +53,7 @@ __all__ = [
     "MemberRow",
     "MemoryLeaseStore",
     "OpenKey",
+    "Place",
     "Poll",
     "RedisAddress",
     "RedisLeaseStore",
@@ -64,6 +67,7 @@ __all__ = [
     "StatusRow",
     "Stopped",
     "StreamRow",
+    "SubscriptionStatus",
     "Update",
     "decode_row",
     "default_store",

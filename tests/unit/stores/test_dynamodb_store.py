@@ -503,7 +503,7 @@ def test_a_heartbeat_costs_one_write_unit_with_all_requests_and_changes():
         counter=10**9,
         expiry_ms=10_000,
         order="none",
-        streams=("abcdef", "ghijkl"),
+        streams=tuple(f"{number:06}" for number in range(25)),
         shards_max=1_000,
         joined_wall_ms=1_700_000_000_123,
         wanted=tuple(HandOffRequest(key, member_id).short_name for key in keys_of[:REQUESTS_MAX]),
@@ -550,6 +550,8 @@ def test_a_finished_lease_is_small():
             hash_key_range=full.hash_key_range,
             epoch=3,
             checkpoint=full.checkpoint,
+            records_handled=full.records_handled,
+            checkpointed_at_wall_ms=full.checkpointed_at_wall_ms,
             finish=Finish("end", ("shardId-000000000008", "shardId-000000000009")),
         )
         await store.write_lease(done, member_id=full.owner, expected_version=0)
@@ -562,6 +564,7 @@ def test_a_finished_lease_is_small():
     before, after = asyncio.run(main())
     assert before <= 1024
     assert after < before
+    assert after <= 500  # of which 100 are its key, 100 its hash key range and 100 its position
 
 
 # commands

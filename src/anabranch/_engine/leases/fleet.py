@@ -24,7 +24,16 @@ from anabranch._core.leases.machine import (
     ReportChanged,
 )
 from anabranch._core.leases.plan import Write, Written
-from anabranch._core.leases.store_calls import Action, Describe, Description, ListShards, Steps, StoreCall, Wait
+from anabranch._core.leases.store_calls import (
+    Action,
+    Describe,
+    Description,
+    ListShards,
+    NoAnswer,
+    Steps,
+    StoreCall,
+    Wait,
+)
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._engine.clock import Alarm
@@ -303,7 +312,8 @@ class Fleet:
 
     async def ask(self, call: StoreCall[T]) -> T | NoAnswer:
         """As `call`, where None is an answer, too."""
-        return await self._drive(self._machine.ask(call, moment_of(self._clock)))
+        steps = self._machine.ask(call, moment_of(self._clock))
+        return await self._drive(steps)
 
     def raise_store_reset(self) -> NoReturn:
         try:

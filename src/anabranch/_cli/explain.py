@@ -75,7 +75,7 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
     if shard.state == "finished":
         return _explanation(shard, _children(shard))
     reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
-    situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard)]
+    situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
     if shard.state == "stopped" and shard.stopped is not None:
         situation.append(f"At {timestamp(shard.stopped.stopped_seconds)} it {one_line(reason)}.")
         situation.append("Its checkpoint stays before that record: nothing is skipped.")
@@ -181,10 +181,13 @@ def _retention(shard: FleetShard) -> str:
     return f"Its oldest unfinished record is trimmed in {ago(left)}: after that it is lost."
 
 
-def _subscription(shard: FleetShard) -> str:
+def _subscription(shard: FleetShard, status: FleetStatus) -> str:
     found = shard.subscription
     if found is None:
-        return ""
+        others = [one for one in status.shards if one.owner == shard.owner and one.subscription is not None]
+        if shard.owner is None or not others:
+            return ""
+        return "It is read with fan-out; its subscription is not reported: a worker reports on its 20 worst shards."
     event = "" if found.event_seconds_ago is None else f"; the last event came {ago(found.event_seconds_ago)} ago"
     renewed = f"renewed {counted(found.renewal_count, 'time')}"
     if found.seconds is not None:

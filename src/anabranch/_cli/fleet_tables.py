@@ -96,7 +96,13 @@ def _in_order_of_need(status: "FleetStatus") -> list["FleetShard"]:
     need = list(_SHARD_STYLES)
     return sorted(
         status.unfinished_shards,
-        key=lambda shard: (need.index(shard.state), -(shard.lag or 0), shard.stream, shard.shard_id),
+        key=lambda shard: (
+            need.index(shard.state),
+            shard.subscription is None or shard.subscription.state == "active",
+            -(shard.lag or 0),
+            shard.stream,
+            shard.shard_id,
+        ),
     )
 
 

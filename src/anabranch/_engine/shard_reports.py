@@ -1,7 +1,7 @@
 """What a member reports about its shards: lag, rate, and why a shard is stalled.
 
-Stalled shards come first, then those with the largest lag. Rates are measured over a fixed interval, independent of how
-often reports are made.
+Stalled shards come first, then those whose subscription is not active, then those with the largest lag. Rates are
+measured over a fixed interval, independent of how often reports are made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -124,7 +124,9 @@ class ShardReports:
         self._progress = progresses
         statuses = [self._status(progress, now_ms, blocked, calls) for progress in progresses.values()]
         self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
-        statuses.sort(key=lambda status: (status.reason is None, -(status.lag_ms or 0), status.lease))
+        statuses.sort(
+            key=lambda status: (status.reason is None, _is_subscribed(status), -(status.lag_ms or 0), status.lease)
+        )
         return tuple(statuses)
 
     def states(self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None) -> tuple[ShardState, ...]:
@@ -245,6 +247,11 @@ class ShardReports:
             lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
             stream, shard_id = session.stream.name, session.shard_id
             self._emit(StandstillEnded(stream=stream, shard_id=shard_id, reason=full.reason, seconds=seconds, lag=lag))
+
+
+def _is_subscribed(status: ShardStatus) -> bool:
+    """Also if it needs no subscription."""
+    return status.subscription is None or status.subscription.state == "active"
 
 
 def _measures(session: Session, state: ShardState, wall_ms: int) -> ShardMeasures:

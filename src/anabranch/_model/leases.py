@@ -266,7 +266,9 @@ class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
     records_per_second: float = 0.0
     """Of all shards."""
     shards: tuple[ShardStatus, ...] = ()
-    """The worst, at most 20: the one furthest behind, then stalled ones, then the others by their lag."""
+    """The worst, at most 20: the one furthest behind, then stalled ones, then those whose subscription is not active,
+    then the others by their lag.
+    """
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
 

@@ -15,7 +15,7 @@ from anabranch.reasons import (
     UnknownReason,
     WaitsForParents,
 )
-from anabranch.reports import FleetStatus, StoppedRecord
+from anabranch.reports import FleetStatus, FleetSubscription, StoppedRecord
 from fleet_samples import MEMBER, SHARD
 from reason_samples import SAMPLES
 
@@ -60,6 +60,23 @@ def test_a_shard_whose_records_are_about_to_be_trimmed_says_so():
     situation, _ = explain(replace(SHARD, lag=82_800.0, retention_left=3_600.0))
     assert "it is 23.0 h behind, at 12 records per second." in situation
     assert "Its oldest unfinished record is trimmed in 1.0 h: after that it is lost." in situation
+
+
+def subscription(state="active", **fields):
+    made = FleetSubscription(state=state, seconds=None, renewal_count=3, event_seconds_ago=2.0, reason_code=None)
+    return replace(made, **fields)
+
+
+def test_a_shard_that_is_read_with_fan_out_says_how_it_is_subscribed():
+    active = replace(SHARD, subscription=subscription(seconds=125.0))
+    said = "It is read with fan-out: subscribed for 2.1 min, renewed 3 times; the last event came 2.0 s ago."
+    assert said in explain(active)[0]
+    polled = replace(SHARD, subscription=subscription("polled", reason_code="subscription-failing"))
+    said = "It is read with fan-out, but it is polled for now (subscription-failing); renewed 3 times"
+    assert said in explain(polled)[0]
+    silent = replace(SHARD, shard_id="shardId-000000000007")
+    assert "its subscription is not reported: a worker reports on its 20 worst shards" in explain(silent, active)[0]
+    assert "fan-out" not in explain(silent)[0]
 
 
 def listed(number, *parents):

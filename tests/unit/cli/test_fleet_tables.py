@@ -9,7 +9,7 @@ from rich.console import Console
 
 from anabranch._cli.fleet_tables import fleet_lines, headline
 from anabranch.reasons import UnknownReason
-from anabranch.reports import FleetStatus
+from anabranch.reports import FleetStatus, FleetSubscription
 from fleet_samples import MEMBER, SHARD
 
 
@@ -127,3 +127,22 @@ def test_the_headline_counts():
         "1 worker live, 3 shards: 2 reading, 1 stalled; 1.0 s behind, 12 records/s"
     )
     assert headline(fleet([], [])) == "0 workers live, 0 shards, 0 records/s"
+
+
+def test_with_fan_out_each_shard_shows_its_subscription_and_those_without_one_come_first():
+    def subscribed(state, seconds):
+        return FleetSubscription(state=state, seconds=seconds, renewal_count=3, event_seconds_ago=2.0, reason_code=None)
+
+    shards = [
+        shard(9, subscription=subscribed("active", 125.0)),
+        shard(1, subscription=subscribed("polled", None)),
+        shard(0),
+    ]
+    lines = texts(fleet(shards, [member(0)]))
+    table = lines[next(index for index, line in enumerate(lines) if "PUSHED" in line) :]
+    assert table[0].split()[-2:] == ["PUSHED", "EVENT"]
+    assert [line.split()[0][-1] for line in table[1:4]] == ["1", "9", "0"]
+    assert "polled r3" in table[1]
+    assert "2.1 min r3" in table[2]
+    assert table[3].split()[-2:] == ["-", "-"]
+    assert not any("PUSHED" in line for line in texts(fleet([shard(0)], [member(0)])))

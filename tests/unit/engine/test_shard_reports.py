@@ -23,6 +23,7 @@ from anabranch.reasons import (
     TimeoutIgnored,
     WaitsForIsolatedShard,
 )
+from anabranch.reports import SubscriptionState
 from held_sessions import make_session, read
 from shard_records import STREAM, plain
 
@@ -44,8 +45,8 @@ class Calls:
         return StackSummary.from_list([("/app/app.py", 12, "handle", f"await query({record.partition_key})")])
 
 
-def make_reports(emit=lambda event: None, calls=None):
-    reader, service_clock = SimpleNamespace(subscription_of=lambda session: None), ServiceClock()
+def make_reports(emit=lambda event: None, calls=None, subscription_of=lambda session: None):
+    reader, service_clock = SimpleNamespace(subscription_of=subscription_of), ServiceClock()
     service_clock.observe(0.0, 0)
     return ShardReports(emit, calls or Calls(), reader, service_clock)
 
@@ -91,6 +92,20 @@ def test_the_report_begins_with_what_needs_a_look():
     assert found[0].lease == sessions[3].key.short_name
     assert found[0].reason == FAILING
     assert [status.millis_behind_latest for status in found[1:4]] == [73, 72, 71]
+
+
+def test_a_shard_that_is_not_subscribed_comes_before_those_that_are_behind():
+    sessions = [make_session(number) for number in range(30)]
+    for number, session in enumerate(sessions):
+        read(session, behind_ms=number)
+    sessions[3].report(FAILING)
+    reports = make_reports(subscription_of=lambda session: polled if session is sessions[7] else active)
+    active, polled = (
+        SubscriptionState(state=state, seconds=None, renewal_count=0, event_seconds_ago=None, reason=None)
+        for state in ("active", "polled")
+    )
+    found = reports.report(sessions, 0)
+    assert [status.lease for status in found[:3]] == [sessions[number].key.short_name for number in (3, 7, 29)]
 
 
 def test_a_record_that_holds_up_its_shard_is_named_after_ten_seconds():

@@ -157,7 +157,7 @@ class Consumer(Generic[T]):
         self.exporters = Exporters(
             metrics, Source(app or EPHEMERAL, self._measure, self._emit, namespace=namespace, aws=aws)
         )
-        self._tracing = Tracing() if self._settings.trace else None
+        self._tracing = Tracing(self._emit) if self._settings.trace else None
         self._handler: RecordHandler[T] | None = None
         self._batch_handler: tuple[BatchHandler[T], BatchLimits] | None = None
         self._ports: Ports | None = None

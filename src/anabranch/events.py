@@ -851,7 +851,9 @@ class AggregateStraddled(Event, frozen=True, kw_only=True):
 
 
 class ExporterFailed(Event, frozen=True, kw_only=True):
-    """Metrics could not be exported. Records are not affected, and what was counted is exported the next time."""
+    """Metrics could not be exported, or OpenTelemetry raised when a span was made. Records are not affected, and what
+    was counted is exported the next time.
+    """
 
     _words = "exporter {exporter} failed ({failure_count} in a row): {error}"
     level = logging.WARNING
@@ -862,7 +864,7 @@ class ExporterFailed(Event, frozen=True, kw_only=True):
 
 
 class ExporterRecovered(Event, frozen=True, kw_only=True):
-    """Metrics are exported again."""
+    """Metrics are exported, or spans are made, again."""
 
     _words = "exporter {exporter} works again, after {failure_count} failures"
     exporter: str

@@ -109,7 +109,7 @@ class Producer(Generic[T]):
                 "trace='wrap' sends single records as aggregates, but aggregate=None forbids aggregates: set "
                 "trace=True, or leave out aggregate="
             )
-        self._tracing = Tracing() if settings.trace else None
+        self._tracing = Tracing(self._emit) if settings.trace else None
         self._aws = aws
         self._ports: ProducerPorts | None = None
         self._writer: Writer | None = None

@@ -4,12 +4,14 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor
 
 from aggregate_oracle import AggregatedRecord, read_aggregate
-from anabranch import ConsumerSettings, Producer, ProducerSettings, SyncProducer
+from anabranch import ConsumerSettings, Producer, ProducerSettings, Record, SyncProducer, events
 from anabranch.errors import ConfigurationError, DeliveryFailed
 from tracing_world import named, recorded_spans
 
@@ -291,6 +293,88 @@ def test_a_trace_goes_from_a_put_to_the_handler_of_another_process():
             }  # fmt: skip
 
     run(main)
+
+
+class BrokenProcessor(SpanProcessor):
+    """Raises at the start or at the end of each span, while it is told to."""
+
+    breaks = None
+
+    def on_start(self, span, parent_context=None):
+        if self.breaks == "start":
+            raise LookupError("no collector")
+
+    def on_end(self, span):
+        if self.breaks == "end":
+            raise LookupError("no collector")
+
+
+BROKEN = BrokenProcessor()
+
+
+@contextmanager
+def broken_sdk(where):
+    provider = trace.get_tracer_provider()
+    if BROKEN not in provider._active_span_processor._span_processors:
+        provider.add_span_processor(BROKEN)
+    BROKEN.breaks = where
+    try:
+        yield
+    finally:
+        BROKEN.breaks = None
+
+
+def failures(told):
+    return [event for event in told if isinstance(event, events.ExporterFailed)]
+
+
+@pytest.mark.parametrize("order", ["shard", "key", "batch"])
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_an_sdk_that_raises_is_an_event_and_no_record_notices(where, order):
+    async def main():
+        async with stream_world(1) as world:
+            told, seen = [], set()
+
+            async def handle(given):
+                records = [given] if isinstance(given, Record) else given.records
+                if failures_left and any(record.data == b"1" for record in records):
+                    raise failures_left.pop()  # a handler that fails is retried as always
+                seen.update(record.data for record in records)
+                if len(seen) == 20:
+                    await consumer.stop()
+
+            failures_left = [ValueError("busy")]
+            options = {} if order == "batch" else {"order": order}
+            consumer = world.consumer(start="trim_horizon", settings=TRACED, on_event=told.append, **options)
+            with broken_sdk(where):
+                async with producer_of(world, on_event=told.append) as producer:
+                    for number in range(20):
+                        assert (await producer.put_and_wait(str(number).encode(), "a")).delivered
+                assert {event.exporter for event in failures(told)} == {"OpenTelemetry traces"}
+                told.clear()
+                await (consumer.run_batches if order == "batch" else consumer.run)(handle)
+            assert {event.exporter for event in failures(told)} == {"OpenTelemetry traces"}
+            assert failures(told)[0].error == "LookupError: no collector"
+            assert len(failures(told)) < 8, "not one for each record"
+            assert (len(seen), failures_left) == (20, [])
+
+    with recorded_spans():
+        run(main)
+
+
+def test_spans_that_are_made_again_are_reported():
+    async def main():
+        async with stream_world(1) as world:
+            told = []
+            async with producer_of(world, on_event=told.append) as producer:
+                with broken_sdk("start"):
+                    await producer.put_and_wait(b"1", "a")
+                await producer.put_and_wait(b"2", "a")
+            (recovered,) = [event for event in told if isinstance(event, events.ExporterRecovered)]
+            assert (recovered.exporter, recovered.failure_count) == ("OpenTelemetry traces", 1)
+
+    with recorded_spans():
+        run(main)
 
 
 def test_wrong_settings_are_named():

@@ -1,18 +1,23 @@
 """OpenTelemetry spans for puts, reads and handler calls, joined by the trace parent that records carry (rule O1).
 
 Only OpenTelemetry's API is used: the program chooses and configures the SDK. Without `trace=` nothing of this is
-created, and nothing is called.
+created, and nothing is called. An SDK that raises costs a span and is an event; records are handled and put all the
+same.
 """
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from anabranch._version import __version__
 from anabranch.errors import AnabranchError, ConfigurationError
+from anabranch.events import Event, ExporterFailed, ExporterRecovered
 from anabranch.records import PutResult, Record
 
+EXPORTER: Final = "OpenTelemetry traces"
+"""How events name what failed."""
 LINKS_MAX: Final = 128
 """How many traces a batch span links to: the SDK's default limit. The rest is counted in an attribute."""
 
@@ -27,36 +32,95 @@ class Fetched(Protocol):
 F = TypeVar("F", bound=Fetched | None)
 
 
+class _Failures:
+    """What the SDK raised, as events."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._count = 0
+
+    def failed(self, error: Exception) -> None:
+        self._count += 1
+        if self._count & (self._count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
+            text = f"{type(error).__name__}: {error}"
+            self._emit(ExporterFailed(exporter=EXPORTER, error=text, failure_count=self._count))
+
+    def succeeded(self) -> None:
+        """A whole span was made."""
+        if self._count:
+            count, self._count = self._count, 0
+            self._emit(ExporterRecovered(exporter=EXPORTER, failure_count=count))
+
+
+class _CurrentSpan:
+    """A span around a call. The call's errors pass, and those of the SDK do not."""
+
+    def __init__(self, failures: _Failures, start: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._failures = failures
+        self._start = start
+        self._span: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            span = self._start()
+            span.__enter__()
+        except Exception as error:  # noqa: BLE001 -- the handler is called without a span
+            self._failures.failed(error)
+        else:
+            self._span = span
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._span is None:
+            return
+        try:
+            self._span.__exit__(kind, error, trace)
+        except Exception as failure:  # noqa: BLE001 -- the handler was called
+            self._failures.failed(failure)
+        else:
+            self._failures.succeeded()
+
+
 class PutSpan(NamedTuple):
     """A sampled put, from the call until its record has an outcome."""
 
     span: Any
     trace_parent: str
+    failures: _Failures
 
     def end(self, result: PutResult) -> None:
-        span = self.span
-        span.set_attribute("anabranch.attempts", len(result.attempts))
-        if result.shard_id is not None:
-            span.set_attribute("messaging.destination.partition.id", result.shard_id)
-            span.set_attribute("messaging.message.id", result.sequence_number)
-        if result.error is not None:
-            self.fail(result.error)
-            return
-        span.end()
+        try:
+            self.span.set_attribute("anabranch.attempts", len(result.attempts))
+            if result.shard_id is not None:
+                self.span.set_attribute("messaging.destination.partition.id", result.shard_id)
+                self.span.set_attribute("messaging.message.id", result.sequence_number)
+            self._end(result.error)
+        except Exception as error:  # noqa: BLE001 -- the record has its outcome
+            self.failures.failed(error)
 
     def fail(self, error: str) -> None:
+        try:
+            self._end(error)
+        except Exception as failure:  # noqa: BLE001 -- the caller gets the error of the put
+            self.failures.failed(failure)
+
+    def _end(self, error: str | None) -> None:
         from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 -- an optional dependency
 
-        self.span.set_status(Status(StatusCode.ERROR, error))
+        if error is not None:
+            self.span.set_status(Status(StatusCode.ERROR, error))
         self.span.end()
+        self.failures.succeeded()
 
 
 class Tracing:
-    def __init__(self) -> None:
+    def __init__(self, emit: Callable[[Event], None]) -> None:
         try:
             from opentelemetry import context, trace  # noqa: PLC0415 -- an optional dependency
         except ImportError:
             raise ConfigurationError("trace= needs OpenTelemetry: pip install 'anabranch[otel]'") from None
+        self._failures = _Failures(emit)
         self._trace = trace
         self._no_parent = context.Context()
         self._tracer = trace.get_tracer("anabranch", __version__)
@@ -65,6 +129,13 @@ class Tracing:
 
     def begin_put(self, stream: str, partition_key: str) -> PutSpan | None:
         """A child of the caller's current span. None if it is not sampled: then its record carries nothing."""
+        try:
+            return self._begin_put(stream, partition_key)
+        except Exception as error:  # noqa: BLE001 -- the record is put without a span
+            self._failures.failed(error)
+            return None
+
+    def _begin_put(self, stream: str, partition_key: str) -> PutSpan | None:
         span = self._tracer.start_span(
             f"put {stream}",
             kind=self._trace.SpanKind.PRODUCER,
@@ -74,7 +145,8 @@ class Tracing:
         if not (found.is_valid and found.trace_flags.sampled):
             span.end()
             return None
-        return PutSpan(span, f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}")
+        parent = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        return PutSpan(span, parent, self._failures)
 
     # the consumer
 
@@ -91,6 +163,16 @@ class Tracing:
         return fetched
 
     def _receive_span(
+        self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
+    ) -> None:
+        try:
+            self._make_receive_span(operation, stream, shard_id, started_ns, count, error)
+        except Exception as failure:  # noqa: BLE001 -- the records were read
+            self._failures.failed(failure)
+        else:
+            self._failures.succeeded()
+
+    def _make_receive_span(
         self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
     ) -> None:
         trace = self._trace
@@ -112,6 +194,9 @@ class Tracing:
 
     def handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
         """A span around one handler call. It belongs to the trace of the put, if the record carries that."""
+        return _CurrentSpan(self._failures, lambda: self._handling(record, attempt))
+
+    def _handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
         return self._tracer.start_as_current_span(
             f"process {record.stream}",
             context=self._parent(record.trace_parent),
@@ -127,6 +212,9 @@ class Tracing:
 
     def handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
         """A span around the call with a batch. It links to the traces of its records, because it has no one parent."""
+        return _CurrentSpan(self._failures, lambda: self._handling_batch(records, attempt))
+
+    def _handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
         first = records[0]
         parents = list(dict.fromkeys([record.trace_parent for record in records if record.trace_parent is not None]))
         return self._tracer.start_as_current_span(

@@ -93,9 +93,10 @@ def recovery_seconds(
 ) -> float | None:
     """Seconds until each of the shards had a record handled again, not counting the worker `not_by`.
 
-    None if a shard never had.
+    None if a shard never had. A shard to which nothing was written is not waited for.
     """
-    waiting = dict.fromkeys(shard_ids)
+    written = {record.shard_id for record in put.values()}
+    waiting = dict.fromkeys(shard_id for shard_id in shard_ids if shard_id in written)
     last_ns = event_ns
     for handling in sorted(handlings):
         record = put.get(handling.number)

@@ -298,10 +298,11 @@ async def _show_lines(stage: Stage, river: River, console: Console) -> None:
 
 def _audit(stage: Stage, seed: int) -> Audit:
     now_ns = time.monotonic_ns()
+    written = {record.shard_id for record in stage.put.values()}
     recoveries = tuple(
         Recovery(happening.label, (now_ns - happening.at_ns) / 1e9, _recoveries(stage, happening))
         for happening in stage.happenings
-        if happening.shard_ids
+        if written.intersection(happening.shard_ids)
     )
     peers = {name: judge(stage.put, handlings) for name, handlings in stage.peers.items()}
     return Audit(seed, judge(stage.put, stage.ours), peers, recoveries)

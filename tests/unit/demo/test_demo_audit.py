@@ -56,7 +56,13 @@ def test_recovery_lasts_until_the_last_shard_is_handled_again():
         HandledRecord(9 * SECOND_NS, 3, "w"),
     ]
     assert recovery_seconds(2 * SECOND_NS, ["one", "two"], PUT, handlings) == 3.0
-    assert recovery_seconds(2 * SECOND_NS, ["one", "three"], PUT, handlings) is None
+    assert recovery_seconds(6 * SECOND_NS, ["one", "two"], PUT, handlings) is None
+
+
+def test_a_shard_without_records_is_not_waited_for():
+    """The child of a split that was merged before anything was written to it."""
+    handlings = [HandledRecord(3 * SECOND_NS, 0, "w")]
+    assert recovery_seconds(2 * SECOND_NS, ["one", "merged"], PUT, handlings) == 1.0
 
 
 def test_what_a_killed_worker_still_wrote_is_no_recovery():

@@ -70,6 +70,48 @@ def test_records_of_the_users_own_loggers_are_json_too():
     assert document["when"] == str(object)
 
 
+class Unshowable:
+    def __str__(self):
+        raise LookupError("no name")
+
+
+CIRCULAR = {"a": 1}
+CIRCULAR["itself"] = [CIRCULAR]
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        ({(1, 2): 3}, {"(1, 2)": 3}),
+        ({"a": {1}, (None,): b"x"}, {"a": [1], "(None,)": "b'x'"}),
+        (Unshowable(), "<Unshowable that cannot be shown: LookupError>"),
+        ({Unshowable(): 1}, {"<Unshowable that cannot be shown: LookupError>": 1}),
+        ([float("nan"), float("inf"), -float("inf"), 1.5], ["nan", "inf", "-inf", 1.5]),
+        ([10**5_000], ["<int that cannot be shown: ValueError>"]),
+        ("\ud800\n", "\ud800\n"),
+    ],
+)  # fmt: skip
+def test_whatever_is_logged_is_one_line_of_valid_json(value, shown):
+    record = logging.makeLogRecord({"name": "app", "msg": "charged", "levelname": "INFO", "by": value})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    document = json.loads(line, parse_constant=pytest.fail)
+    assert (document["message"], document["by"]) == ("charged", shown)
+
+
+def test_a_value_that_contains_itself_ends_somewhere():
+    record = logging.makeLogRecord({"msg": "charged", "by": CIRCULAR})
+    document = json.loads(JsonFormatter().format(record))
+    assert document["by"]["itself"][0]["itself"][0]["a"] == 1
+
+
+@pytest.mark.parametrize("arguments", [(Unshowable(),), (1, 2)])
+def test_a_message_that_cannot_be_formatted_is_shown_without_its_arguments(arguments):
+    record = logging.makeLogRecord({"msg": "charged %s", "args": arguments})
+    message = json.loads(JsonFormatter().format(record))["message"]
+    assert message.startswith("charged %s (its arguments cannot be formatted: ")
+
+
 @pytest.mark.parametrize("kind", [getattr(events, name) for name in events.__all__ if name != "Event"])
 def test_no_field_of_an_event_hides_one_of_a_log_record(kind):
     """`logging` refuses such an `extra=`."""

@@ -194,7 +194,7 @@ def test_producers_that_share_a_full_shard_waste_few_attempts_and_finish_togethe
     assert kinesis.slots_refused <= 0.25 * 3 * RECORDS
 
 
-def write_together(settings, *, records=1_500, size=10, producers=4):
+def write_together(settings, *, records=1_500, size=10, producers=4, knows_shards=True, before_list=None):
     """Producers that know nothing of each other write to one shard of a server that enforces AWS's limits."""
 
     async def main():
@@ -202,13 +202,15 @@ def write_together(settings, *, records=1_500, size=10, producers=4):
             ports = ProducerPorts(kinesis, kinesis.clock, random.Random(number))
             options = {"aggregate": None, "delivery_timeout": 600, "settings": settings}
             async with ProducerOver(ports, "orders", **options) as producer:
-                await warm_up(producer)
+                if knows_shards:
+                    await warm_up(producer)
                 await producer.put_many([(f"p{number}k{n % KEYS}", bytes(size)) for n in range(records)])
                 await producer.flush()
 
         await asyncio.gather(*(write(number) for number in range(producers)))
 
     kinesis = MemoryKinesis(limits="aws")
+    kinesis.before_list = before_list
     run(main)
     return kinesis
 
@@ -239,6 +241,19 @@ def test_producers_whose_byte_limits_fit_into_the_shard_are_never_refused():
     limited = write_together(ProducerSettings(shard_bytes_per_second=240_000), **records)
     assert limited.slots_refused == 0
     assert written_in_a_second(limited)[1] <= 4 * (240_000 + 240_000 + 50_100)
+
+
+@pytest.mark.parametrize("before_list", [None, lambda: TransportError("no listing")], ids=["soon", "never"])
+def test_the_limits_hold_before_the_shards_are_listed(before_list):
+    fresh = {"knows_shards": False, "before_list": before_list}
+    limited = write_together(ProducerSettings(shard_records_per_second=120), **fresh)
+    assert limited.slots_refused == 0
+    assert written_in_a_second(limited)[0] <= 4 * (120 + 120)
+    limited = write_together(ProducerSettings(shard_bytes_per_second=240_000), records=150, size=50_000, **fresh)
+    assert limited.slots_refused == 0
+    assert written_in_a_second(limited)[1] <= 4 * (240_000 + 240_000 + 50_100)
+    limited = write_together(ProducerSettings(shard_share=0.12), **fresh)
+    assert limited.slots_refused == 0
 
 
 def test_the_limits_are_those_of_each_shard():

@@ -10,7 +10,8 @@
   never has two records in flight, however its shards change.
 - Until the shards are listed, no shard can be predicted: with order, each key has its own lane, and each record is
   sent on its own.
-- Each lane is in one queue: that of its predicted shard, which limits the rate, or the queue for unknown shards.
+- Each lane is in one queue: that of its predicted shard, which limits the rate, or the queue for unknown shards. With
+  limits set by the user, that queue has the rate of one shard.
 - A call takes the first bundle of each lane, from one queue after the other. It has at most 500 entries and 10 MiB (API
   limits), and at most 256 KiB per shard unless a single record is larger: a shard that gets a full second's quota in
   one call throttles part of it. A queue over its rate is skipped and does not delay the others.
@@ -55,6 +56,20 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     after_failure: Literal["fail", "continue"] = "fail"
     wraps_tagged: bool = False
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the user wants less than a shard takes."""
+        limits = (self.shard_bytes_per_second, self.shard_records_per_second)
+        return self.shard_share < 1.0 or any(limit is not None for limit in limits)
+
+    def make_pace(self, now_ms: int) -> ShardPace:
+        return ShardPace(
+            self.shard_share,
+            now_ms,
+            bytes_per_second=self.shard_bytes_per_second,
+            records_per_second=self.shard_records_per_second,
+        )
+
 
 REMEMBERED_KEYS_MAX: Final = 1 << 16
 DELIVERY_TIMEOUT: Final = "DeliveryTimeout"
@@ -81,7 +96,7 @@ class ShardQueue(msgspec.Struct, eq=False):
 
     shard: MappedShard | None
     pace: ShardPace | None
-    """None if the shard is unknown: then its load is unknown too."""
+    """None if the shard is unknown and no limit is set."""
     ready: deque["WriteLane"] = msgspec.field(default_factory=deque)
     is_queued: bool = False
     """Whether it is in `Lanes.ready`."""
@@ -209,9 +224,9 @@ class Lanes:
     """
 
     __slots__ = (
-        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_paces", "_queues",
-        "_shard_lanes", "_stream", "aggregate", "bundles", "counted", "ended", "epoch", "failures", "is_ordered",
-        "lane_of_key", "packing", "predicts", "ready", "shard_map", "shards_counted",
+        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_pace_of_unknown", "_paces",
+        "_queues", "_shard_lanes", "_stream", "aggregate", "bundles", "counted", "ended", "epoch", "failures",
+        "is_ordered", "lane_of_key", "packing", "predicts", "ready", "shard_map", "shards_counted",
     )  # fmt: skip
 
     def __init__(self, stream: str, options: WriteOptions, failures: UnseenFailures, entropy: Entropy) -> None:
@@ -244,6 +259,7 @@ class Lanes:
         self._generation = self.shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self._paces: dict[str, ShardPace] = {}
+        self._pace_of_unknown: ShardPace | None = None
         self._shard_lanes: dict[str | None, WriteLane] = {}
         self._key_lanes: dict[LaneId, WriteLane] = {}
         self._lingering: deque[tuple[WriteLane, Bundle]] = deque()
@@ -297,16 +313,27 @@ class Lanes:
         shard_id = None if shard is None else shard.shard_id
         queue = self._queues.get(shard_id)
         if queue is None:
-            pace = None
-            if shard_id is not None and (pace := self._paces.get(shard_id)) is None:
-                pace = self._paces[shard_id] = ShardPace(
-                    self._options.shard_share,
-                    now_ms,
-                    bytes_per_second=self._options.shard_bytes_per_second,
-                    records_per_second=self._options.shard_records_per_second,
-                )
+            pace = self._unknown_pace(now_ms) if shard_id is None else self._pace_of(shard_id, now_ms)
             queue = self._queues[shard_id] = ShardQueue(shard, pace)
         return queue
+
+    def _unknown_pace(self, now_ms: int) -> ShardPace | None:
+        """The pace of all unknown shards together: all their records may be for one shard. Without limits of our own,
+        the service's answers are enough. If it chooses the shards itself, nothing tells how many records a shard gets.
+        """
+        if not (self._options.is_limited and self.predicts):
+            return None
+        if self._pace_of_unknown is None:
+            self._pace_of_unknown = self._options.make_pace(now_ms)
+        return self._pace_of_unknown
+
+    def _pace_of(self, shard_id: str, now_ms: int) -> ShardPace:
+        pace = self._paces.get(shard_id)
+        if pace is None:
+            pace = self._paces[shard_id] = self._options.make_pace(now_ms)
+            if self._pace_of_unknown is not None:
+                pace.spend(*self._pace_of_unknown.spent(now_ms))  # it may all have gone to this shard
+        return pace
 
     def lanes_of(self, records: Iterable[OutgoingRecord]) -> list[WriteLane]:
         """The lanes in which later records of the same keys wait."""

@@ -86,6 +86,16 @@ class ShardPace:
         self._pauses = 0
         """Pauses since a record was last accepted."""
 
+    def spent(self, now_ms: int) -> tuple[float, float]:
+        """The bytes and records that its buckets lack."""
+        self._fill(now_ms)
+        return self._bytes_max - self._bytes, self._records_max - self._records
+
+    def spend(self, size_bytes: float, records: float) -> None:
+        """Counts what was sent to this shard before we knew that it was."""
+        self._bytes -= size_bytes
+        self._records -= records
+
     def open_at_ms(self, size_bytes: int, now_ms: int) -> int:
         """When a record of this size may be sent: now or later."""
         self._fill(now_ms)

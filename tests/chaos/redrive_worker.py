@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import anabranch
-from anabranch.dead_letters import s3, sqlite, sqs
+from anabranch.dead_letters import redrive, s3, sqlite, sqs
 from anabranch.dead_letters.opening import LetterWriter
 
 STEP, URL, REVIEW, JOURNAL = sys.argv[1:]
-for module in (s3, sqlite, sqs):
+for module in (redrive, s3, sqlite, sqs):
     module.HOLD_SECONDS = 1
+sqs.WAIT_SECONDS = 0
 
 
 def die_at(step: str) -> None:

@@ -75,15 +75,16 @@ def test_a_record_becomes_one_letter_and_is_not_handled_again(step, kind, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind, step", [*itertools.product(["sqlite"], ["read", "handled", "deleted", "reviewed"]), ("sqs", "reviewed")]
-)
+@pytest.mark.parametrize("kind", ["sqlite", "sqs", "fifo"])
+@pytest.mark.parametrize("step", ["read", "handled", "deleted", "reviewed"])
 def test_a_redrive_that_is_killed_loses_nothing_and_repeats_only_what_it_was_working_on(
     kind, step, tmp_path, server, monkeypatch
 ):
     for name, value in AWS_NAMES.items():
         monkeypatch.setenv(name, value)
-    url = f"sqlite://{tmp_path}/letters.db" if kind == "sqlite" else server.make_queue(f"redriven-{step}")
+    monkeypatch.setattr("anabranch.dead_letters.sqs.WAIT_SECONDS", 0)
+    name = f"redriven-{step}.fifo" if kind == "fifo" else f"redriven-{step}"
+    url = f"sqlite://{tmp_path}/letters.db" if kind == "sqlite" else server.make_queue(name)
     review, journal = f"sqlite://{tmp_path}/review.db", tmp_path / "journal"
     letters = [a_letter(n, key=f"key-{n % 2}", payload=b"poison" if n == 2 else None) for n in range(6)]
 
@@ -108,9 +109,11 @@ def test_a_redrive_that_is_killed_loses_nothing_and_repeats_only_what_it_was_wor
     assert ended.returncode == 0, ended.stderr
     assert asyncio.run(left(url)) == []
     assert asyncio.run(left(review)) == ["2"]
-    calls = Counter(journal.read_text().split())
+    calls = journal.read_text().split()
     assert set(calls) == set("012345")
-    assert sum(calls.values()) == 6 + (step in {"handled", "reviewed"})
+    assert len(calls) == 6 + (step in {"handled", "reviewed"})
+    for key in ("024", "135") if kind != "fifo" else ():  # when holds expire, moto gives the last of a group first
+        assert sorted(one for one in calls if one in key) == [one for one in calls if one in key], "out of order"
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from anabranch import PollingSettings, events
+from anabranch import PollingSettings, Retry, events
 from anabranch._model.leases import Checkpoint, LeaseRow
 from anabranch.errors import TransportError
 from anabranch.stores.memory import MemoryLeaseStore
@@ -15,6 +15,7 @@ from memory_rows import replace_rows
 from simulated_stream import QUICK, now_ms, numbers, run, stream_world, until
 
 HOUR = 3600.0
+SHARD = "orders/shardId-000000000000"
 
 
 class Leaping:
@@ -68,6 +69,10 @@ async def leaping(consumer, world):
     return service
 
 
+def warnings(happened):
+    return [event for event in happened if isinstance(event, events.RetentionRunsOut)]
+
+
 def losses(happened):
     return [event for event in happened if isinstance(event, events.DataLost)]
 
@@ -102,6 +107,60 @@ def test_a_worker_that_stood_still_beyond_the_retention_tells_it_once(raised, lo
                 assert event.from_position == seen[0].sequence_number
                 hours = (event.trimmed_through_seconds - event.read_through_seconds) / HOUR
                 assert 0.9 < hours < 1.1  # a day and an hour have passed
+
+    run(main)
+
+
+def test_a_record_that_is_about_to_be_lost_is_reported_again_when_half_of_the_time_is_left():
+    async def main():
+        async with stream_world(1) as world:
+            happened, begun, finish = [], asyncio.Event(), asyncio.Event()
+
+            async def wait(record):
+                begun.set()
+                await finish.wait()
+
+            async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
+                service = await leaping(consumer, world)
+                running = asyncio.create_task(consumer.run(wait))
+                world.put(["a"])
+                await begun.wait()
+                for hours, told in ((17, []), (2, ["5.0 h"]), (1, ["5.0 h"]), (2, ["5.0 h", "2.0 h"])):
+                    service.set_ahead(hours)
+                    await asyncio.sleep(30)  # of the simulated time
+                    assert [f"{event.seconds / HOUR:.1f} h" for event in warnings(happened)] == told
+                assert str(warnings(happened)[1]).startswith(f"{SHARD}: data loss in 2.0 h")
+                assert consumer.status().shards[0].retention_left == pytest.approx(2 * HOUR, abs=180)
+                finish.set()
+                await consumer.stop()
+                await running
+            assert not losses(happened)
+
+    run(main)
+
+
+def test_a_shard_that_is_stopped_at_an_old_record_is_about_to_lose_it():
+    async def main():
+        async with stream_world(1) as world:
+            happened = []
+            world.put(["a"])
+
+            async def fail(record):
+                raise LookupError("no such customer")
+
+            policy = Retry(attempts=1)
+            async with world.consumer(
+                app="billing", leases="memory://", start="trim_horizon", on_failure=policy, on_event=happened.append
+            ) as consumer:
+                (await leaping(consumer, world)).set_ahead(21)
+                running = asyncio.create_task(consumer.run(fail))
+                await until(lambda: warnings(happened), "the warning")
+                (warning,) = warnings(happened)
+                assert warning.seconds == pytest.approx(3 * HOUR, abs=60)
+                assert warning.reason.code == "stopped-by-handler"
+                assert "no such customer" in str(warning)
+                await consumer.stop()
+                await running
 
     run(main)
 

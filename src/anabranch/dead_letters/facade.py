@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 from anabranch._core.redrive import LetterFilter, LetterGroup, RedriveReport, RedriveTally, group_letters
 from anabranch._engine.handler_calls import HandlerOptions
@@ -50,8 +50,8 @@ _AWAY_SECONDS: Final = 5.0
 class DeadLetters:
     """The dead letters at a URL: `sqs://NAME`, `s3://bucket/prefix` or `sqlite:///path`.
 
-    An `async with` block closes it. SQS has no list: reading a queue hides its letters from others for up to a minute
-    and raises their receive counts.
+    An `async with` block closes it. SQS has no list: reading a queue hides its letters from others meanwhile, and for
+    up to a minute after a crash, and raises their receive counts.
     """
 
     def __init__(self, url: str, *, aws: Aws | None = None) -> None:
@@ -115,24 +115,27 @@ class DeadLetters:
         """Writes whole letters to a file, one JSON object per line. Returns their number. The file is complete, or not
         there. A letter whose object in the overflow is gone has no payload, and `overflow` names the object.
         """
-        count, path = 0, Path(path)
+        path = Path(path)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with unfinished.open("wb") as file:
-                async with self._reading() as box, aclosing(_matching(box, where)) as found:
-                    async for stored in found:
-                        letter = await self._as_whole_as_it_is(stored)
-                        if letter.overflow is not None:
-                            _log.warning(
-                                "the letter of record %s has no payload: %s is gone, or no letter",
-                                letter.place,
-                                letter.overflow,
-                            )
-                        file.write(encode_letter(letter) + b"\n")
-                        count += 1
+                count = await self._export(file, where)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+        return count
+
+    async def _export(self, file: BinaryIO, where: LetterFilter) -> int:
+        count = 0
+        async with self._reading() as box, aclosing(_matching(box, where)) as found:
+            async for stored in found:
+                letter = await self._as_whole_as_it_is(stored)
+                if (pointer := letter.overflow) is not None:
+                    _log.warning(
+                        "the letter of record %s has no payload: %s is gone, or no letter", letter.place, pointer
+                    )
+                file.write(encode_letter(letter) + b"\n")
+                count += 1
         return count
 
     async def _as_whole_as_it_is(self, stored: StoredLetter) -> Letter:

@@ -15,16 +15,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.options import bounded_integer, positive_integer
-from anabranch._cli.output import DONE, FAILED, CleanFormatter, CommandFailed, counted, say, say_traceback
+from anabranch._cli.output import DONE, FAILED, CleanFormatter, CommandFailed, counted, one_line, say, say_traceback
 from anabranch._cli.worker_health import FleetHealth, Worker, serve_to_parent
 from anabranch._engine.tasks import on_parent_exit
 from anabranch._http.server.http_server import HttpServer
-from anabranch.errors import ConfigurationError, ConsumerFailedError, ShardStoppedError
+from anabranch.errors import AnabranchError, ConfigurationError, ConsumerFailedError, ShardStoppedError
 from anabranch.logs import JsonFormatter
 
 if TYPE_CHECKING:
@@ -96,10 +96,21 @@ _ENDED_BEFORE_IT_BEGAN: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
 _KILL_AT: Final = 3
 
 
-async def run_workers(command: Sequence[str], count: int, health: tuple[str, int] | None = None) -> int:
+Tell = Callable[[str, int], None]
+"""Prints a line with its log level."""
+
+
+def _tell_as(log_format: str) -> Tell:
+    """What this command itself says is on standard error, in the form of the log."""
+    if log_format == "json":
+        return lambda line, level: logging.getLogger("anabranch.run").log(level, "%s", line)
+    return lambda line, _: say(line)
+
+
+async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tuple[str, int] | None = None) -> int:
     """The exit code. `health`: the host and the port on which the health of all workers is served."""
     lifeline, held_here = os.pipe()
-    workers = _Workers(lifeline)
+    workers = _Workers(lifeline, tell)
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, workers.on_signal)
@@ -109,7 +120,8 @@ async def run_workers(command: Sequence[str], count: int, health: tuple[str, int
             await stack.enter_async_context(workers.serve_health(*health))
         for _ in range(count):
             await workers.start(command)
-        say(f"{counted(count, 'worker')}: processes {', '.join(str(pid) for pid in workers.process_ids)}")
+        process_ids = ", ".join(str(pid) for pid in workers.process_ids)
+        tell(f"{counted(count, 'worker')}: processes {process_ids}", logging.INFO)
         await workers.wait()
     finally:
         await stack.aclose()
@@ -126,8 +138,9 @@ def _the_others(count: int) -> str:
 
 
 class _Workers:
-    def __init__(self, lifeline: int) -> None:
+    def __init__(self, lifeline: int, tell: Tell) -> None:
         self.code = 0
+        self._tell = tell
         self._lifeline = lifeline
         self._processes: list[asyncio.subprocess.Process] = []
         self._health: list[Worker] | None = None
@@ -179,7 +192,7 @@ class _Workers:
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         left = sum(other.returncode is None for other in self._processes)
         rest = f": its shards go to {_the_others(left)}" if left and not self._stopping else ""
-        say(f"worker process {process.pid} ended with {how}{rest}")
+        self._tell(f"worker process {process.pid} ended with {how}{rest}", logging.ERROR)
 
     def on_signal(self) -> None:
         self._signal_count += 1
@@ -268,13 +281,23 @@ def run(arguments: argparse.Namespace) -> int:
         command += ["--log-format", arguments.log_format]
         port = consumer.health_port
         health = None if port is None else (consumer.health_host, port)
-        return asyncio.run(run_workers(command, arguments.workers, health))
+        configure_logging(arguments)
+        return asyncio.run(run_workers(command, arguments.workers, _tell_as(arguments.log_format), health))
     if arguments.lifeline is not None:
         on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     configure_logging(arguments)
     if arguments.lifeline is not None:
         consumer.health_port = None  # the parent serves it for all
-    return _outcome(_run(consumer, arguments.health_pipe))
+    try:
+        return _outcome(_run(consumer, arguments.health_pipe), _tell_as(arguments.log_format))
+    except AnabranchError as error:
+        is_text = arguments.log_format == "text"
+        if is_text and isinstance(error, ConsumerFailedError) and error.__cause__ is not None:
+            say_traceback(error.__cause__, error.__cause__.__traceback__)
+        if is_text or isinstance(error, ConfigurationError):
+            raise
+        logging.getLogger("anabranch.run").log(logging.ERROR, "%s", one_line(error), exc_info=error.__cause__)
+        return FAILED
 
 
 async def _run_as_worker(consumer: "Consumer[Any]", pipe: int) -> "StopReport":
@@ -294,27 +317,26 @@ def _run(consumer: "Consumer[Any]", health_pipe: int | None = None) -> "StopRepo
         return asyncio.run(consumer.run(handle_signals=True))
     except ShardStoppedError as error:
         return error.report
-    except ConsumerFailedError as error:
-        if error.__cause__ is not None:
-            say_traceback(error.__cause__, error.__cause__.__traceback__)
-        raise
 
 
-def _outcome(report: "StopReport") -> int:
+def _outcome(report: "StopReport", tell: Tell) -> int:
     if report.clean:
         return DONE
-    for shard in report.stopped:
-        say(str(shard))
+    lines = [str(shard) for shard in report.stopped]
     if report.stopped:
-        say("nothing from there on was handled; fix the cause and run again: a new worker tries the record once more")
+        lines.append(
+            "nothing from there on was handled; fix the cause and run again: a new worker tries the record once more"
+        )
     if report.leftovers:
         running = counted(len(report.leftovers), "handler")
-        say(f"{running} still ran at the deadline: those records will be handled again")
+        lines.append(f"{running} still ran at the deadline: those records will be handled again")
     if not report.committed:
-        say(
+        lines.append(
             "the lease store did not accept the last checkpoint; "
             "records finished since the previous one will be handled again"
         )
     if not report.released:
-        say("the lease store did not confirm the release; the leases expire by themselves")
+        lines.append("the lease store did not confirm the release; the leases expire by themselves")
+    for line in lines:
+        tell(line, logging.ERROR)
     return FAILED

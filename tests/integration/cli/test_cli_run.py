@@ -105,6 +105,16 @@ def test_the_log_can_be_json(server, folder, program):
     assert {line["process"] for line in lines} == {lines[0]["process"]}
 
 
+def test_every_line_is_json_also_of_the_parent_and_of_a_run_that_fails(server, folder, program):
+    put(server, "one")
+    ended = program("run", "app:stops", "--workers", "2", "--log-format", "json")
+    assert ended.code == 1
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert any(re.fullmatch(r"2 workers: processes \d+, \d+", line["message"]) for line in lines)
+    assert any(re.fullmatch(r"worker process \d+ ended with exit code 1.*", line["message"]) for line in lines)
+    assert any("nothing from there on was handled" in line["message"] for line in lines)
+
+
 def test_a_signal_stops_it_in_order(server, folder):
     """What was handled was committed: it does not come again."""
     for number, text in ((signal.SIGINT, "one"), (signal.SIGTERM, "two")):

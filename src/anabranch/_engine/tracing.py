@@ -1,8 +1,8 @@
 """OpenTelemetry spans for puts, reads and handler calls, joined by the trace parent that records carry (rule O1).
 
 Only OpenTelemetry's API is used: the program chooses and configures the SDK. Without `trace=` nothing of this is
-created, and nothing is called. An SDK that raises costs a span and is an event; records are handled and put all the
-same.
+created, and nothing is called. An SDK that raises costs a span and is an event; records are still handled and
+put.
 """
 
 import time

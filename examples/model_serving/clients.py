@@ -14,9 +14,9 @@ import aiohttp
 import numpy as np
 from hands import LETTERS, sample
 
-BROKEN_EVERY = 200
-"""One hand in so many has a point too few: no model can take it."""
-TIMEOUT_EVERY = 140
+POISON_EVERY = 199
+"""One hand in so many is one that the model cannot take, however often it tries."""
+TIMEOUT_EVERY = 139
 """One hand in so many meets a simulated timeout of the model."""
 
 
@@ -106,9 +106,10 @@ class Clients:
                 return
             letter, landmarks = self._hands[(number + 7 * offset) % len(self._hands)]
             message = {"session_id": session.session_id, "number": number, "landmarks": landmarks}
-            if self._poison and number % BROKEN_EVERY == 40 + offset:
-                message["landmarks"] = landmarks[:-1]
-            if self._poison and number % TIMEOUT_EVERY == 20 + offset:
+            count = number * len(self.sessions) + offset
+            if self._poison and count % POISON_EVERY == POISON_EVERY - 1:
+                message["simulate"] = "poison"
+            elif self._poison and count % TIMEOUT_EVERY == TIMEOUT_EVERY - 1:
                 message["simulate"] = "timeout"
             session.sent[number] = letter
             await socket.send_str(json.dumps({**message, "sent_at": time.time()}))

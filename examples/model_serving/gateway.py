@@ -113,7 +113,11 @@ class Gateway:
 
     async def _post(self, request: web.Request) -> web.Response:
         socket = self._sockets.get(request.match_info["connection_id"])
-        if socket is None or not await send_text(socket, (await request.read()).decode()):
+        try:
+            text = (await request.read()).decode()
+        except UnicodeDecodeError:
+            return web.json_response({"message": "the data is not UTF-8"}, status=400)
+        if socket is None or not await send_text(socket, text):
             return gone()
         return web.Response()
 

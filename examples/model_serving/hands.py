@@ -97,3 +97,16 @@ def sample(letter: str, random: np.random.Generator, *, noise: float = 0.06) -> 
     size = random.uniform(0.10, 0.22)
     place = np.array([random.uniform(0.35, 0.65), random.uniform(0.55, 0.75), 0.0])
     return (points * (size, -size, size) + place).astype(np.float32)
+
+
+def normalized(hands: Points) -> Points:
+    """Puts the wrist at the origin and makes all hands the same size, so that place and distance do not matter. Raises
+    `ValueError` if a hand does not have 21 points of three finite numbers, or all in one place.
+    """
+    if hands.ndim != 3 or hands.shape[1:] != (JOINTS, 3):
+        raise ValueError(f"the landmarks have the shape {hands.shape[1:]}; a hand has {JOINTS} points (x, y, z)")
+    centered = hands - hands[:, :1]
+    size = np.linalg.norm(centered, axis=2).max(axis=1)
+    if not np.isfinite(size).all() or (size < 1e-6).any():
+        raise ValueError("the landmarks are not finite numbers, or all in one place")
+    return (centered / size[:, None, None]).reshape(len(hands), -1)

@@ -1,47 +1,54 @@
 """The ingress: what a client sends becomes a record of the landmarks stream.
 
 The gateway calls `landmarks_from` for each WebSocket message. `lambda_handler` does the same behind API Gateway (route
-`$default`). Both refuse messages of another shape, so that only hands reach the stream.
+`$default`). Both refuse what the model cannot take, so that only hands reach the stream: bad records in a row would
+look like an outage to the service, and stop a shard for everybody.
 """
 
 import functools
-from typing import Any
+import os
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+from hands import JOINTS, normalized
 from messages import LANDMARKS_STREAM, Landmarks
 
 import anabranch
 
 BYTES_MAX = 32 * 1024
 
+Coordinate = Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)]
+Point = Annotated[list[Coordinate], msgspec.Meta(min_length=3, max_length=3)]
+
 
 class Message(msgspec.Struct, frozen=True):
     """One message of a client."""
 
-    session_id: str
-    number: int
-    landmarks: list[list[float]]
+    session_id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    """The partition key, which may have 256 characters."""
+    number: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    landmarks: Annotated[list[Point], msgspec.Meta(min_length=JOINTS, max_length=JOINTS)]
     sent_at: float = 0.0
     simulate: str | None = None
 
 
 def landmarks_from(body: str | bytes, connection_id: str) -> Landmarks:
-    """Raises `ValueError` if the message is too large or has another shape."""
+    """Raises `ValueError` if the message is too large, has another shape, or the model could not take the hand."""
     if len(body) > BYTES_MAX:
         raise ValueError(f"the message has {len(body)} bytes; at most {BYTES_MAX} are accepted")
     try:
         message = msgspec.json.decode(body, type=Message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        normalized(np.array([message.landmarks], dtype=np.float32))
+    except ValueError as error:  # another shape, or all points in one place
         raise ValueError(f"the message is not a hand: {error}") from error
-    if not message.session_id:
-        raise ValueError("session_id is empty; it names the session whose order is kept")
     return Landmarks(
         session_id=message.session_id,
         connection_id=connection_id,
         number=message.number,
         landmarks=message.landmarks,
         sent_at=message.sent_at,
-        simulate=message.simulate,
+        simulate=message.simulate if "ASL_SIMULATE" in os.environ else None,
     )
 
 

@@ -19,7 +19,9 @@ class Landmarks(msgspec.Struct, frozen=True):
     sent_at: float
     """The client's clock, which only the client compares."""
     simulate: str | None = None
-    """For the demonstration: "timeout" makes the model fail while `ASL_SIMULATE` is set."""
+    """For the demonstration: "timeout" makes the model fail, and "poison" also the processor of the dead letters. The
+    ingress accepts it only while `ASL_SIMULATE` is set.
+    """
 
 
 class Letter(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from hands import JOINTS, LETTERS, Points
+from hands import LETTERS, Points, normalized
 
 FILE = Path(__file__).with_name("letters.onnx")
 
@@ -30,14 +30,3 @@ class LetterModel:
         return [
             Prediction(LETTERS[letter], float(row[letter])) for letter, row in zip(best, probabilities, strict=True)
         ]
-
-
-def normalized(hands: Points) -> Points:
-    """Puts the wrist at the origin and makes all hands the same size, so that place and distance do not matter."""
-    if hands.ndim != 3 or hands.shape[1:] != (JOINTS, 3):
-        raise ValueError(f"the landmarks have the shape {hands.shape[1:]}; a hand has {JOINTS} points (x, y, z)")
-    centered = hands - hands[:, :1]
-    size = np.linalg.norm(centered, axis=2).max(axis=1)
-    if not np.isfinite(size).all() or (size < 1e-6).any():
-        raise ValueError("the landmarks are not finite numbers, or all in one place")
-    return (centered / size[:, None, None]).reshape(len(hands), -1)

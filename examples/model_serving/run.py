@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +33,11 @@ from stage import Stage, running_stage
 
 import anabranch
 
-DRAIN_SECONDS = 60.0
-SEED_METRICS = {
+DRAIN_SECONDS = 90.0
+"""A killed processor leaves the letters that it held hidden in SQS for 60 s."""
+SILENT_SECONDS = 4.0
+"""A heartbeat is due every 2.5 s."""
+METRICS = {
     "RecordsProcessed",
     "ProcessingLatency",
     "PredictionConfidence",
@@ -41,7 +46,9 @@ SEED_METRICS = {
     "ConsumerLag",
     "ActiveShards",
 }
-KILLED_AT_RANDOM = ("service-1", "service-2", "outbound", "processor")
+QUERIED = {"time", "session_id", "prediction", "confidence", "processing_time_ms"}
+KILLED_AT_RANDOM = ("service-1", "processor", "outbound", "service-2")
+"""The first three are killed in any case."""
 
 
 @dataclass
@@ -51,15 +58,18 @@ class View:
     clients: Clients
     status: anabranch.FleetStatus | None = None
     story: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
+    updated: float = field(default_factory=time.monotonic)
     rates: tuple[float, float] = (0.0, 0.0)
     seen: tuple[int, int] = (0, 0)
 
     def tell(self, text: str) -> None:
         self.story.append(f"{time.monotonic() - self.began:5.1f} s  {text}")
 
-    def update(self, seconds: float) -> None:
+    def update(self) -> None:
         now = (self.clients.sent_count, self.clients.answered_count)
+        seconds, self.updated = time.monotonic() - self.updated, time.monotonic()
         self.rates = ((now[0] - self.seen[0]) / seconds, (now[1] - self.seen[1]) / seconds)
         self.seen = now
 
@@ -67,11 +77,12 @@ class View:
         p50, p99 = latency(self.clients.sessions, last=200)
         yield "hands sent", f"{self.seen[0]:,}   {self.rates[0]:,.0f}/s"
         yield "letters received", f"{self.seen[1]:,}   {self.rates[1]:,.0f}/s"
+        yield "without a letter so far", f"{self.seen[0] - self.seen[1]:,}"
         yield "client to letter", f"p50 {p50:,.0f} ms   p99 {p99:,.0f} ms"
         if self.status is not None:
             unread = [shard for shard in self.status.shards if shard.state != "finished"]
             owners = {shard.worker_id for shard in unread if shard.worker_id}
-            yield "lag", f"{self.status.lag or 0.0:.1f} s"
+            yield "lag", shown_lag(self.status)
             yield "workers", f"{len(self.status.live_members)} alive, {len(owners)} with shards, {len(unread)} shards"
 
     def __rich__(self) -> Table:
@@ -81,6 +92,17 @@ class View:
         for line in self.story[-8:]:
             table.add_row("", f"[dim]{line}")
         return table
+
+
+def shown_lag(status: anabranch.FleetStatus) -> str:
+    """Workers report it. Nobody reports the shards of a worker that was killed: they wait at least since its last
+    heartbeat.
+    """
+    silent = {one.member_id: one.heartbeat_age for one in status.members if one.heartbeat_age > SILENT_SECONDS}
+    waits = [max(silent[one.owner], one.lag or 0.0) for one in status.unfinished_shards if one.owner in silent]
+    if waits:
+        return f"at least {max(waits):.1f} s; shards that wait for a new worker: {len(waits)}"
+    return "unknown" if status.lag is None else f"{status.lag:.1f} s"
 
 
 def latency(sessions: list[Session], last: int | None = None) -> tuple[float, float]:
@@ -94,7 +116,7 @@ async def watch(stage: Stage, view: View, live: Live | None) -> None:
         for number in itertools.count(1):
             await asyncio.sleep(1.0)
             stage.check()
-            view.update(1.0)
+            view.update()
             view.status = await application.status()
             if live is not None:
                 live.update(view, refresh=True)
@@ -114,14 +136,19 @@ async def trouble(stage: Stage, view: View, seconds: float) -> None:
     view.tell("started service-1 again; it gets its share of the shards")
 
 
-async def chaos(stage: Stage, view: View, seed: int) -> None:
-    """Kills a random program every few seconds, and starts it again."""
+async def chaos(stage: Stage, view: View, seed: int, seconds: float) -> None:
+    """Kills a random program every few seconds, and starts it again: service, processor and outbound each at least
+    once in the time given.
+    """
     chance = random.Random(seed)  # noqa: S311 -- no secrets
+    longest = min(5.0, seconds / 6)
+    first = chance.sample(KILLED_AT_RANDOM[:3], 3)
     while True:
-        await asyncio.sleep(chance.uniform(1.0, 5.0))
-        name = chance.choice(KILLED_AT_RANDOM)
+        await asyncio.sleep(chance.uniform(0.2, 1.0) * longest)
+        name = first.pop() if first else chance.choice(KILLED_AT_RANDOM)
         await stage.kill(name)
-        await asyncio.sleep(chance.uniform(0.0, 2.0))
+        view.kills[name.partition("-")[0]] += 1
+        await asyncio.sleep(chance.uniform(0.0, 0.4) * longest)
         await stage.start(name)
         view.tell(f"killed {name} (SIGKILL) and started it again")
 
@@ -192,7 +219,7 @@ async def run(options: argparse.Namespace, folder: Path, console: Console) -> bo
             with live or contextlib.nullcontext():
                 background = [tasks.create_task(watch(stage, view, live))]
                 if options.chaos is not None:
-                    background.append(tasks.create_task(chaos(stage, view, options.chaos)))
+                    background.append(tasks.create_task(chaos(stage, view, options.chaos, options.seconds)))
                 elif not options.calm:
                     background.append(tasks.create_task(trouble(stage, view, options.seconds)))
                 await asyncio.sleep(options.seconds)
@@ -210,14 +237,41 @@ async def run(options: argparse.Namespace, folder: Path, console: Console) -> bo
                 console.print(line)
         await stage.stop_programs()
         await asyncio.to_thread(print_metrics, stage, console)
+    print_log_query(folder, console)
     print_trace(folder, console)
-    return audit(clients, dead, console)
+    if view.kills:
+        console.print("killed: " + ", ".join(f"{name} {count} times" for name, count in sorted(view.kills.items())))
+    is_clean = audit(clients, dead, console)
+    if not is_clean:
+        print_logs(folder, console)
+    return is_clean
+
+
+def print_logs(folder: Path, console: Console) -> None:
+    """What the programs said last, besides predictions."""
+    for log in sorted(folder.glob("*.log")):
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "predicted" not in line]
+        console.print(f"{log.stem}:", *lines[-30:], sep="\n  ", markup=False)
 
 
 def print_metrics(stage: Stage, console: Console) -> None:
     pages = stage.client("cloudwatch").get_paginator("list_metrics").paginate(Namespace="ASL/ModelServing")
     names = {metric["MetricName"] for page in pages for metric in page["Metrics"]}
-    console.print(f"CloudWatch has {len(names)} metrics, among them: {', '.join(sorted(names & SEED_METRICS))}")
+    console.print(f"CloudWatch has {len(names)} metrics, among them: {', '.join(sorted(names & METRICS))}")
+
+
+def print_log_query(folder: Path, console: Console) -> None:
+    """What the Logs Insights query in the README finds in the JSON logs of the service."""
+    confidences: dict[str, list[float]] = defaultdict(list)
+    for log in folder.glob("service-*.log"):
+        for line in log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):  # the last line of a program that was killed
+                entry = json.loads(line)
+                if entry.keys() >= QUERIED and entry["prediction"] != "Unknown":
+                    confidences[entry["prediction"]].append(entry["confidence"])
+    count = sum(len(values) for values in confidences.values())
+    averages = ", ".join(f"{name} {sum(found) / len(found):.2f}" for name, found in sorted(confidences.items()))
+    console.print(f"{count:,} predictions in the logs; average confidence by prediction: {averages}")
 
 
 def print_trace(folder: Path, console: Console) -> None:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import tracing
+from hands import normalized
 from messages import FAILED_QUEUE, LANDMARKS_STREAM, LETTERS_STREAM, REVIEW_QUEUE, Landmarks, Letter
-from model import LetterModel, normalized
+from model import LetterModel
 from opentelemetry import trace
 
 import anabranch
@@ -39,6 +40,7 @@ consumer = anabranch.Consumer(
 )
 letters = anabranch.Producer(LETTERS_STREAM, encode=Letter, linger=0.005, settings=ProducerSettings(trace="wrap"))
 logger = logging.getLogger("letter-model")
+logger.setLevel(logging.INFO)  # `anabranch run` shows the warnings of a program's own loggers, and these
 
 IS_REDRIVE = "ASL_REDRIVE" in os.environ
 """Set for the processor of the dead letters. It marks its answers, and meets no simulated timeouts."""
@@ -107,6 +109,8 @@ def check(records: Sequence[anabranch.Record[Landmarks]]) -> tuple[list[anabranc
 
 def check_hand(hand: Landmarks) -> None:
     normalized(np.array([hand.landmarks], dtype=np.float32))
+    if hand.simulate == "poison":
+        raise ValueError("the model cannot take this hand")
     if hand.simulate == "timeout" and not IS_REDRIVE:
         raise TimeoutError("the model did not answer in time")
 

@@ -20,8 +20,8 @@ CHECKPOINTS = "dynamodb://asl-kinesis-checkpoints"
 ANABRANCH = [sys.executable, "-m", "anabranch"]
 PROGRAMS = {
     "gateway": [sys.executable, "gateway.py", "--port", "{gateway_port}"],
-    "service-1": [*ANABRANCH, "run", "service:consumer", "--log", "warning"],
-    "service-2": [*ANABRANCH, "run", "service:consumer", "--log", "warning"],
+    "service-1": [*ANABRANCH, "run", "service:consumer", "--log-format", "json"],
+    "service-2": [*ANABRANCH, "run", "service:consumer", "--log-format", "json"],
     "outbound": [sys.executable, "outbound.py"],
     "processor": [*ANABRANCH, "dlq", "worker", "service:consumer", f"sqs://{FAILED_QUEUE}"],
 }
@@ -51,6 +51,7 @@ class Stage:
             "GATEWAY_URL": self.gateway_url,
             "ASL_METRICS_SECONDS": "5",
             "ASL_TRACES": str(folder),
+            "ASL_SIMULATE": "1",
         }
         self._killed: set[str] = set()
 

@@ -1,7 +1,8 @@
 """Traces: one covers a hand from the gateway to the letter's way back, across processes and both streams.
 
-`configure` chooses OpenTelemetry's SDK and samples one hand in a hundred. Here the spans go to a file, if `ASL_TRACES`
-names a folder; a deployment sets an OTLP exporter instead. anabranch carries the trace through the streams.
+`configure` chooses OpenTelemetry's SDK and samples one hand in a hundred (or as `OTEL_TRACES_SAMPLER_ARG` says). Here
+the spans go to a file, if `ASL_TRACES` names a folder; a deployment sets an OTLP exporter instead. anabranch carries
+the trace through the streams.
 """
 
 import json
@@ -17,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-SAMPLED = 0.01
+SAMPLED = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "0.01"))
 
 tracer = trace.get_tracer("model-serving")
 

@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,11 @@ import anabranch
 from anabranch.local import LocalKinesis
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "model_serving"
-HAND = {"session_id": "s-1", "number": 7, "landmarks": [[0.1, 0.2, 0.3]] * 21, "sent_at": 1.5}
+HAND = {"session_id": "s-1", "number": 7, "landmarks": [[0.1 * at, 0.2, 0.3] for at in range(21)], "sent_at": 1.5}
+METRICS = (
+    "ActiveShards, ConsumerLag, ErrorRate, MillisBehindLatest, PredictionConfidence, "
+    "ProcessingLatency, RecordsProcessed"
+)
 
 pytestmark = pytest.mark.long
 
@@ -50,6 +56,33 @@ def test_the_model_names_what_is_wrong_with_a_hand(example):
         model.predict([[[0.0, 0.0, 0.0]] * 21])
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"landmarks": HAND["landmarks"][:-1]},
+        {"landmarks": [*HAND["landmarks"][:-1], [0.1, 0.2]]},
+        {"landmarks": [[1e39, 0.0, 0.0], *HAND["landmarks"][1:]]},
+        {"landmarks": [[0.1, 0.2, 0.3]] * 21},
+        {"session_id": ""},
+        {"session_id": "s" * 257},
+        {"number": 1 << 70},
+    ],
+    ids=["points", "coordinates", "size", "place", "no session", "session", "number"],
+)
+def test_the_ingress_refuses_what_the_model_or_the_stream_cannot_take(example, wrong):
+    event = {"requestContext": {"connectionId": "c-1"}, "body": json.dumps({**HAND, **wrong})}
+    answer = example("ingress").lambda_handler(event, None)
+    assert (answer["statusCode"], "not a hand" in answer["body"]) == (400, True)
+
+
+def test_a_failure_is_simulated_only_where_that_is_wanted(example, monkeypatch):
+    landmarks_from = example("ingress").landmarks_from
+    body = json.dumps({**HAND, "session_id": "s" * 256, "simulate": "timeout"})
+    assert landmarks_from(body, "c-1").simulate is None
+    monkeypatch.setenv("ASL_SIMULATE", "1")
+    assert landmarks_from(body, "c-1").simulate == "timeout"
+
+
 def test_the_ingress_lambda_answers_after_the_hand_is_in_the_stream(example, monkeypatch):
     ingress = example("ingress")
 
@@ -80,13 +113,16 @@ def test_the_gateway_answers_to_botocore_as_the_management_api(example, monkeypa
             async with test_utils.TestClient(server) as client:
                 api = boto3.client("apigatewaymanagementapi", endpoint_url=str(server.make_url("/")).rstrip("/"))
                 async with client.ws_connect("/ws") as socket:
-                    await socket.send_json({**HAND, "landmarks": "none"})
-                    assert "not a hand" in (await socket.receive_json())["error"]
+                    for wrong in ({"landmarks": "none"}, {"session_id": "s" * 300}):
+                        await socket.send_json({**HAND, **wrong})
+                        assert "not a hand" in (await socket.receive_json())["error"]
                     await socket.send_json(HAND)
                     (data,) = await records_of("asl-landmarks-stream", 1)
                     connection_id = json.loads(data)["connection_id"]
                     await asyncio.to_thread(api.post_to_connection, ConnectionId=connection_id, Data=b'["A"]')
                     assert await socket.receive_json() == ["A"]
+                    with pytest.raises(api.exceptions.ClientError, match="400"):
+                        await asyncio.to_thread(api.post_to_connection, ConnectionId=connection_id, Data=b"\xff")
                     await asyncio.to_thread(api.get_connection, ConnectionId=connection_id)
                     await asyncio.to_thread(api.delete_connection, ConnectionId=connection_id)
                     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
@@ -96,11 +132,29 @@ def test_the_gateway_answers_to_botocore_as_the_management_api(example, monkeypa
     asyncio.run(main())
 
 
-@pytest.mark.timeout(180)
+def test_the_readme_has_the_cost_table_of_the_recorded_counts(example):
+    cost = example("cost")
+    assert cost.table(cost.COUNTED) in (EXAMPLE / "README.md").read_text()
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("--chaos", "1")], ids=["with trouble", "with random kills"])
 def test_every_hand_has_a_letter_or_is_in_the_dead_letters(example, options):
     example("aiohttp")
     command = [sys.executable, str(EXAMPLE / "run.py"), "--seconds", "8", "--rate", "100", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    environment = {**os.environ, "OTEL_TRACES_SAMPLER_ARG": "0.1", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=230, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "out of order" in done.stdout
+    assert number_in(r"(\d+) traces cover the whole way", done.stdout) > 0
+    assert f"among them: {METRICS}\n" in done.stdout
+    assert number_in(r"(\d+) predictions in the logs; average confidence by prediction: A [01]\.\d", done.stdout) > 0
+    assert number_in(r"in the review queue, after three more attempts\W+(\d+)", done.stdout) > 0
+    for program in ("service", "processor", "outbound") if "--chaos" in options else ():
+        assert number_in(rf"killed: .*{program} (\d+) times", done.stdout) > 0
+
+
+def number_in(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found, text
+    return int(found[1])

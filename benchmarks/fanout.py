@@ -25,6 +25,7 @@ import threading
 import time
 from pathlib import Path
 
+import measure
 from anabranch import Consumer, ConsumerSettings
 from anabranch.local import LocalKinesis
 
@@ -33,6 +34,8 @@ RATE = 500
 SECONDS = 12.0
 IDLE_SECONDS = 20.0
 FLOOD_RECORDS = 400
+FLOOD_MIB_MAX = 128
+"""Twice the budget: beside it there are the connections, and what the allocator keeps."""
 BACKLOG = 200_000
 BACKLOG_SECONDS = 20.0
 
@@ -174,6 +177,7 @@ def threads(stream, *, idle=False, start="latest"):
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     stop.wait()
     meter.report()
+    threading.excepthook = lambda _: None  # the subscriptions end with the consumer
     kinesis.deregister_stream_consumer(ConsumerARN=consumer)
     os._exit(0)
 
@@ -187,7 +191,6 @@ class Candidate:
             [sys.executable, HERE, *arguments],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
 
@@ -239,6 +242,7 @@ async def flow(kinesis, environment, folder):
         "boto3 in threads": ("threads", "flow2"),
         "anabranch, polling": ("ours", "flow3", "polling", leases(folder, "polling")),
     }
+    medians = {}
     for name, arguments in rows.items():
         candidate = Candidate(environment, *arguments)
         await candidate.ready()
@@ -246,8 +250,22 @@ async def flow(kinesis, environment, folder):
         await asyncio.sleep(1.5)
         found = await candidate.stop()
         p50, p99 = milliseconds(found["latencies"])
-        cpu = found["cpu"] / found["count"] * 1e6
+        medians[name] = p50
+        cpu = record_cpu("500 records of 200 B a second and shard, 4 shards", name, found)
+        measure.value(f"{name}: put to handler, p50", p50, "ms")
+        measure.value(f"{name}: put to handler, p99", p99, "ms")
         print(f"  {name:28}{cpu:14.1f}{p50:9.2f}{p99:9.1f}{found['count']:10}", flush=True)
+    pushed, polled = medians["anabranch, fan-out"], medians["anabranch, polling"]
+    print(f"  p50 of fan-out: {measure.bar('put to handler, p50 in ms', pushed, 5.0, at_least=False)}")
+    ratio = measure.bar("put to handler, p50: fan-out / polling", pushed / polled, 0.1, at_least=False)
+    print(f"  p50 of fan-out / p50 of polling: {pushed / polled:.3f}, {ratio}")
+
+
+def record_cpu(table, name, found):
+    """Microseconds of CPU for each record."""
+    cpu = found["cpu"] / found["count"] * 1e6
+    measure.record("figure", table=table, name=name, unit="record", microseconds=cpu, low=cpu, high=cpu)
+    return cpu
 
 
 async def backlog(kinesis, environment, folder):
@@ -268,7 +286,9 @@ async def backlog(kinesis, environment, folder):
         found = await candidate.stop()
         assert found["count"] == BACKLOG, found["count"]
         rate = found["count"] / found["reading_seconds"]
-        print(f"  {name:28}{found['cpu'] / found['count'] * 1e6:14.1f}{rate:11,.0f}", flush=True)
+        cpu = record_cpu(f"a backlog of {BACKLOG} records of 200 B on 4 shards", name, found)
+        measure.value(f"{name}: backlog", rate, "records a second")
+        print(f"  {name:28}{cpu:14.1f}{rate:11,.0f}", flush=True)
 
 
 async def idle(environment, folder, stream, shards, *, with_threads):
@@ -283,8 +303,13 @@ async def idle(environment, folder, stream, shards, *, with_threads):
         found = await candidate.stop()
         share = found["cpu"] / found["seconds"] * 100
         grown = (found["rss"] - ready["rss_before"]) / shards / 1000
-        each = f"{grown:10.0f} KB each" if shards >= 1_000 else ""  # of fewer, the modules of the client are the most
-        print(f"  {name:28}{share:8.2f} % of a core{each}", flush=True)
+        measure.value(f"{name}: {shards} idle shards", share, "% of a core")
+        print(f"  {name:28}{share:8.2f} % of a core", flush=True)
+        if shards >= 1_000:  # of fewer, the modules of the client are the most
+            verdict = measure.bar(f"{shards} idle shards, % of a core", share, 5.0, at_least=False)
+            print(f"  CPU: {verdict}")
+            verdict = measure.bar(f"{shards} idle shards, KB of memory each", grown, 100.0, at_least=False)
+            print(f"  memory: {grown:.0f} KB each, {verdict}")
 
 
 async def restart(kinesis, environment, folder):
@@ -305,7 +330,10 @@ async def restart(kinesis, environment, folder):
         await asyncio.sleep(2)
         seen += (await second.stop())["numbers"]
         lost, repeated = count - len(set(seen)), len(seen) - len(set(seen))
+        measure.value(f"{name}: lost in a restart, of {count}", lost, "records")
         print(f"  {name:28}lost {lost} of {count}, repeated {repeated}", flush=True)
+        if name == "anabranch, fan-out":
+            print(f"  {measure.bar('records lost in a restart', lost, 0, at_least=False)}")
 
 
 async def flood(kinesis, environment, folder):
@@ -322,7 +350,8 @@ async def flood(kinesis, environment, folder):
     found = await candidate.stop()
     grown = (found["peak"] - ready["rss_before"]) / (1 << 20)
     handled = f"{found['count']} of {FLOOD_RECORDS} records handled"
-    print(f"  {'anabranch, fan-out':28}{grown:.0f} MiB more at the peak, {handled}")
+    verdict = measure.bar("flood: MiB more at the peak, with a budget of 64", grown, FLOOD_MIB_MAX, at_least=False)
+    print(f"  {'anabranch, fan-out':28}{grown:.0f} MiB more at the peak, {handled}; {verdict}")
 
 
 async def main():

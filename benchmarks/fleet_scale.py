@@ -39,6 +39,7 @@ from anabranch.limits import HASH_KEY_MAX
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.processes import SimulatedClock
+from measure import bar
 from memory_dynamodb import MemoryClients, MemoryDynamoDb
 
 STREAM_KEY = "123456789012:orders:1700000000"
@@ -50,6 +51,9 @@ GIVE_UP_SECONDS = 1_800.0
 COMMITTED_EVERY_SECONDS = 10.0
 COUNTED_SECONDS = 120.0
 MEASURED_EACH = 16
+BARS_FOR = (20, 500)
+"""Workers and shards, as `make bench` runs it."""
+BALANCED_SECONDS_MAX = {"cold start": 60.0, "deaths": 30.0, "joins": 60.0, "deploy": 30.0}
 
 
 class Dynamo(MemoryDynamoDb):
@@ -186,7 +190,7 @@ class World:
         self.events: Counter[str] = Counter()
         self.workers: list[ScaleWorker] = []
         self._started = 0
-        self._shards = shards
+        self.shards = shards
         self.stream = StreamRow(
             stream_key=STREAM_KEY, name="orders", arn="arn", created_seconds=1_700_000_000.0, origin=TRIM_HORIZON
         )
@@ -195,17 +199,17 @@ class World:
         self.events[type(event).__name__] += 1
 
     async def list_shards(self, _: object) -> list[Shard]:
-        await asyncio.sleep(0.05 * (1 + self._shards // 1_000))
-        width = (HASH_KEY_MAX + 1) // self._shards
+        await asyncio.sleep(0.05 * (1 + self.shards // 1_000))
+        width = (HASH_KEY_MAX + 1) // self.shards
         return [
             Shard(
                 shard_id=f"shardId-{number:012d}",
                 hash_key_range=HashKeyRange(
-                    number * width, HASH_KEY_MAX if number == self._shards - 1 else (number + 1) * width - 1
+                    number * width, HASH_KEY_MAX if number == self.shards - 1 else (number + 1) * width - 1
                 ),
                 starting_sequence_number=1,
             )
-            for number in range(self._shards)
+            for number in range(self.shards)
         ]
 
     def start(self, count: int, *, commits: bool = False) -> None:
@@ -216,7 +220,7 @@ class World:
     @property
     def is_balanced(self) -> bool:
         held = [worker.held for worker in self.workers]
-        return sum(held) == self._shards and max(held) - min(held) <= 1
+        return sum(held) == self.shards and max(held) - min(held) <= 1
 
     def counts(self) -> Counts:
         database = self.database
@@ -283,15 +287,19 @@ async def simulate(world: World, workers: int) -> None:
             world.workers.remove(worker)
         return await world.until_balanced()
 
-    await measured(world, "cold start", cold_start)
+    balanced = {"cold start": await measured(world, "cold start", cold_start)}
     await measured(world, "idle, two minutes", idle)
-    await measured(world, f"{workers // 10} workers die at once", deaths)
+    balanced["deaths"] = await measured(world, f"{workers // 10} workers die at once", deaths)
     world.start(workers // 10)
-    await measured(world, "as many join", world.until_balanced)
-    await measured(world, "rolling deploy, after the last", deploy)
+    balanced["joins"] = await measured(world, "as many join", world.until_balanced)
+    balanced["deploy"] = await measured(world, "rolling deploy, after the last", deploy)
     for worker in world.workers:
         worker.kill()
     print(f"events: {dict(sorted(world.events.items()))}")
+    if (workers, world.shards) == BARS_FOR:
+        for name, seconds in balanced.items():
+            title = f"{workers} workers, {world.shards} shards: seconds until balanced, {name}"
+            print(f"  {name:14}{seconds:6.1f} s, {bar(title, seconds, BALANCED_SECONDS_MAX[name], at_least=False)}")
 
 
 async def count(world: World, workers: int, *, busy: bool) -> tuple[float, float, float]:

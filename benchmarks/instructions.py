@@ -314,8 +314,7 @@ def main() -> int:
     unit, version = count("yardstick"), ".".join(platform.python_version_tuple()[:2])
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     known = baseline.setdefault(version, {})
-    if not known and "--write" not in sys.argv:
-        print(f"nothing to compare with: {BASELINE.name} has no counts of Python {version}", file=sys.stderr)
+    is_compared = bool(known) or "--write" in sys.argv
     print(f"{'instructions':32}{'a unit':>10}{'yardsticks':>12}{'known':>10}")
     slower = []
     for name in chosen:
@@ -328,6 +327,12 @@ def main() -> int:
             slower.append(f"{name}: {found} yardsticks, {found / before - 1:.0%} more than {before}")
     if "--write" in sys.argv:
         BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
+    if not is_compared:
+        others = ", ".join(one for one in baseline if baseline[one])
+        print(
+            f"NOT GUARDED: nothing was compared, because {BASELINE.name} has counts of Python {others}, not {version}",
+            file=sys.stderr,
+        )
     if slower:
         print("more instructions than before:\n  " + "\n  ".join(slower), file=sys.stderr)
         print("if that is meant, `python benchmarks/instructions.py --write` stores the new counts", file=sys.stderr)

@@ -16,6 +16,8 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from measure import bar, value
+
 ROUNDS = 7
 ROUND_SECONDS = 0.5
 GOAL = 10.0
@@ -161,10 +163,13 @@ def report(title, rounds):
     for name, figures in rounds.items():
         low, median, high = statistics.quantiles([calls for calls, _ in figures], n=4, method="inclusive")
         cpu = statistics.median(cpu for _, cpu in figures)
+        value(f"{title}: {name}", median, "calls a second")
+        value(f"{title}: {name}, CPU of a call", cpu, "ms")
         print(f"  {name:12}{median:14.1f} ({low:.1f} to {high:.1f})".ljust(46) + f"{cpu:20.2f}")
     ratios = [ours / theirs for (ours, _), (theirs, _) in zip(rounds["anabranch"], rounds["moto"], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    print(f"  anabranch does {median:.1f} times moto's calls ({low:.1f} to {high:.1f}); the goal is {GOAL:.0f}")
+    verdict = bar(f"{title}: anabranch / moto, calls a second", median, GOAL)
+    print(f"  anabranch does {median:.1f} times moto's calls ({low:.1f} to {high:.1f}); {verdict}")
 
 
 if __name__ == "__main__":

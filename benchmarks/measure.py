@@ -72,6 +72,11 @@ def record(kind: str, **members: object) -> None:
             results.write(json.dumps({"kind": kind, "benchmark": Path(sys.argv[0]).stem, **members}) + "\n")
 
 
+def value(name: str, amount: float, unit: str) -> None:
+    """A figure that is no CPU time of a unit."""
+    record("value", name=name, value=round(amount, 3), unit=unit)
+
+
 def bar(name: str, value: float, wanted: float, *, at_least: bool = True) -> str:
     """What a bar asks for, and whether it is met; for the end of a line."""
     met = value >= wanted if at_least else value <= wanted

@@ -22,6 +22,7 @@ RESULTS = HERE.parent / ".benchmarks"
 # Parts of others, or run by themselves, with servers and minutes.
 NO_BENCHMARKS = {"measure", "run", "native_kcl", "dynamodb_cost", "instructions", "store_calls"}
 BOTH_BUILDS = {"codec"}
+MINUTES_MAX = 15.0
 PEERS = (
     "aiobotocore", "aiokpl", "async-kinesis", "aws-kinesis-agg", "boto3", "moto", "msgspec", "native-aws-kcl-py",
     "protobuf",
@@ -55,6 +56,11 @@ def main() -> int:
                 failed.append(name)
             seconds[name] = round(seconds.get(name, 0) + time.monotonic() - started, 1)
     found = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    minutes = sum(seconds.values()) / 60
+    print(f"\nall of this took {minutes:.1f} minutes")
+    if names == known:
+        whole = {"kind": "bar", "benchmark": "run", "name": "minutes for the whole table", "value": round(minutes, 1)}
+        found.append(whole | {"wanted": MINUTES_MAX, "at_least": False, "met": minutes <= MINUTES_MAX})
     print_bars([one for one in found if one["kind"] == "bar"])
     print("\nseconds: " + ", ".join(f"{name} {taken:.0f}" for name, taken in seconds.items()))
     write(found, seconds)
@@ -125,6 +131,11 @@ def page(whole: dict) -> str:
                 f"<tr><td>{html.escape(one['name'])}</td><td>{one['value']:.2f}</td>"
                 f"<td>{sign} {one['wanted']:g}</td><td>{word}</td></tr>"
             )
+    parts.append("</table><h2>Other figures</h2><table>")
+    for one in whole["results"]:
+        if one["kind"] == "value":
+            name = html.escape(f"{one['benchmark']}: {one['name']}")
+            parts.append(f"<tr><td>{name}</td><td>{one['value']:g} {html.escape(one['unit'])}</td></tr>")
     parts.append("</table>")
     for (benchmark, title, unit), rows in tables.items():
         parts.append(f"<h2>{html.escape(f'{benchmark}: {title}')}</h2>{plot(rows, unit)}")

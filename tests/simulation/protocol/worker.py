@@ -42,7 +42,7 @@ from anabranch._core.leases.timing import LeaseTiming
 from anabranch._engine.leases.drive import send
 from anabranch._model.leases import AppRow, Checkpoint, Conflict, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Position
-from anabranch.errors import LeaseStoreInvalidError
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from protocol.faults import Dice, WorldOptions
 from protocol.journal import Journal, Tenure
 from protocol.network import STREAMS, Lane, Link, Process, ProtocolStore, Storage, at_once
@@ -187,7 +187,7 @@ class Worker:
                 if not self.has_stopped:
                     task.done(ended.value)
                 return
-            except LeaseStoreInvalidError:
+            except (LeaseStoreError, LeaseStoreInvalidError):  # a start gave up, or the application is not its own
                 self._end()
                 return
             self._pass_on()

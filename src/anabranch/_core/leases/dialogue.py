@@ -61,7 +61,7 @@ class StoreDialogue:
         return value
 
     def _insist(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
-        """The answer of the first try that has one. An unreachable store delays a start; it does not fail it."""
+        """The answer of the first try that has one. An unreachable store delays a start, which gives up in the end."""
         return (yield from self._repeat(lambda: self._ask(make())))
 
     def _repeat(self, attempt: Callable[[], Steps[T | NoAnswer]]) -> Steps[T]:

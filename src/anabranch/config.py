@@ -278,8 +278,8 @@ class ConsumerSettings:
 class ProducerSettings:
     shard_share: float = 1.0
     """The share of each shard's write quota (1,000 records and 1 MiB per second) that this producer may use. Several
-    producers adapt to each other; a lower share leaves room from the start. Until the shards are listed, this and the two
-    limits below apply to the stream as if it were one shard."""
+    producers adapt to each other; a lower share leaves room from the start. Until the shards are listed, a lower share
+    and the two limits below apply to the stream as if it were one shard."""
     shard_bytes_per_second: float | None = None
     """The most bytes that this producer writes to each shard in a second, if that is less than its share."""
     shard_records_per_second: float | None = None

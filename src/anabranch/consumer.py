@@ -539,16 +539,16 @@ class Consumer(Generic[T]):
         )
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """Why this process should be restarted, as `/live` says; None if it should not. From any thread."""
         run = self._consumer_run
-        return None if run is None else run.death
+        return None if run is None else run.restart_reason
 
     def health(self) -> HealthReport:
         """Whether it lives and is ready, as `/live` and `/ready` say. From any thread."""
         run, loop = self._consumer_run, self._loop
-        if (death := self.death) is not None:
-            return HealthReport(live=False, ready=False, reasons=(death,))
+        if (reason := self.restart_reason) is not None:
+            return HealthReport(live=False, ready=False, reasons=(reason,))
         if run is None or loop is None or not run.is_running:
             return HealthReport(live=True, ready=False, reasons=("it is not running",))
         try:

@@ -57,8 +57,8 @@ __all__ = [
     "LoopUnblocked",
     "MemberDiffers",
     "MemberEnded",
+    "MemberEvicted",
     "MemberJoined",
-    "MemberSealed",
     "MetricRefused",
     "Misrouted",
     "OrderChanged",
@@ -73,12 +73,12 @@ __all__ = [
     "ShardMapFailed",
     "ShardMapRecovered",
     "ShardProgress",
+    "ShardRecovered",
+    "ShardStalled",
     "ShardStarted",
     "ShardStillStopped",
     "ShardStopped",
     "ShardSuspected",
-    "StandstillBegan",
-    "StandstillEnded",
     "StoreAnswered",
     "StoreReset",
     "StoreRolledBack",
@@ -362,7 +362,7 @@ class ShardSuspected(Event, frozen=True, kw_only=True):
     owner_count: int
 
 
-class StandstillBegan(Event, frozen=True, kw_only=True):
+class ShardStalled(Event, frozen=True, kw_only=True):
     """The shard is stalled."""
 
     _words = "stalled: {reason}"
@@ -370,7 +370,7 @@ class StandstillBegan(Event, frozen=True, kw_only=True):
     reason: Reason
 
 
-class StandstillEnded(Event, frozen=True, kw_only=True):
+class ShardRecovered(Event, frozen=True, kw_only=True):
     """The shard is no longer stalled."""
 
     reason: Reason
@@ -382,7 +382,7 @@ class StandstillEnded(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         behind = "" if self.lag is None else f", {self.lag:.1f} s behind"
-        return f"moving again after {self.seconds:.0f} s{behind} (it was stalled: {self.reason})"
+        return f"reading again after {self.seconds:.0f} s{behind} (it was stalled: {self.reason})"
 
 
 class OrderChanged(Event, frozen=True, kw_only=True):
@@ -719,7 +719,7 @@ def _moment(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class MemberSealed(Event, frozen=True, kw_only=True):
+class MemberEvicted(Event, frozen=True, kw_only=True):
     """This worker declared another dead that missed its heartbeats."""
 
     _words = "worker {member_id} missed its heartbeats: declared dead, taking over its shards"

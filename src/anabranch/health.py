@@ -48,7 +48,7 @@ class Checked(Protocol):
     exporters: Exporters
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """Why this process should be restarted (rule O2); None if it should not. Known without its event loop."""
 
     def health(self) -> HealthReport: ...
@@ -71,8 +71,8 @@ class HealthApp:
         """From any thread. All but `/live` wait a moment if an event loop is busy in another thread."""
         match path:
             case "/live":
-                deaths = [death for one in self._checked if (death := one.death) is not None]
-                return _verdict("live", not deaths, deaths)
+                reasons = [reason for one in self._checked if (reason := one.restart_reason) is not None]
+                return _verdict("live", not reasons, reasons)
             case "/ready":
                 return self._ready()
             case "/metrics":

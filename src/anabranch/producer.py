@@ -139,7 +139,7 @@ class Producer(Generic[T]):
         return ProducerStatus(error=None, buffered_bytes=0, buffer_limit_bytes=self._buffer_bytes, waiting_count=0)
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """None: no restart helps a producer."""
         return None
 

@@ -211,8 +211,8 @@ class FleetMember(msgspec.Struct, frozen=True, kw_only=True):
 
     member_id: str
     worker_id: str
-    state: Literal["live", "silent", "dead", "sealed", "left"]
-    """silent: it sent no heartbeat for its expiry; dead: its process is known to be dead; sealed: the other workers
+    state: Literal["live", "silent", "dead", "evicted", "left"]
+    """silent: it sent no heartbeat for its expiry; dead: its process is known to be dead; evicted: the other workers
     declared it dead; left: it stopped gracefully."""
     heartbeat_seen: bool
     """Whether a heartbeat was seen since the observer started. Always False on the first look."""

@@ -139,7 +139,7 @@ class SyncProducer(Generic[T]):
         return self._make().status() if thread is None else thread.status()
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """None: no restart helps a producer."""
         return None
 

@@ -12,7 +12,7 @@ def test_a_handler_that_sleeps_thirty_seconds_in_the_loop_loses_no_lease(tmp_pat
     events, report = asyncio.run(run_block(str(tmp_path), seconds=30))
     said = {event["kind"] for event in events}
     assert "LoopBlocked" in said
-    assert not said & {"LeaseLost", "LeaseTaken", "MemberEnded", "MemberSealed", "ZombieCall"}
+    assert not said & {"LeaseLost", "LeaseTaken", "MemberEnded", "MemberEvicted", "ZombieCall"}
     assert report.ok, report
     assert report.repeated_count == 0
 

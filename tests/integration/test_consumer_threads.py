@@ -404,7 +404,7 @@ def test_a_thread_that_overruns_its_timeout_is_reported_with_its_line_and_not_re
             running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
 
             def reasons():
-                return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
+                return [event.reason for event in happened if isinstance(event, events.ShardStalled)]
 
             await until(reasons, "the reason")
             assert reasons()[0].timeout == 0.1

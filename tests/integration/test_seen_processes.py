@@ -96,13 +96,13 @@ def test_a_stuck_handler_and_a_killed_worker_are_seen_in_every_place(tmp_path):
             fleet.wait(lambda: served(port), "a shard")
             put_at = time.time()
             fleet.program("put", "orders", "stuck", "--key", "k")
-            fleet.wait(lambda: fleet.logged("first", "StandstillBegan"), "the stall")
+            fleet.wait(lambda: fleet.logged("first", "ShardStalled"), "the stall")
             check_what_is_seen(fleet, port, put_at)
 
             second = fleet.start("second", other_port)
             first.send_signal(signal.SIGKILL)
-            fleet.wait(lambda: fleet.logged("second", "MemberSealed"), "the other worker to notice")
-            fleet.wait(lambda: fleet.logged("second", "StandstillBegan"), "the stall there")
+            fleet.wait(lambda: fleet.logged("second", "MemberEvicted"), "the other worker to notice")
+            fleet.wait(lambda: fleet.logged("second", "ShardStalled"), "the stall there")
             check_what_is_seen(fleet, other_port, put_at)
 
             second.kill()
@@ -110,11 +110,11 @@ def test_a_stuck_handler_and_a_killed_worker_are_seen_in_every_place(tmp_path):
             check_what_is_seen_of_dead_workers(fleet, put_at)
 
             third = fleet.start("third", last_port)
-            fleet.wait(lambda: fleet.logged("third", "MemberSealed"), "the last worker to notice")
-            fleet.wait(lambda: fleet.logged("third", "StandstillBegan"), "the stall there")
+            fleet.wait(lambda: fleet.logged("third", "MemberEvicted"), "the last worker to notice")
+            fleet.wait(lambda: fleet.logged("third", "ShardStalled"), "the stall there")
             (tmp_path / "go").touch()
-            over = fleet.wait(lambda: fleet.logged("third", "StandstillEnded"), "the end of it")
-            assert "moving again after" in over[0]["message"]
+            over = fleet.wait(lambda: fleet.logged("third", "ShardRecovered"), "the end of it")
+            assert "reading again after" in over[0]["message"]
             fleet.wait(lambda: served(last_port)[0]["lag"] == 0, "no lag")
             assert "It is at the tip." in fleet.program("explain", "billing")
             third.send_signal(signal.SIGTERM)

@@ -173,7 +173,7 @@ def test_a_shard_that_finishes_records_is_not_reported_however_much_waits():
 
     run(main)
     assert len(seen) == 16
-    assert [event for event in happened if isinstance(event, events.StandstillBegan)] == []
+    assert [event for event in happened if isinstance(event, events.ShardStalled)] == []
 
 
 LARGEST = bytes(10 * MIB - 100)

@@ -174,7 +174,7 @@ def test_a_letter_that_its_destination_does_not_accept_can_be_skipped():
             places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
             policy = Retry(attempts=1, then=DeadLetter(refuse))
             async with Fleet(world, "run", store, on_failure=policy) as fleet:
-                await until(lambda: kinds(fleet.happened, events.StandstillBegan), "the reason")
+                await until(lambda: kinds(fleet.happened, events.ShardStalled), "the reason")
                 async with Application("billing", leases=store) as application:
                     assert (await application.skip(SHARD, places[1])).state == "applied"
                 await until(lambda: fleet.taken == [b"1", b"3"], "the rest")

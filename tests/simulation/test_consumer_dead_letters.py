@@ -180,8 +180,8 @@ def test_a_destination_that_is_down_is_the_reason_and_nothing_is_lost(way):
 
                 running = consumer.run_batches(handle, max_wait=0.1) if way == "run_batches" else consumer.run(handle)
                 task = asyncio.ensure_future(running)
-                await until(lambda: kinds(happened, events.StandstillBegan), "the reason")
-                (began,) = kinds(happened, events.StandstillBegan)
+                await until(lambda: kinds(happened, events.ShardStalled), "the reason")
+                (began,) = kinds(happened, events.ShardStalled)
                 assert isinstance(began.reason, reasons.LetterNotWritten)
                 assert began.reason.position == place
                 assert "the queue is away" in began.reason.error
@@ -323,7 +323,7 @@ async def leave_a_letter_unwritten(world, way, store, *, letters=None):
 
         running = consumer.run_batches(handle, max_wait=0.1) if way == "run_batches" else consumer.run(handle)
         task = asyncio.ensure_future(running)
-        await until(lambda: kinds(happened, events.StandstillBegan), "the reason")
+        await until(lambda: kinds(happened, events.ShardStalled), "the reason")
         await consumer.stop()
         await task
     (row,) = await store.read_leases()
@@ -389,8 +389,8 @@ def test_a_consumer_without_a_destination_says_what_an_open_letter_needs():
             await leave_a_letter_unwritten(world, "run", store)
             async with world.consumer(app="billing", leases=store, on_event=happened.append) as consumer:
                 task = asyncio.ensure_future(consumer.run(lambda record: None))
-                await until(lambda: kinds(happened, events.StandstillBegan), "the reason")
-                assert "Retry(then=DeadLetter(...))" in kinds(happened, events.StandstillBegan)[0].reason.error
+                await until(lambda: kinds(happened, events.ShardStalled), "the reason")
+                assert "Retry(then=DeadLetter(...))" in kinds(happened, events.ShardStalled)[0].reason.error
                 await consumer.stop()
                 await task
 

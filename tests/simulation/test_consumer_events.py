@@ -111,16 +111,16 @@ def test_a_shard_that_was_throttled_is_read_again_and_says_so():
             await asyncio.sleep(60)
             world.put("abc")
             world.kinesis.faults.clear()
-            await until(lambda: kinds(happened, events.StandstillEnded), "the end")
+            await until(lambda: kinds(happened, events.ShardRecovered), "the end")
             assert kinds(happened, events.ReadFailed)
             (recovered,) = kinds(happened, events.ReadRecovered)
             assert recovered.throttled
             assert recovered.failure_count > 3
             assert 55 < recovered.seconds < 100
-            (began,) = kinds(happened, events.StandstillBegan)
-            (ended,) = kinds(happened, events.StandstillEnded)
+            (began,) = kinds(happened, events.ShardStalled)
+            (ended,) = kinds(happened, events.ShardRecovered)
             assert began.reason.code == ended.reason.code == "reads-throttled"
-            assert "moving again after" in str(ended)
+            assert "reading again after" in str(ended)
             await consumer.stop()
             await running
 
@@ -141,13 +141,13 @@ def test_a_store_that_was_away_for_a_minute_is_back_and_everything_says_so():
             assert shard.reason.code == "store-unreachable"
             assert shard.lag == pytest.approx(57, abs=2)
             store.is_away = False
-            await until(lambda: kinds(happened, events.StandstillEnded), "the end")
+            await until(lambda: kinds(happened, events.ShardRecovered), "the end")
             await asyncio.sleep(5)
             (away,) = kinds(happened, events.StoreUnanswered)
             (back,) = kinds(happened, events.StoreAnswered)
             assert "connection refused" in str(away)
             assert back.seconds == pytest.approx(60, abs=5)
-            assert [event.reason.code for event in kinds(happened, events.StandstillBegan)] == ["store-unreachable"]
+            assert [event.reason.code for event in kinds(happened, events.ShardStalled)] == ["store-unreachable"]
             assert len(kinds(happened, events.CheckpointFailed)) == len(kinds(happened, events.CheckpointRecovered))
             await until(lambda: consumer.status().shards and consumer.status().shards[0].lag == 0, "the tip")
             await consumer.stop()

@@ -106,7 +106,7 @@ def test_a_shard_that_no_worker_may_hold_is_told_of_once():
             await asyncio.sleep(120)
             await consumer.stop()
             await running
-            (told,) = kinds(happened, events.StandstillBegan)
+            (told,) = kinds(happened, events.ShardStalled)
             assert told.shard_id not in {shard.shard_id for shard in consumer.status().shards}
             assert told.reason == WorkersFull()
 

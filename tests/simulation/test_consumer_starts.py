@@ -197,7 +197,7 @@ def test_the_earlier_run_of_an_exclusive_name_is_sealed_at_once_and_any_other_is
             options = {"leases": store, "settings": named(exclusive=exclusive), "on_event": happened.append}
             seconds = await started_after(world, **options)
             assert (seconds < 1) == exclusive
-            sealed = [event.member_id for event in happened if isinstance(event, events.MemberSealed)]
+            sealed = [event.member_id for event in happened if isinstance(event, events.MemberEvicted)]
             assert sealed == (["pod-0#1"] if exclusive else [])
 
     run(main)

@@ -97,14 +97,14 @@ def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
             running = asyncio.create_task(consumer.run(seen.append, handle_signals=False))
             await until(lambda: any(isinstance(event, events.ShardStarted) for event in happened), "the start")
             store.unanswered = 1_000_000
-            await until(lambda: any(isinstance(event, events.StandstillBegan) for event in happened), "the event")
+            await until(lambda: any(isinstance(event, events.ShardStalled) for event in happened), "the event")
             assert consumer.status().fenced
             store.unanswered = 0
             world.put(["a"])
             await until(lambda: len(seen) == 1, "the record")
             await consumer.stop()
             await running
-            (said,) = [str(event) for event in happened if isinstance(event, events.StandstillBegan)]
+            (said,) = [str(event) for event in happened if isinstance(event, events.ShardStalled)]
             assert "no heartbeat" in said
             assert "the disk is full" in said
 

@@ -53,7 +53,7 @@ def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_
             running = asyncio.create_task(getattr(consumer, run_name)(handler.in_the_loop, handle_signals=False))
 
             def reasons():
-                return [event.reason for event in happened if isinstance(event, events.StandstillBegan)]
+                return [event.reason for event in happened if isinstance(event, events.ShardStalled)]
 
             await until(reasons, "the reason")
             assert reasons()[0].timeout == 0.1
@@ -93,8 +93,8 @@ def test_a_record_that_is_handled_for_long_is_named_with_the_place_where_its_han
             happened = []
             async with world.consumer(app="billing", leases="memory://", on_event=happened.append) as consumer:
                 running = asyncio.create_task(consume(consumer))
-                await until(lambda: any(isinstance(event, events.StandstillBegan) for event in happened), "the event")
-                reason = next(event.reason for event in happened if isinstance(event, events.StandstillBegan))
+                await until(lambda: any(isinstance(event, events.ShardStalled) for event in happened), "the event")
+                reason = next(event.reason for event in happened if isinstance(event, events.ShardStalled))
                 assert isinstance(reason, RecordInHandler)
                 assert (reason.partition_key, reason.children_wait) == ("a", False)
                 assert reason.seconds >= 10

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch.errors import AccessDeniedError
-from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberSealed
+from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberEvicted
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.fleet import SimulatedFleet
 from anabranch.testing.world.kinesis import SimulatedKinesis
@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_non
 
 def test_a_worker_that_stalls_keeps_its_leases_because_its_heartbeats_continue(said):
     assert live(1, PATIENT, CUT_OFF_AT, lambda fleet: fleet.workers[0].process.stall(60.0)) == []
-    assert not count(said, MemberSealed)
+    assert not count(said, MemberEvicted)
 
 
 class Denied:

@@ -167,7 +167,7 @@ class Trouble:
     """Its code; None if the shard moves."""
     seconds: float = 40.0
     """How long it lasts before somebody looks."""
-    over: tuple[str, str] = ("StandstillEnded", "moving again after")
+    over: tuple[str, str] = ("ShardRecovered", "reading again after")
     """The event, and words of the line, that say that it is over."""
     max_shards: int | None = None
     """For each worker."""
@@ -199,7 +199,7 @@ class Trouble:
         check_texts(status, shard, self)
 
     def check_log(self, scene):
-        assert [line["reason"] for line in scene.logged("StandstillBegan", self.shard_id)][-1:] == [self.reason]
+        assert [line["reason"] for line in scene.logged("ShardStalled", self.shard_id)][-1:] == [self.reason]
 
     async def check_over(self, scene):
         event, words = self.over
@@ -345,13 +345,13 @@ class KilledWorker(StuckHandler):
 
     async def begin(self, scene):
         since = await super().begin(scene)
-        await until(lambda: scene.logged("StandstillBegan", self.shard_id), "the stall")
+        await until(lambda: scene.logged("ShardStalled", self.shard_id), "the stall")
         await scene.kill(scene.owner_of(self.shard_id))
         return since
 
     def check_log(self, scene):
         super().check_log(scene)
-        assert "missed its heartbeats: declared dead" in scene.logged("MemberSealed")[0]["message"]
+        assert "missed its heartbeats: declared dead" in scene.logged("MemberEvicted")[0]["message"]
         assert len(scene.logged("ShardStarted", self.shard_id)) == 2
 
 
@@ -361,7 +361,7 @@ class KilledWithoutSuccessor(KilledWorker):
 
     state: str = "unowned"
     reason: str = "workers-full"
-    over: tuple[str, str] = ("StandstillEnded", f"it was stalled: {WorkersFull()}")
+    over: tuple[str, str] = ("ShardRecovered", f"it was stalled: {WorkersFull()}")
     max_shards: int | None = 1
 
     async def end(self, scene):
@@ -375,7 +375,7 @@ class KilledWithoutSuccessor(KilledWorker):
 
     def check_log(self, scene):
         Trouble.check_log(self, scene)
-        assert "missed its heartbeats: declared dead" in scene.logged("MemberSealed")[0]["message"]
+        assert "missed its heartbeats: declared dead" in scene.logged("MemberEvicted")[0]["message"]
 
 
 @dataclass
@@ -384,7 +384,7 @@ class AllKilled(KilledWorker):
 
     state: str = "orphaned"
     reason: str = "worker-silent"
-    over: tuple[str, str] = ("MemberSealed", "missed its heartbeats: declared dead")
+    over: tuple[str, str] = ("MemberEvicted", "missed its heartbeats: declared dead")
 
     async def begin(self, scene):
         since = await super().begin(scene)
@@ -400,7 +400,7 @@ class AllKilled(KilledWorker):
         assert scene.workers == {}
 
     def check_log(self, scene):
-        assert [line["reason"] for line in scene.logged("StandstillBegan", self.shard_id)] == ["record-in-handler"]
+        assert [line["reason"] for line in scene.logged("ShardStalled", self.shard_id)] == ["record-in-handler"]
 
 
 TROUBLES = {

@@ -71,14 +71,14 @@ def test_optional_details_are_reported_when_they_are_there():
         "stopped: 6 owners in a row died here without any progress; its lease is kept; a worker that starts later "
         "retries"
     )
-    assert str(sample(events.StandstillBegan, reason=WorkersFull())) == f"stalled: {WorkersFull().text}"
+    assert str(sample(events.ShardStalled, reason=WorkersFull())) == f"stalled: {WorkersFull().text}"
     started = sample(events.ConsumerStarted, app="billing", streams=("orders",), region="eu-west-1", version="1.0")
     assert str(started) == (
         "application 'billing' started as member something: anabranch 1.0 reads orders in eu-west-1, leases in "
         "something; shardId-1, shardId-2"
     )
-    ended = sample(events.StandstillEnded, reason=WorkersFull(), seconds=61.0, lag=62.5)
-    assert str(ended) == f"moving again after 61 s, 62.5 s behind (it was stalled: {WorkersFull().text})"
+    ended = sample(events.ShardRecovered, reason=WorkersFull(), seconds=61.0, lag=62.5)
+    assert str(ended) == f"reading again after 61 s, 62.5 s behind (it was stalled: {WorkersFull().text})"
     progress = sample(events.ConsumerProgress, lag=2.0, worst_shard="orders/1", reason=WorkersFull(), failed_count=0)
     assert str(progress) == (
         f"3 records in 4 s (3.5 records/s); 2.0 s behind; 3 shards, 3 stalled; worst: orders/1, {WorkersFull().text}"

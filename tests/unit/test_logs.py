@@ -12,7 +12,7 @@ from anabranch.logs import JsonFormatter
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import PausedByProgram
 
-STALLED = events.StandstillBegan(stream="orders", shard_id="shardId-7", reason=PausedByProgram())
+STALLED = events.ShardStalled(stream="orders", shard_id="shardId-7", reason=PausedByProgram())
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def lines():
 def test_a_line_has_the_fields_of_its_event(lines):
     make_emit(None)(STALLED)
     (line,) = lines()
-    assert (line["level"], line["logger"], line["event"]) == ("WARNING", "anabranch", "StandstillBegan")
+    assert (line["level"], line["logger"], line["event"]) == ("WARNING", "anabranch", "ShardStalled")
     assert (line["stream"], line["shard_id"], line["reason"]) == ("orders", "shardId-7", "paused-by-program")
     assert line["message"] == str(STALLED)
     assert line["time"].endswith("Z")
@@ -129,4 +129,4 @@ def test_fields_are_made_only_if_the_event_is_logged(monkeypatch):
         make_emit(None)(STALLED)
     finally:
         logging.getLogger("anabranch").setLevel(logging.NOTSET)
-    assert event_fields(STALLED)["event"] == "StandstillBegan"
+    assert event_fields(STALLED)["event"] == "ShardStalled"

@@ -149,7 +149,7 @@ def _holder(shard: FleetShard, status: FleetStatus) -> str:
     owner = next((member for member in status.members if member.member_id == shard.owner), None)
     if owner is None:
         return f"Its last holder, {shard.owner}, is no longer known."
-    if owner.state in {"left", "sealed"}:
+    if owner.state in {"left", "evicted"}:
         how = "has stopped gracefully" if owner.state == "left" else "was declared dead by the others"
         return f"Its last holder, {owner.worker_id}, {how}."
     beat = (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RETENTION_SHORT_SECONDS: Final = 6 * 3_600
 """A shard whose oldest record is trimmed sooner is pointed out."""
 _PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
-_MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "sealed": "dim", "left": "dim"}
+_MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "evicted": "dim", "left": "dim"}
 _SHARD_STYLES: Final = {
     "stopped": "bold red",
     "orphaned": "red",
@@ -59,10 +59,10 @@ def fleet_sections(status: "FleetStatus", console: "Console") -> list[list["Text
         key=lambda member: (not member.is_live, member.worker_id, member.member_id),
     )
     lines = table_lines(
-        ("WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"),
+        ("WORKER", "STATE", "HEARTBEAT", "SHARDS", "RECORDS/S"),
         [_member_cells(member, styles[member.member_id]) for member in members],
         console,
-        right=("BEAT", "SHARDS", "RECORDS/S"),
+        right=("HEARTBEAT", "SHARDS", "RECORDS/S"),
     )
     if left_count := len(status.members) - len(members):
         lines.append(styled(f"and {counted(left_count, 'worker')} that stopped gracefully", "dim"))

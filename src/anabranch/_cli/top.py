@@ -29,7 +29,7 @@ examples:
   anabranch top billing --json --interval 10 >> billing.jsonl
 
 Stalled shards come first, with the reason. q or Ctrl-C quits; the arrow keys,
-page up and page down scroll. BEAT is the time since the worker's last
+page up and page down scroll. HEARTBEAT is the time since the worker's last
 heartbeat, COMMITTED since the last checkpoint, BEHIND the age of the oldest
 unfinished record.
 """

@@ -920,10 +920,10 @@ class ConsumerRun:
         return counters
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
         if self.is_running:
-            return self.fleet.death
+            return self.fleet.restart_reason
         return None if self._failure() is None or not self.has_joined else f"the consumer failed: {self._failure()}"
 
     def unready_reasons(self) -> tuple[str, ...]:

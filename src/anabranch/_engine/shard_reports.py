@@ -17,7 +17,7 @@ from anabranch._engine.polling_reader import Reader
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import LeaseKey, ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
-from anabranch.events import Event, StandstillBegan, StandstillEnded
+from anabranch.events import Event, ShardRecovered, ShardStalled
 from anabranch.measures import ShardMeasures
 from anabranch.reasons import (
     BudgetFull,
@@ -181,7 +181,7 @@ class ShardReports:
         session = progress.session
         reason = _stall_reason(progress, now_ms, blocked, calls)
         service_seconds = self._service_clock.seconds(now_ms)
-        self._tell_standstill(progress, reason, service_seconds, now_ms)
+        self._report_stall(progress, reason, service_seconds, now_ms)
         reason = reason or _full_budget_reason(session, now_ms)
         lag = session.lag_seconds(service_seconds)
         left = session.retention_left_seconds(lag, service_seconds)
@@ -196,7 +196,7 @@ class ShardReports:
             None if lag is None or service_seconds is None else round(service_seconds - lag, 1),
         )
 
-    def _tell_standstill(
+    def _report_stall(
         self, progress: _Progress, reason: Reason | None, service_seconds: float | None, now_ms: int
     ) -> None:
         """Emits that the shard is stalled, also if the reason is another one now, and that it moves again."""
@@ -205,11 +205,11 @@ class ShardReports:
         progress.reason = reason
         if reason is None and before is not None:
             seconds, lag = (now_ms - progress.stalled_at_ms) / 1000, session.lag_seconds(service_seconds)
-            self._emit(StandstillEnded(stream=stream, shard_id=shard_id, reason=before, seconds=seconds, lag=lag))
+            self._emit(ShardRecovered(stream=stream, shard_id=shard_id, reason=before, seconds=seconds, lag=lag))
         elif reason is not None and (before is None or before.code != reason.code):
             progress.stalled_at_ms = now_ms if before is None else progress.stalled_at_ms
             if session.stopped is None:  # for that there is ShardStopped
-                self._emit(StandstillBegan(stream=stream, shard_id=shard_id, reason=reason))
+                self._emit(ShardStalled(stream=stream, shard_id=shard_id, reason=reason))
 
     def _subscription(self, session: Session) -> SubscriptionStatus | None:
         found = self._reader.subscription_of(session)
@@ -238,7 +238,7 @@ class ShardReports:
         assert reason is not None
         since_ms = self._full_budget.since_ms if self._full_budget else now_ms - _budget_wait_ms(first, now_ms)
         self._full_budget = _FullBudget(first, reason, since_ms)
-        self._emit(StandstillBegan(stream=first.stream.name, shard_id=first.shard_id, reason=reason))
+        self._emit(ShardStalled(stream=first.stream.name, shard_id=first.shard_id, reason=reason))
 
     def _report_free_budget(self, now_ms: int) -> None:
         full, self._full_budget = self._full_budget, None
@@ -246,7 +246,7 @@ class ShardReports:
             session, seconds = full.session, (now_ms - full.since_ms) / 1000
             lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
             stream, shard_id = session.stream.name, session.shard_id
-            self._emit(StandstillEnded(stream=stream, shard_id=shard_id, reason=full.reason, seconds=seconds, lag=lag))
+            self._emit(ShardRecovered(stream=stream, shard_id=shard_id, reason=full.reason, seconds=seconds, lag=lag))
 
 
 def _is_subscribed(status: ShardStatus) -> bool:

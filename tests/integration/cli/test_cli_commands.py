@@ -102,7 +102,7 @@ def test_the_lease_of_a_killed_worker_is_taken_by_the_command(server, cli, lease
     assert skipped.err == ""
     assert skipped.out == f"billing/{SHARD}: record {failing} will be skipped (no worker was running)\n"
     members = cli("apps", "show", "billing", "--leases", leases, "--json").json["members"]
-    assert {member["worker_id"]: member["state"] for member in members}["killed"] == "sealed"
+    assert {member["worker_id"]: member["state"] for member in members}["killed"] == "evicted"
     assert "live" not in {member["state"] for member in members}
     worker.start()
     wait_for(lambda: b"after" in worker.handled, "the record behind it")

@@ -139,11 +139,11 @@ def test_a_child_that_waits_names_its_parents_and_what_they_do():
     [
         ("gone#1", "Its last holder, gone#1, is no longer known."),
         ("left", "Its last holder, a, has stopped gracefully."),
-        ("sealed", "Its last holder, a, was declared dead by the others."),
+        ("evicted", "Its last holder, a, was declared dead by the others."),
     ],
 )
 def test_the_last_holder_is_named(owner, said):
-    members = (replace(MEMBER, member_id=owner, state=owner),) if owner in {"left", "sealed"} else ()
+    members = (replace(MEMBER, member_id=owner, state=owner),) if owner in {"left", "evicted"} else ()
     shard = replace(SHARD, state="unowned", reason=NoLiveWorker(), owner=owner)
     assert said in explain(shard, members=members)[0]
 

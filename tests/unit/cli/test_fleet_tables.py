@@ -79,7 +79,7 @@ def test_members_show_their_state_and_their_last_heartbeat():
     ]
     lines = texts(fleet([], members))
     assert [line.split() for line in lines[:4]] == [
-        ["WORKER", "STATE", "BEAT", "SHARDS", "RECORDS/S"],
+        ["WORKER", "STATE", "HEARTBEAT", "SHARDS", "RECORDS/S"],
         ["worker-1", "stopping", "0.4", "s", "1", "12"],
         ["worker-2", "live", "-", "1", "0"],
         ["worker-3", "silent", "1.2", "min", "1", "-"],

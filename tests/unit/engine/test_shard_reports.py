@@ -187,17 +187,17 @@ def test_a_quarantined_shard_and_one_that_waits_for_it_are_distinguished():
     assert report(session, calls=calls) == HandledAlone(owner_count=3)
 
 
-def test_a_standstill_is_reported_once_when_it_begins_and_again_when_it_comes_back():
+def test_a_stall_is_reported_once_when_it_begins_and_again_when_it_comes_back():
     told, session = [], make_session()
     reports = make_reports(told.append)
     for now_ms, blocked in enumerate((None, PAUSED, PAUSED, None, PAUSED)):
         reports.report([session], 1_000 * now_ms, blocked)
-    assert [type(event).__name__ for event in told] == ["StandstillBegan", "StandstillEnded", "StandstillBegan"]
+    assert [type(event).__name__ for event in told] == ["ShardStalled", "ShardRecovered", "ShardStalled"]
     assert (told[0].reason, str(told[0])) == (PAUSED, f"{STREAM}/{session.shard_id}: stalled: {PAUSED}")
     assert (told[1].reason, told[1].seconds) == (PAUSED, 2.0)
 
 
-def test_another_reason_is_reported_and_the_standstill_ends_once():
+def test_another_reason_is_reported_and_the_stall_ends_once():
     told, session = [], make_session()
     reports = make_reports(told.append)
     reports.report([session], 0, PAUSED)
@@ -206,7 +206,7 @@ def test_another_reason_is_reported_and_the_standstill_ends_once():
     session.report(None)
     reports.report([session], 4_000)
     assert [(type(event).__name__, event.reason) for event in told] == [
-        ("StandstillBegan", PAUSED), ("StandstillBegan", FAILING), ("StandstillEnded", FAILING),
+        ("ShardStalled", PAUSED), ("ShardStalled", FAILING), ("ShardRecovered", FAILING),
     ]  # fmt: skip
     assert told[2].seconds == 4.0
 
@@ -266,7 +266,7 @@ def test_a_full_budget_is_reported_once_when_it_lasts_for_a_minute_and_again_aft
         reports.report(sessions, second * 1000)
     over = told[2]
     assert len(told) == 3
-    assert (type(over).__name__, over.shard_id, over.seconds) == ("StandstillEnded", sessions[0].shard_id, 662.0)
+    assert (type(over).__name__, over.shard_id, over.seconds) == ("ShardRecovered", sessions[0].shard_id, 662.0)
     assert over.reason == told[1].reason
 
 

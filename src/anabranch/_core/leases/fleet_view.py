@@ -40,7 +40,7 @@ State = Literal["reading", "stalled", "stopped", "paused", "waiting", "orphaned"
 FRESH_MS: Final = 15_000
 """A status counts as new for this long. While a viewer runs, it is written every 5 s."""
 
-MemberState = Literal["live", "silent", "dead", "sealed", "left"]
+MemberState = Literal["live", "silent", "dead", "evicted", "left"]
 
 
 class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ def _member(
     totals: StatusRow | None,
 ) -> FleetMember:
     age_ms = now_ms - observed.since_ms
-    state: MemberState = row.state
+    state: MemberState = "evicted" if row.state == "sealed" else row.state
     if row.state == "live" and is_dead:
         state = "dead"
     elif row.state == "live" and age_ms >= row.expiry_ms:
@@ -317,7 +317,7 @@ class _View(msgspec.Struct, frozen=True):
             return "stopped", row.stopped.reason
         if row.paused:
             return "paused", PausedInStore()
-        if owner is None or owner.state in {"sealed", "left"}:
+        if owner is None or owner.state in {"evicted", "left"}:
             return self._unowned_state(row)
         if (silence := owner.silence) is not None:
             return "orphaned", silence

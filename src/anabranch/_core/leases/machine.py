@@ -98,10 +98,10 @@ from anabranch.events import (
     LossReason,
     MemberDiffers,
     MemberEnded,
+    MemberEvicted,
     MemberJoined,
-    MemberSealed,
-    StandstillBegan,
-    StandstillEnded,
+    ShardRecovered,
+    ShardStalled,
     StoreRolledBack,
 )
 from anabranch.reasons import WorkersFull
@@ -284,7 +284,7 @@ class LeaseMachine(StreamStart):
             for row in earlier:
                 sealed = yield from self._insist(partial(Seal, row.member_id, row.counter))
                 if sealed is not None and sealed.state == "sealed":
-                    self._changes.append(MemberSealed(member_id=row.member_id))
+                    self._changes.append(MemberEvicted(member_id=row.member_id))
 
     def _be_admitted(self) -> Steps[None]:
         """Returns when no incompatible member is live; raises if one stays (rule U2)."""
@@ -387,7 +387,7 @@ class LeaseMachine(StreamStart):
             self._incarnation = self._confirmed_at = None
             self.table.forget()
             self.detector.forget()
-        self._changes.append(MemberEnded(member_id=self.member_id, reason=ending))
+        self._changes.append(MemberEnded(member_id=self.member_id, reason="evicted" if ending == "sealed" else ending))
         self.end(ending)
         self.table.lose_all()
         self._follow()
@@ -519,7 +519,7 @@ class LeaseMachine(StreamStart):
                     return
                 apply_seal(self.table, self.detector, row, self._moment.now_ms)
                 if row is not None and row.state == "sealed":
-                    self._changes.append(MemberSealed(member_id=step.member_id))
+                    self._changes.append(MemberEvicted(member_id=step.member_id))
                     self._is_round_due = True  # its leases can be taken from now on
             case Take():
                 yield from self._take(step)
@@ -574,13 +574,13 @@ class LeaseMachine(StreamStart):
             seconds = (now_ms - self._told_unplaced.pop(key)) / 1000
             stream = key.stream_key.split(":")[1]
             self._changes.append(
-                StandstillEnded(stream=stream, shard_id=key.shard_id, reason=WorkersFull(), seconds=seconds, lag=None)
+                ShardRecovered(stream=stream, shard_id=key.shard_id, reason=WorkersFull(), seconds=seconds, lag=None)
             )
         for key, since_ms in unplaced.items():
             if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
                 self._told_unplaced[key] = since_ms
                 stream = key.stream_key.split(":")[1]
-                self._changes.append(StandstillBegan(stream=stream, shard_id=key.shard_id, reason=WorkersFull()))
+                self._changes.append(ShardStalled(stream=stream, shard_id=key.shard_id, reason=WorkersFull()))
 
     def _check_compatibility(self) -> None:
         """Incompatible workers do not join (rule U2). If one joined anyway, the later one of the two ends."""

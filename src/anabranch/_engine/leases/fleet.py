@@ -163,10 +163,10 @@ class Fleet:
         return _STORE_REASONS.get(trouble.code, StoreUnreachable)(error=trouble.error)
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
         thread = self._thread
-        return None if thread is None else thread.death
+        return None if thread is None else thread.restart_reason
 
     @property
     def valid_until_ms(self) -> int | None:

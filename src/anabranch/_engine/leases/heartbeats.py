@@ -100,7 +100,7 @@ class HeartbeatThread:
         return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
 
     @property
-    def death(self) -> str | None:
+    def restart_reason(self) -> str | None:
         """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
         if self.is_stalled():
             return f"the event loop has been blocked for longer than {self._stall_limit_ms / 1000:g} s"

@@ -36,10 +36,10 @@ from anabranch.errors import FleetMismatchError, LeaseStoreError, LeaseStoreInva
 from anabranch.events import (
     MemberDiffers,
     MemberEnded,
+    MemberEvicted,
     MemberJoined,
-    MemberSealed,
-    StandstillBegan,
-    StandstillEnded,
+    ShardRecovered,
+    ShardStalled,
     StoreReset,
     StoreRolledBack,
     StoreUnanswered,
@@ -98,7 +98,7 @@ def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
     while not getattr(action, "wakeable", False):
         action = steps.send(driver.perform(action))
         driver.changes += driver.machine.take_changes()
-    assert driver.events(MemberSealed) == [MemberSealed(member_id=DEAD.member_id)]
+    assert driver.events(MemberEvicted) == [MemberEvicted(member_id=DEAD.member_id)]
     assert [holding.row.key for holding in driver.held] == [KEY], "before the first wait"
 
 
@@ -197,20 +197,20 @@ def test_a_shard_that_no_worker_may_own_is_reported_once_and_so_is_its_end():
         driver.now_ms += 5_000
         driver.beat()
     assert len(driver.held) == 1
-    (told,) = driver.events(StandstillBegan)
+    (told,) = driver.events(ShardStalled)
     assert (told.stream, told.shard_id) == ("orders", "shardId-000000000001")
     assert told.reason == WorkersFull()
-    assert driver.events(StandstillEnded) == []
+    assert driver.events(ShardRecovered) == []
     other = Driver(store, worker_id="other")
     other.now_ms = driver.now_ms
     other.join().round()
     assert [holding.row.key.shard_id for holding in other.held] == ["shardId-000000000001"]
     driver.round()
-    (over,) = driver.events(StandstillEnded)
+    (over,) = driver.events(ShardRecovered)
     assert (over.stream, over.shard_id, over.reason) == ("orders", "shardId-000000000001", WorkersFull())
     assert 30 < over.seconds < 60
     driver.round()
-    assert len(driver.events(StandstillBegan) + driver.events(StandstillEnded)) == 2
+    assert len(driver.events(ShardStalled) + driver.events(ShardRecovered)) == 2
 
 
 # writing and giving
@@ -322,7 +322,7 @@ def test_a_member_that_was_sealed_continues_as_a_new_one():
     assert not driver.machine.may_start(*driver.moment)
     driver.round()
     assert driver.lost == ["member_ended"]
-    assert driver.events(MemberEnded) == [MemberEnded(member_id=before, reason="sealed")]
+    assert driver.events(MemberEnded) == [MemberEnded(member_id=before, reason="evicted")]
     assert driver.machine.member_id != before
     assert driver.events(MemberJoined) == [MemberJoined(member_id=driver.machine.member_id)]
     assert [type(change) for change in driver.changes if isinstance(change, Joined | Ended)] == [Joined, Ended, Joined]
@@ -408,7 +408,7 @@ def _look_around(store, *, is_exclusive):
 def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_blocks_no_worker():
     store = MemoryLeaseStore()
     driver = _look_around(store, is_exclusive=True)
-    assert driver.changes == [MemberSealed(member_id="pod-0#1")]
+    assert driver.changes == [MemberEvicted(member_id="pod-0#1")]
     assert states(store) == {"pod-0#1": "sealed", "pod-1#1": "live"}
     assert driver.now_ms == 0
 

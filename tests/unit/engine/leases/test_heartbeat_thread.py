@@ -113,16 +113,16 @@ def test_a_thread_that_cannot_start_leaves_no_caller_waiting(monkeypatch):
     thread.start(None)
     thread._thread.join()
     assert "too many open files" in str(thread.failure)
-    assert thread.death == "the heartbeat thread has ended: OSError('too many open files')"
+    assert thread.restart_reason == "the heartbeat thread has ended: OSError('too many open files')"
 
 
 def test_a_loop_that_is_blocked_for_too_long_is_a_reason_to_restart_and_a_shorter_time_is_not():
     thread = HeartbeatThread(SystemClock(), 100, lambda event: None)
-    assert thread.death is None
+    assert thread.restart_reason is None
     block_until(thread.is_stalled)
-    assert thread.death == "the event loop has been blocked for longer than 0.1 s"
+    assert thread.restart_reason == "the event loop has been blocked for longer than 0.1 s"
     thread.tick()
-    assert thread.death is None
+    assert thread.restart_reason is None
 
 
 def test_nothing_is_renewed_for_a_thread_that_is_gone():

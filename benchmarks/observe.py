@@ -1,4 +1,4 @@
-"""What watching a consumer costs: the same stream read with exporters, health and traces, and without, in one run.
+"""What watching a consumer costs: the same stream read with exporters and traces, and without, in one run.
 
 The stream is the one of `consume`: prepared bytes over TLS from another core, all records acknowledged, checkpoints in
 a SQLite file. `off` has no exporter. `on` has Prometheus at the level of shards, scraped from another thread, and

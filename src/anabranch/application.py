@@ -133,6 +133,8 @@ class Application:
         no worker is left: they are logged, passed to `on_event`, and call their hooks. While the lease store does not
         answer, there is no status; an event says so.
         """
+        if wrong := type_violations({"interval": interval}, {"interval": float}):
+            raise ConfigurationError(wrong)
         if not 0.1 <= interval <= 15:
             raise ConfigurationError(f"interval is {interval}; it must be from 0.1 to 15 seconds, or lags are not seen")
         alerts, emit = check_alerts(alerts), make_emit(on_event)

@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, overload
@@ -304,10 +304,29 @@ class Consumer(Generic[T]):
 
     def _differing_settings(self) -> tuple[str, ...]:
         """Those that are not the default, for the log."""
-        options = self._handler_options
-        given = {"read": self._read, "order": options.order, "concurrency": options.concurrency}
-        default = {"read": "polling", "order": "shard", "concurrency": 32}
-        found = [f"{name}={value}" for name, value in given.items() if value != default[name]]
+        options, start = self._handler_options, self._start
+        given = {
+            "start": datetime.fromtimestamp(start, UTC).isoformat() if isinstance(start, float) else start,
+            "until": self._until.isoformat() if isinstance(self._until, datetime) else self._until,
+            "idle_timeout": self._idle_timeout,
+            "read": self._read,
+            "order": options.order,
+            "concurrency": options.concurrency,
+            "acknowledge": "manual" if self._manual_ack else "auto",
+            "metrics": ",".join(self.exporters.names),
+            "health_port": self.health_port,
+            "alerts": ",".join(f"{alert.lag:g}s" for alert in self._alerts),
+        }
+        default = {
+            "start": "latest" if self._app is None else "trim_horizon",
+            "read": "polling",
+            "order": "shard",
+            "concurrency": 32,
+            "acknowledge": "auto",
+            "metrics": "",
+            "alerts": "",
+        }
+        found = [f"{name}={value}" for name, value in given.items() if value != default.get(name)]
         found += differing("on_failure", options.policy, Retry())
         return (*found, *differing("", self._settings, ConsumerSettings()))
 

@@ -179,7 +179,7 @@ class ConsumerFailed(Event, frozen=True, kw_only=True):
 
 
 class ConsumerStopped(Event, frozen=True, kw_only=True):
-    """A consumer left its application."""
+    """A consumer left its application, or failed: then its leases expire by themselves."""
 
     leftover_count: int
     handled_count: int
@@ -188,13 +188,20 @@ class ConsumerStopped(Event, frozen=True, kw_only=True):
     failed_count: int
     """Failed handler calls."""
     seconds: float
+    error: str | None = None
+    """Why it failed; None if it did not."""
+
+    @property
+    def level(self) -> int:  # type: ignore[override]
+        return logging.INFO if self.error is None else logging.ERROR
 
     def sentence(self) -> str:
         left = f", {self.leftover_count} records are unfinished" if self.leftover_count else ""
         failed = f", {self.failed_count} calls failed" if self.failed_count else ""
+        how, why = ("stopped", "") if self.error is None else ("failed", f": {self.error}")
         return (
-            f"stopped after {self.seconds:.1f} s: {self.handled_count} records handled, {self.committed_count} "
-            f"committed{failed}{left}"
+            f"{how} after {self.seconds:.1f} s: {self.handled_count} records handled, {self.committed_count} "
+            f"committed{failed}{left}{why}"
         )
 
 
@@ -826,14 +833,17 @@ class AlertFired(Event, frozen=True, kw_only=True):
 
 
 class AlertCleared(Event, frozen=True, kw_only=True):
-    """The lag is below the limit of an alert again."""
+    """The lag is below the limit of an alert again, or the shards are another worker's now."""
 
-    lag: float
+    lag: float | None
+    """None if this worker holds no shard any more."""
     limit: float
     seconds: float
     """For how long the alert was on."""
 
     def sentence(self) -> str:
+        if self.lag is None:
+            return f"alert cleared: this worker holds no shard any more, after {self.seconds:.0f} s"
         return f"alert cleared: {self.lag:.1f} s behind, at most {self.limit:g} s again, after {self.seconds:.0f} s"
 
 

@@ -25,7 +25,7 @@ from anabranch.errors import ConfigurationError
 from anabranch.metrics.catalogue import Level
 from anabranch.metrics.prometheus import Prometheus, text_of_all
 from anabranch.metrics.sources import Exporters, Source
-from anabranch.reports import HealthReport
+from anabranch.reports import ConsumerStatus, HealthReport
 
 __all__ = ["HealthApp"]
 
@@ -98,7 +98,8 @@ class HealthApp:
         except TimeoutError:
             status = None  # the health says why
         kind, name = type(one).__name__, one.exporters.source.name
-        return {"kind": kind, "name": name, "health": one.health(), "status": status}
+        found = {"kind": kind, "name": name, "health": one.health(), "status": status}
+        return found | {"lag": status.lag} if isinstance(status, ConsumerStatus) else found
 
     def _metrics(self) -> HealthAnswer:
         try:

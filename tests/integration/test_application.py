@@ -202,7 +202,7 @@ def test_a_watch_survives_an_unreachable_store():
     run(main)
 
 
-@pytest.mark.parametrize("options", [{"interval": 60.0}, {"interval": 0.0}, {"alerts": [5.0]}])
+@pytest.mark.parametrize("options", [{"interval": 60.0}, {"interval": 0.0}, {"interval": "5"}, {"alerts": [5.0]}])
 def test_a_watch_with_wrong_options_is_refused(options):
     async def main():
         with pytest.raises(ConfigurationError, match=next(iter(options))):

@@ -73,6 +73,7 @@ def test_a_running_consumer_is_live_and_ready_and_shows_itself():
             status, [shown] = await ask(consumer, "/status.json")
             assert (status, shown["kind"], shown["name"]) == (200, "Consumer", "billing")
             assert shown["health"]["ready"]
+            assert shown["lag"] == max(shard["lag"] for shard in shown["status"]["shards"])
             assert len(shown["status"]["shards"]) == 2
             _, text = await ask(consumer, "/metrics")
             samples = [s for family in text_string_to_metric_families(text.decode()) for s in family.samples]
@@ -193,7 +194,6 @@ def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_liv
 
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
             consumer = health_consumer(world, settings=settings)
 
             async def block(record):
@@ -205,6 +205,7 @@ def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_liv
             await until(lambda: consumer.health_url is not None, "the server")
             watcher = threading.Thread(target=watch, args=(consumer.health_url,))
             watcher.start()
+            world.put("a")
             await until(lambda: not watcher.is_alive(), "the end of the blockade")
             watcher.join()
             running.cancel()
@@ -239,7 +240,6 @@ def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypa
 
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
             consumer = health_consumer(world)
 
             async def block(record):
@@ -248,7 +248,9 @@ def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypa
 
             running = asyncio.create_task(consumer.run(block))
             await until(lambda: consumer.health_url is not None, "the server")
-            await asyncio.to_thread(watch, consumer.health_url)
+            watching = asyncio.get_running_loop().run_in_executor(None, watch, consumer.health_url)
+            world.put("a")  # the thread has begun: from now on the loop may be blocked
+            await watching
             await consumer.stop()
             await running
         assert answers[0] == ("live", 200)
@@ -282,7 +284,6 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
 
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
             consumer = health_consumer(world)
 
             async def block(record):
@@ -290,7 +291,9 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
                 released.wait(30)
 
             running = asyncio.create_task(consumer.run(block))
-            await asyncio.to_thread(serve, HealthApp(consumer))
+            serving = asyncio.get_running_loop().run_in_executor(None, serve, HealthApp(consumer))
+            world.put("a")  # the thread has begun: from now on the loop may be blocked
+            await serving
             await consumer.stop()
             await running
         assert answers == [("/live", 200), ("/ready", 503)]

@@ -1,11 +1,15 @@
 """What happens has its counterpart when it is over, and what flows is told once a second."""
 
 import asyncio
+import io
+import logging
+from datetime import UTC, datetime
 
 import pytest
 
 from anabranch import Alert, Retry, events
 from anabranch.errors import ConfigurationError, LeaseStoreError
+from anabranch.metrics import EmbeddedMetrics
 from anabranch.stores.memory import MemoryLeaseStore
 
 from simulated_stream import run, stream_world, until
@@ -96,7 +100,52 @@ def test_the_start_names_what_runs_where_and_with_which_settings():
             assert started.settings == (
                 "concurrency=8", "on_failure.attempts=5", "leases.expiry=3.0", "leases.stall_limit=60.0",
                 "leases.drain_deadline=5.0", "polling.idle_interval=0.2", "polling.listing_interval=1.0",
-            ) or set(started.settings) >= {"concurrency=8", "on_failure.attempts=5", "leases.expiry=3.0"}  # fmt: skip
+            )  # fmt: skip
+
+    run(main)
+
+
+def test_the_start_names_every_option_that_is_not_the_default():
+    async def main():
+        async with stream_world(1) as world:
+            happened = []
+            options = {
+                "start": datetime(2026, 1, 2, tzinfo=UTC), "until": "tip", "idle_timeout": 5.0, "settings": None,
+                "alerts": [Alert(lag=5.0), Alert(lag=60)], "metrics": [EmbeddedMetrics(output=io.StringIO())],
+            }  # fmt: skip
+            _, running = consume(world, happened, **options)
+            await running
+            (started,) = kinds(happened, events.ConsumerStarted)
+            assert started.settings == (
+                "start=2026-01-02T00:00:00+00:00", "until=tip", "idle_timeout=5.0", "metrics=EmbeddedMetrics",
+                "alerts=5s,60s",
+            )  # fmt: skip
+            happened.clear()
+            follower = world.consumer(acknowledge="manual", on_event=happened.append, settings=None)
+            async with follower, asyncio.timeout(60):
+                waiting = asyncio.ensure_future(anext(aiter(follower)))
+                await until(lambda: kinds(happened, events.ConsumerStarted), "the start")
+                (started,) = kinds(happened, events.ConsumerStarted)
+                assert started.settings == ("acknowledge=manual",)
+                await follower.stop()
+                await asyncio.wait([waiting])
+
+    run(main)
+
+
+def test_a_run_that_fails_has_a_line_with_its_totals():
+    async def main():
+        async with stream_world(1) as world:
+            happened = []
+            consumer, running = consume(world, happened)
+            world.put("abc")
+            await until(lambda: consumer.status().shards and consumer.status().shards[0].finished_count == 3, "them")
+            consumer._consumer_run._on_callback_error(RuntimeError("a defect"))
+            await asyncio.wait([running])
+            assert running.exception() is not None
+            (stopped,) = kinds(happened, events.ConsumerStopped)
+            assert (stopped.handled_count, stopped.error) == (3, "RuntimeError: a defect")
+            assert (stopped.level, str(stopped).startswith("failed after")) == (logging.ERROR, True)
 
     run(main)
 

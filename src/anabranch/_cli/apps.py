@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from anabranch._cli.fleet_tables import fleet_lines, headline
+from anabranch._cli.fleet_tables import fleet_lines, headline, status_document
 from anabranch._cli.options import (
     DEFAULT_LEASES,
     Actions,
@@ -210,7 +210,7 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
 def _show(arguments: argparse.Namespace) -> int:
     status, commands = asyncio.run(_status_and_commands(arguments))
     if arguments.json:
-        print_json(status)
+        print_json(status_document(status))
         return 0
     console = make_console()
     for line in wrapped(f"{status.app}: {headline(status)}", console):

@@ -4,7 +4,9 @@ Each line fits the terminal; elsewhere nothing is cut. Stalled shards come first
 """
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from anabranch._cli.options import ago, lag, rate
 from anabranch._cli.output import counted, one_line, styled, table_lines, wrapped
@@ -29,6 +31,12 @@ _SHARD_STYLES: Final = {
     "reading": "green",
 }
 """Most urgent first."""
+
+
+def status_document(status: "FleetStatus") -> dict[str, Any]:
+    """For `--json`: the status, and the figures of the whole fleet."""
+    totals = ("lag", "retention_left", "millis_behind_latest", "records_per_second")
+    return msgspec.structs.asdict(status) | {name: getattr(status, name) for name in totals}
 
 
 def headline(status: "FleetStatus") -> str:

@@ -7,9 +7,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from anabranch._cli.fleet_tables import fleet_lines, fleet_sections, headline
+from anabranch._cli.fleet_tables import fleet_lines, fleet_sections, headline, status_document
 from anabranch._cli.options import add_application_argument, bounded_number
-from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, show, styled, wrapped
+from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, say, show, styled, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,19 +66,31 @@ async def _watch(arguments: argparse.Namespace) -> None:
 
 
 async def _print(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
+    from anabranch.errors import LeaseStoreError
+
     while True:
-        status = await application.status(watch=_waits(arguments))
-        if arguments.json:
-            show(json_text(status))
+        try:
+            status = await application.status(watch=_waits(arguments))
+        except LeaseStoreError as error:
+            if arguments.once:
+                raise
+            say(one_line(error))  # retried at the next update
         else:
-            for line in [*_head(status, console), *fleet_lines(status, console)]:
-                console.print(line)
-        flush()
+            _print_status(status, arguments, console)
         if arguments.once:
             return
         await asyncio.sleep(arguments.interval)
-        if not arguments.json:
+
+
+def _print_status(status: "FleetStatus", arguments: argparse.Namespace, console: "Console") -> None:
+    if arguments.json:
+        show(json_text(status_document(status)))
+    else:
+        for line in [*_head(status, console), *fleet_lines(status, console)]:
+            console.print(line)
+        if not arguments.once:
             show()
+    flush()
 
 
 def _waits(arguments: argparse.Namespace) -> bool:

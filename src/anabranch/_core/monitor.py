@@ -63,15 +63,15 @@ class AlertState:
         self._since_ms: int | None = None
         """Since when it is on; None if it is off."""
 
-    def observe(self, lag: Lag | None, now_ms: int) -> AlertEvent | None:
+    def observe(self, lag: Lag | None, now_ms: int, *, has_shards: bool = True) -> AlertEvent | None:
         """`lag` is None if there is no shard, or nothing is known yet."""
         if lag is not None and (self._worst is None or lag.seconds >= self._worst.seconds):
             self._worst = lag
         if now_ms < self._began_ms + self._period_ms - EARLY_MS:
             return None
         worst, self._worst, self._began_ms = self._worst, None, now_ms
-        if worst is None:
-            return None  # nothing is known of this period: neither better nor worse
+        if worst is None:  # nothing is known of this period: neither better nor worse, unless the shards are gone
+            return None if has_shards else self._passed(None, now_ms)
         if worst.seconds > self.alert.lag:
             return self._breached(worst, now_ms)
         return self._passed(worst, now_ms)
@@ -90,15 +90,15 @@ class AlertState:
             reason=worst.reason,
         )
 
-    def _passed(self, worst: Lag, now_ms: int) -> AlertCleared | None:
+    def _passed(self, worst: Lag | None, now_ms: int) -> AlertCleared | None:
         self._breach_count, since_ms = 0, self._since_ms
         if since_ms is None:
             return None
         self._since_ms = None
         return AlertCleared(
-            stream=worst.stream,
-            shard_id=worst.shard_id,
-            lag=worst.seconds,
+            stream=None if worst is None else worst.stream,
+            shard_id=None if worst is None else worst.shard_id,
+            lag=None if worst is None else worst.seconds,
             limit=self.alert.lag,
             seconds=(now_ms - since_ms) / 1000,
         )
@@ -165,8 +165,8 @@ class RunMonitor:
 
     def look_at_alerts(self, measures: ConsumerMeasures, now_ms: int) -> list[tuple[Alert, AlertEvent]]:
         """The alerts that fire or clear now."""
-        lag = worst_lag(measures.shards)
-        told = [(state.alert, state.observe(lag, now_ms)) for state in self._alerts]
+        lag, has_shards = worst_lag(measures.shards), bool(measures.shards)
+        told = [(state.alert, state.observe(lag, now_ms, has_shards=has_shards)) for state in self._alerts]
         return [(alert, event) for alert, event in told if event is not None]
 
     # what flows

@@ -48,7 +48,7 @@ from anabranch._engine.run_watch import LOOK_EVERY_MS, RunWatch
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
-from anabranch._engine.tasks import BackgroundTask, attach_failure, start_in_group
+from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause, start_in_group
 from anabranch._engine.work_queue import Isolation, WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
@@ -381,12 +381,20 @@ class ConsumerRun:
                 if self._stop_report is None and self.processor.is_loop:
                     # The caller's loop may still work on a record when others take its shard (rule L11).
                     self._fence_watch.report_running()
+                self._report_failure(sys.exc_info()[1])
                 self.is_stopping = True
                 self.processor.queue.wake_all()
             for session in self.sessions.values():
                 session.lose()  # returns the bytes to a shared budget
             if self._registration is not None and self._stop_report is None:
                 await self._registration.abandon()
+
+    def _report_failure(self, error: BaseException | None) -> None:
+        """A run that fails has totals, too."""
+        if self._stop_report is None and isinstance(error, Exception):
+            cause = single_cause(error)
+            unfinished_count = sum(session.lane.unfinished_count for session in self.sessions.values())
+            self._emit_stopped(unfinished_count, f"{type(cause).__name__}: {cause}")
 
     async def _run_group(self) -> None:
         try:
@@ -594,7 +602,7 @@ class ConsumerRun:
             dead_letter_count=counters.dead_letter_count,
         )
 
-    def _emit_stopped(self, leftover_count: int) -> None:
+    def _emit_stopped(self, leftover_count: int, error: str | None = None) -> None:
         counters = self._counters()
         self._ports.emit(
             ConsumerStopped(
@@ -603,6 +611,7 @@ class ConsumerRun:
                 committed_count=counters.committed_count,
                 failed_count=counters.failed_count,
                 seconds=(self._ports.clock.now_ms() - self._joined_ms) / 1000,
+                error=error,
             )
         )
 

@@ -161,6 +161,10 @@ class Exporters:
             except Exception as error:  # noqa: BLE001 -- an exporter must not keep records from being handled
                 self.source.failed(exporter, error)
 
+    @property
+    def names(self) -> list[str]:
+        return [type(exporter).__name__ for exporter in self._exporters]
+
     def of_type(self, kind: type[E]) -> list[E]:
         return [exporter for exporter in self._exporters if isinstance(exporter, kind)]
 

@@ -1,7 +1,11 @@
 """The commands on an application whose leases are in DynamoDB: they take the URL, or ANABRANCH_LEASES."""
 
 import asyncio
+import json
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +57,24 @@ def test_an_application_is_listed_shown_explained_and_deleted(server, cli, dynam
     assert (mistaken.code, "did you mean 'billing'?" in mistaken.err) == (1, True)
     assert cli("apps", "delete", "billing", "--yes").out == "billing: deleted\n"
     assert [one["app"] for one in cli("apps", "ls", "--json").json] == ["audit"]
+
+
+def test_top_without_a_terminal_says_that_the_store_does_not_answer_and_continues(server, dynamodb, monkeypatch):
+    leases = dynamodb.leases("paused")
+    make_application(leases)
+    command = [sys.executable, "-m", "anabranch", "top", "billing", "--leases", leases, "--json", "--interval", "0.1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert json.loads(process.stdout.readline())["app"] == "billing"
+        with dynamodb.stopped():
+            assert "DynamoDB" in process.stderr.readline()
+        for _ in range(20):  # also those that were printed before
+            assert json.loads(process.stdout.readline())["lag"] is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_deletion_that_was_interrupted_is_found_and_completed(server, cli, dynamodb, monkeypatch):

@@ -152,8 +152,9 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     assert (explanation["reason"]["partition_key"], explanation["reason"]["attempts"]) == ("user-1", 1)
     assert explanation["advice"].startswith("fix the handler for that record, then restart a worker")
     for words in (("top", "billing", "--once"), ("apps", "show", "billing")):
-        shown = cli(*words, "--json").json["shards"]
-        assert [shard["reason"] for shard in shown if shard["reason"]] == [explanation["reason"]]
+        shown = cli(*words, "--json").json
+        assert [shard["reason"] for shard in shown["shards"] if shard["reason"]] == [explanation["reason"]]
+        assert shown["lag"] == max(shard["lag"] for shard in shown["shards"] if shard["lag"] is not None)
     frame = cli("top", "billing", "--once").out.splitlines()
     assert frame[1].startswith("1 worker live, 2 shards: 1 reading, 1 stalled")
     first = next(number for number, line in enumerate(frame) if line.startswith("shardId-"))

@@ -160,6 +160,19 @@ def test_a_period_without_a_lag_changes_nothing():
     assert run_alert(Alert(lag=5.0), lags) == [(240, AlertFired, 9.0), (420, AlertCleared, 0.0)]
 
 
+def test_an_alert_clears_when_the_shards_are_another_workers():
+    monitor = RunMonitor((Alert(lag=5.0, for_periods=2, period=10),), 0)
+    behind = replace(MEASURES, shards=(replace(SHARD, lag=20.0),))
+    assert monitor.look_at_alerts(behind, 10_000) == []
+    assert [type(event) for _, event in monitor.look_at_alerts(behind, 20_000)] == [AlertFired]
+    unread = replace(MEASURES, shards=(replace(SHARD, lag=None),))
+    assert monitor.look_at_alerts(unread, 30_000) == []
+    ((_, cleared),) = monitor.look_at_alerts(replace(MEASURES, shards=()), 40_000)
+    assert str(cleared) == "alert cleared: this worker holds no shard any more, after 20 s"
+    assert monitor.look_at_alerts(replace(MEASURES, shards=()), 50_000) == []
+    assert monitor.look_at_alerts(behind, 60_000) == [], "it counts its periods from the start"
+
+
 def test_an_alert_names_the_worst_shard_and_why():
     state = AlertState(Alert(lag=5.0, for_periods=1, period=10), 0)
     for second in range(1, 10):

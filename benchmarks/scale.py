@@ -1,9 +1,10 @@
 """What a poll and a commit cost as the shards of one worker grow: 10, 100, 1,000 and 5,000 of them.
 
 The whole consumer runs in virtual time, with a stream and a lease store in memory. So nothing waits, nothing is ever
-late, and the CPU time is what the engine costs, without sockets and codecs. Idle: no shard gets records; one poll is
-counted. Busy: each shard gets one record a second, and one record with its poll and its commit is counted. A cost that
-grows with the number of shards shows as a ratio above 1.
+late, and the CPU time is what the engine costs, without sockets and codecs. Idle: a poll without records. Record: each
+shard gets one record a second, which is polled, handled and, for this figure, almost never committed. Commit: what it
+costs more if each record is committed. Busy: both. A cost that grows with the number of shards shows as a ratio above
+1. The time of the garbage collector is part of all of them, and is shown beside them.
 """
 
 # ruff: noqa: ARG002 -- the stream in memory has the arguments of the port
@@ -28,6 +29,7 @@ from anabranch._model.leases import AppRow
 from anabranch._model.streams import Shard, parse_stream
 from anabranch._wire.messages import GetRecordsResponse, KinesisRecord, ListShardsResponse, StreamSummary
 from anabranch.budget import Budget
+from anabranch.config import CheckpointSettings, ConsumerSettings
 from anabranch.policies import Retry
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.testing import loop as simulation
@@ -43,10 +45,20 @@ RATIO_MAX = 1.3
 BEGAN_MS = 1_700_000_000_000
 DATA = b"x" * 100
 NO_PACE = PaceLimits(share=50)
+PACE = PaceLimits(idle_interval_ms=1000)
+SELDOM_SECONDS = 300.0
+"""The longest interval between commits."""
 
 
 def run_with(
-    ports: Ports, stream: str, mode, order: str = "shard", *, pace: PaceLimits = NO_PACE, start: str = "trim_horizon"
+    ports: Ports,
+    stream: str,
+    mode,
+    order: str = "shard",
+    *,
+    pace: PaceLimits = NO_PACE,
+    start: str = "trim_horizon",
+    commit_seconds: float | None = None,
 ) -> ConsumerRun:
     plan = RunPlan(
         app=AppRow(app="bench", app_id="bench", created_wall_ms=ports.clock.wall_ms()),
@@ -55,6 +67,7 @@ def run_with(
         profile=MemberProfile(worker_id="bench"),
         timing=lease_timing(10_000),
         pace=pace,
+        settings=ConsumerSettings(checkpoints=CheckpointSettings(interval=commit_seconds)),
     )
     options = HandlerOptions(order=order, concurrency=32, decode=None, policy=Retry())
     return ConsumerRun(ports, plan, mode, options, Budget())
@@ -134,8 +147,23 @@ class Stream:
         return self._clock.wall_ms() // 1000
 
 
-def measure(shard_count: int, *, busy: bool) -> tuple[float, float]:
-    """Microseconds of CPU a poll, and records a poll."""
+class CollectorTime:
+    """CPU seconds of the garbage collector, while it is among its callbacks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def __call__(self, phase: str, _info: dict[str, int]) -> None:
+        now = time.process_time()
+        if phase == "start":
+            self._began = now
+        else:
+            self.seconds += now - self._began
+
+
+def measure(shard_count: int, *, busy: bool, commit_seconds: float | None = None) -> tuple[float, float]:
+    """Microseconds of CPU for each poll, or for each record if it is busy; and how many of them the collector took."""
 
     async def main() -> tuple[float, float]:
         clock = VirtualClock()
@@ -154,34 +182,43 @@ def measure(shard_count: int, *, busy: bool) -> tuple[float, float]:
             emit=lambda _: None,
         )
         mode = HandleBatches(HandlerCall(handle, threads=1), BatchLimits(max_wait_ms=0))
-        run = run_with(ports, "orders", mode, pace=PaceLimits(idle_interval_ms=1000), start="latest")
+        run = run_with(ports, "orders", mode, pace=PACE, start="latest", commit_seconds=commit_seconds)
         await run.start()
         while len(run.sessions) < shard_count:  # noqa: ASYNC110 -- virtual time
             await asyncio.sleep(1.0)
         await asyncio.sleep(SETTLE_SECONDS)
         gc.collect()
+        collector = CollectorTime()
+        gc.callbacks.append(collector)
         polls, records, start = stream.polls, handled, time.process_time()
         await asyncio.sleep(ceil(POLLS / shard_count))
         taken, polls, records = time.process_time() - start, stream.polls - polls, handled - records
+        gc.callbacks.remove(collector)
         await run.stop(5)
-        return taken / polls * 1e6, records / polls
+        count = records if busy else polls
+        return taken / count * 1e6, collector.seconds / count * 1e6
 
     return simulation.run(main)
 
 
 def main() -> None:
-    costs: dict[str, dict[int, float]] = {"idle": {}, "busy": {}}
+    costs: dict[str, dict[int, tuple[float, float]]] = {"idle": {}, "record": {}, "busy": {}}
     for _ in range(ROUNDS):
-        for shard_count in SHARDS:
-            idle, _ = measure(shard_count, busy=False)
-            poll, records = measure(shard_count, busy=True)
-            for name, cost in (("idle", idle), ("busy", poll / records)):
-                costs[name][shard_count] = min(cost, costs[name].get(shard_count, cost))
-    print(f"{'shards':>8} {'idle, us a poll':>18} {'busy, us a record':>20}   (one record a second and shard)")
-    for shard_count in SHARDS:
-        print(f"{shard_count:>8} {costs['idle'][shard_count]:>18.1f} {costs['busy'][shard_count]:>20.1f}")
+        for count in SHARDS:
+            for name, cost in (
+                ("idle", measure(count, busy=False)),
+                ("record", measure(count, busy=True, commit_seconds=SELDOM_SECONDS)),
+                ("busy", measure(count, busy=True)),
+            ):
+                costs[name][count] = min(cost, costs[name].get(count, cost))
+    print("microseconds, and in brackets those of the garbage collector; one record a second and shard")
+    print(f"{'shards':>8} {'idle poll':>16} {'poll with record':>18} {'commit':>8} {'busy: both':>16}")
+    for count in SHARDS:
+        idle, record, busy = (f"{cost[count][0]:.1f} ({cost[count][1]:.1f})" for cost in costs.values())
+        commit = costs["busy"][count][0] - costs["record"][count][0]
+        print(f"{count:>8} {idle:>16} {record:>18} {commit:>8.1f} {busy:>16}")
     for name, cost in costs.items():
-        ratio = cost[5_000] / cost[100]
+        ratio = cost[5_000][0] / cost[100][0]
         verdict = figures.bar(f"{name} shards: 5,000 / 100 of them", ratio, RATIO_MAX, at_least=False)
         print(f"{name}: 5,000 shards cost {ratio:.2f} times as much per shard as 100; {verdict}")
 

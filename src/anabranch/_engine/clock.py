@@ -84,6 +84,10 @@ class Alarm:
 
 
 SLOT_MS = 5
+TURN_CALLBACKS_MAX = 32
+"""Of those that are due together. What they start gets its turn before the next ones: otherwise 5,000 shards that are
+due at once block the event loop, and need 5,000 tasks.
+"""
 
 
 class Scheduler:
@@ -136,7 +140,9 @@ class Scheduler:
     def _fire(self) -> None:
         self._timer, self._armed_ms = None, None
         now_ms = self._clock.now_ms()
-        while self._heap and self._heap[0][0] <= now_ms:
+        for _ in range(TURN_CALLBACKS_MAX):
+            if not self._heap or self._heap[0][0] > now_ms:
+                break
             self._call(heapq.heappop(self._heap)[2])
         if self._heap and not self._closed:
             self._arm(self._heap[0][0])

@@ -1,8 +1,9 @@
 """The scheduler: an error in a callback is reported and delays no other callback."""
 
 import asyncio
+from functools import partial
 
-from anabranch._engine.clock import Scheduler, SystemClock
+from anabranch._engine.clock import TURN_CALLBACKS_MAX, Scheduler, SystemClock
 
 from stream_world import run
 
@@ -60,3 +61,15 @@ def test_a_callback_that_plans_ahead_delays_nothing_that_is_due_before():
     assert called == ["soon"]
     clock.advance(2_000)
     assert called == ["soon", "later"]
+
+
+def test_callbacks_that_are_due_together_leave_the_loop_a_turn_in_between_and_keep_their_order():
+    clock, called, count = HandClock(), [], 2 * TURN_CALLBACKS_MAX + 1
+    scheduler = Scheduler(clock, called.append)
+    for number in range(count):
+        scheduler.call_at(10, partial(called.append, number))
+    for turns in (1, 2):
+        clock.advance(10)
+        assert called == list(range(turns * TURN_CALLBACKS_MAX))
+    clock.advance(10)
+    assert called == list(range(count))

@@ -35,7 +35,7 @@ def test_a_record_is_acknowledged_when_the_next_is_asked_for():
     run(main)
 
 
-def test_stop_inside_the_loop_acknowledges_the_record_in_hand():
+def test_stop_inside_the_loop_acknowledges_the_current_record():
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 5)

@@ -27,7 +27,7 @@ async def _rest(world, store):
 
 @WAYS
 @pytest.mark.parametrize("kept", ["an iterator of the loop's", "an iterator that is kept"])
-def test_a_stop_after_an_error_in_the_body_does_not_acknowledge_what_is_in_hand(way, kept):
+def test_a_stop_after_an_error_in_the_body_does_not_acknowledge_the_current_record(way, kept):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 4)
@@ -46,7 +46,7 @@ def test_a_stop_after_an_error_in_the_body_does_not_acknowledge_what_is_in_hand(
 
 
 @WAYS
-def test_a_stop_after_the_loop_was_left_does_not_acknowledge_what_is_in_hand(way):
+def test_a_stop_after_the_loop_was_left_does_not_acknowledge_the_current_record(way):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 4)

@@ -78,7 +78,7 @@ def losses(happened):
 
 
 @pytest.mark.parametrize("raised, lost_count", [(False, 1), (True, 0)])
-def test_a_worker_that_stood_still_beyond_the_retention_tells_it_once(raised, lost_count):
+def test_a_worker_that_stalled_beyond_the_retention_reports_the_loss_once(raised, lost_count):
     async def main():
         async with stream_world(1) as world:
             seen, happened = [], []
@@ -188,7 +188,7 @@ def test_an_idle_shard_loses_nothing_as_time_goes_by():
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_child_that_is_first_read_beyond_the_retention_tells_it_whoever_reads_it(restarts):
+def test_a_child_first_read_beyond_the_retention_reports_the_loss_in_any_worker(restarts):
     async def main():
         async with stream_world(1) as world:
             store, seen, happened = MemoryLeaseStore(), [], []

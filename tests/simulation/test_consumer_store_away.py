@@ -89,7 +89,7 @@ def test_what_is_wrong_with_the_store_is_said_where_a_commit_fails():
     run(main)
 
 
-def test_a_shard_that_stands_still_for_want_of_heartbeats_says_so_and_why():
+def test_a_shard_that_stalls_without_heartbeats_reports_the_reason():
     async def main():
         async with stream_world(1) as world:
             store, seen, happened = Store("heartbeat", "poll"), [], []

@@ -18,7 +18,7 @@ DENIED = AccessDeniedError("no", operation="ListShards", code="AccessDeniedExcep
 
 
 @simulated
-async def test_01_after_a_split_the_map_is_refreshed_and_nothing_is_written_for_ever():
+async def test_01_after_a_split_the_map_is_refreshed_and_no_write_repeats_forever():
     kinesis = MemoryKinesis()
     async with kinesis.producer() as producer:
         await warm_up(producer)
@@ -77,7 +77,7 @@ async def test_05_a_missing_stream_fails_at_once_and_holds_back_nobody():
 
 
 @simulated
-async def test_05_a_writer_that_may_not_list_shards_writes_all_the_same():
+async def test_05_a_writer_that_may_not_list_shards_still_writes():
     kinesis = MemoryKinesis({"orders": 2})
     kinesis.before_list = lambda: DENIED
     async with kinesis.producer() as producer:
@@ -172,7 +172,7 @@ async def test_12_sizes_and_keys_are_checked_where_they_are_given():
 
 
 @simulated
-async def test_12_a_request_that_is_not_valid_is_taken_apart_and_not_tried_for_ever():
+async def test_12_an_invalid_request_is_split_and_not_retried_forever():
     kinesis = MemoryKinesis()
 
     def judge(entries):

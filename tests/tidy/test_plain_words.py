@@ -33,6 +33,7 @@ BANNED = {
 
 def texts():
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".in"}]
+    files += (ROOT / "docs" / "files").iterdir()
     files += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")]
     return [path for path in files if "_build" not in path.parts]
 
@@ -49,6 +50,12 @@ def found_in(text: str) -> list[str]:
 def test_no_text_has_a_banned_turn():
     found = {str(path.relative_to(ROOT)): found_in(path.read_text()) for path in texts()}
     assert not {path: turns for path, turns in found.items() if turns}
+
+
+def test_no_test_name_has_a_banned_turn():
+    modules = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    names = [name for text in modules for name in re.findall(r"def (test_\w+)", text)]
+    assert not {name: turns for name in names if (turns := found_in(name.replace("_", " ")))}
 
 
 @pytest.mark.parametrize("text", ["It is created anew.", "a shard that\n    stands still", "# the record in\n# hand"])

@@ -53,7 +53,7 @@ def test_a_call_that_waits_for_a_future_is_woken_by_it():
 
 
 @pytest.mark.parametrize("ignores", [1, 3])
-def test_a_call_that_takes_no_notice_of_its_cancellation_is_awaited_to_its_end(ignores):
+def test_a_call_that_ignores_its_cancellation_is_awaited_to_its_end(ignores):
     async def main():
         task = asyncio.create_task(run_begun(wait_twice(ignores=ignores)))
         for _ in range(ignores):

@@ -206,7 +206,7 @@ def test_attempts_are_counted_for_each_batch():
     assert lane.attempts == 0
 
 
-def test_attempts_are_counted_on_by_every_owner_that_has_the_batch_in_hand():
+def test_every_owner_of_an_unfinished_batch_continues_its_attempt_count():
     lane, _ = make_lane(*some(2), max_records=1)
     lane.next(0, ended=False)
     lane.retry_at(0, 1)

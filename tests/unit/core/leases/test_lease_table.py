@@ -232,7 +232,7 @@ def test_a_store_that_went_back_in_time_is_forgotten_but_for_its_epochs():
     assert known.epoch_floors == {P: 1}
 
 
-def test_shards_that_stand_still_on_purpose_weigh_nothing():
+def test_stopped_and_paused_shards_weigh_nothing():
     stopped = replace(MINE, stopped=Stopped(StoppedByCrashes(owner_count=5), None, None, "me#1", 0))
     assert weight(stopped) == weight(replace(MINE, paused=True)) == 0
     assert table(MINE).load == 1

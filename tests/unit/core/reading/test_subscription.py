@@ -262,7 +262,7 @@ def test_a_closed_subscription_opens_again():
         ("AccessDeniedException", "denied"),
     ],
 )
-def test_errors_of_the_key_are_told_apart_by_their_prefix(code, outcome):
+def test_errors_of_the_key_are_distinguished_by_their_prefix(code, outcome):
     assert outcome_of(service_error("SubscribeToShard", AwsError(code, ""), status=400)) == outcome
 
 

@@ -1,4 +1,4 @@
-"""What `Aws` stands for, resolved by botocore: session, region, endpoints, certificates, credentials.
+"""Resolves `Aws` settings with botocore: session, region, endpoints, certificates, credentials.
 
 botocore reads files, calls metadata services and is slow to import. All of that happens in one thread of its own, when
 it is first needed. An account may be shared by clients of several event loops.
@@ -172,7 +172,7 @@ class AwsAccount:
         return await self._in_thread(lambda: self._client(service, region, endpoint_url, read_seconds_max))
 
     def start_threads(self) -> None:
-        """Ahead of the first call, for programs that may be about to end: then no thread can be started."""
+        """Starts the threads before the first call: while the interpreter shuts down, no thread can be started."""
         self.credentials.start_threads()
         self._thread.start()
 
@@ -227,7 +227,7 @@ class AwsAccount:
             connect_timeout=10,
             read_timeout=read_seconds_max or 60,
             retries={"total_max_attempts": 1},  # the caller decides about retries
-            # Names of buckets in the host name need AWS's DNS.
+            # Bucket names in the host name need the DNS of AWS.
             s3=None if endpoint_url is None else {"addressing_style": "path"},
         )
         return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=once, **given)

@@ -11,10 +11,10 @@ from anabranch.errors import CodecError, ServiceError
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "HTTP 404"})
 _REFUSED: Final = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"})
-"""Also NoSuchKey: the object that a condition names is gone."""
+"""NoSuchKey: the object that should be replaced is gone."""
 
 _READ_SECONDS_MAX: Final = 10.0
-"""Callers give up earlier. A call that was given up keeps its thread for this long, and there are few threads."""
+"""Callers time out earlier. An abandoned call keeps its thread for up to this long, and there are few threads."""
 
 
 class StoredObject(NamedTuple):
@@ -50,8 +50,8 @@ class S3Objects:
             raise
 
     async def put(self, key: str, body: bytes, *, replaces: str | None) -> str | None:
-        """Writes an object in place of the one with that ETag, or of none. Returns the new ETag; None if something else
-        is there, or another write is under way.
+        """Replaces the object with this ETag; None creates a new object. Returns the new ETag, or None if the condition
+        failed or another write is in progress.
         """
         try:
             answer = await self._calls.call(
@@ -73,7 +73,7 @@ class S3Objects:
         await self._calls.call("DeleteObject", Bucket=self._bucket, Key=key)
 
     async def folders(self, prefix: str) -> list[str]:
-        """The names right under a prefix that have something below them."""
+        """The names of the folders directly under a prefix."""
         names: list[str] = []
         token: str | None = None
         while True:

@@ -77,7 +77,7 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
     millis_behind_latest: int | None = None
     records_per_second: float = 0.0
     error: str | None = None
-    """Why nothing is known about it; None if all is known."""
+    """Why its status could not be read; None if it was."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,11 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     skip = actions.add(
         "skip",
         _skip,
-        "go past a record that keeps failing",
+        "skip a record that keeps failing",
         examples=["billing 3 49590338271490256608559692538361571095"],
     )
     resume = actions.add(
-        "resume", _resume, "try the record of a stopped shard once more", examples=["billing shardId-000000000003"]
+        "resume", _resume, "retry the record at which a shard is stopped", examples=["billing shardId-000000000003"]
     )
     for action in (skip, resume):
         add_application_argument(action)
@@ -117,17 +117,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "app", type=application_argument, metavar="APP", help="name of an application whose workers are stopped"
     )
     copy.add_argument(
-        "--from", dest="leases", metavar="URL", help=f"the lease store that it is in (default: {DEFAULT_LEASES})"
+        "--from", dest="leases", metavar="URL", help=f"its current lease store (default: {DEFAULT_LEASES})"
     )
-    copy.add_argument("--to", dest="target", metavar="URL", required=True, help="the lease store that it moves to")
+    copy.add_argument("--to", dest="target", metavar="URL", required=True, help="its new lease store")
     scale = actions.add(
         "scale", _scale, "say how many workers an application should have", examples=["billing --target-lag 30"]
     )
     add_application_argument(scale)
     seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)
     for name, default, text in (
-        ("--target-lag", 60.0, "a larger lag asks for more workers"),
-        ("--catch-up", 300.0, "how soon it should have caught up"),
+        ("--target-lag", 60.0, "if the lag is larger, advise more workers"),
+        ("--catch-up", 300.0, "time in which to catch up"),
     ):
         scale.add_argument(
             name, type=seconds, default=default, metavar="SECONDS", help=f"{text} (default: {default:.0f})"
@@ -138,8 +138,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECORDS",
         help="records per second that one busy worker handles; needed to advise fewer workers when less arrives",
     )
-    scale.add_argument("--min", type=workers, default=1, metavar="N", help="at least so many (default: 1)")
-    scale.add_argument("--max", type=workers, metavar="N", help="at most so many")
+    scale.add_argument("--min", type=workers, default=1, metavar="N", help="fewest workers to advise (default: 1)")
+    scale.add_argument("--max", type=workers, metavar="N", help="most workers to advise")
     for action in (ls, show, scale, skip, resume):
         add_json_option(action)
 
@@ -203,7 +203,7 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
             records_per_second=status.records_per_second,
         )
 
-    # Together: each waits until its workers have reported.
+    # Concurrently, because each call waits until the workers have reported.
     return await asyncio.gather(*(look(stored) for stored in await stored_applications(leases, os.environ)))
 
 

@@ -81,7 +81,7 @@ class Command(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors may quote what the user passed, and its help may have no place to go."""
+    """Cleans its errors, which may quote what the user passed, and reports it if its help cannot be printed."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is sys.stdout:
@@ -105,7 +105,7 @@ def run_program(interrupt_handler: Any) -> int:
     except KeyboardInterrupt:
         _leave_at_once()
     if interrupt_handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while threads end
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the wait for threads
     return code
 
 
@@ -126,7 +126,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def _occupy_closed_descriptors() -> None:
-    """A closed standard stream would give its number to the next socket or file, and children would write to that."""
+    """Otherwise the next socket or file would get the number of a closed stream, and children would write to it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -135,7 +135,7 @@ def _occupy_closed_descriptors() -> None:
 
 
 def _discard_output() -> None:
-    """What is still buffered would raise again when the process ends."""
+    """Otherwise output that is still buffered would raise again when the process ends."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -226,7 +226,7 @@ def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
 
 def _leave_at_once() -> NoReturn:
     """Exits without joining threads: one may be inside a botocore call of up to a minute that nobody awaits any more.
-    Everything of ours is closed by now.
+    Our own resources are closed by now.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Also those of the parsers below."""
+    """The actions of a parser and of all its subparsers."""
     for action in parser._actions:  # noqa: SLF001 -- argparse has no public way to list them
         yield action
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 -- as above

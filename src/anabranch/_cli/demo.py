@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_picture(path: Path) -> None:
-    """The demo takes a minute; a picture that cannot be saved is refused before."""
+    """The demo takes a minute, so a path that cannot be written is refused before it starts."""
     if path.is_dir():
         raise ConfigurationError(f"--picture: {path} is a folder; name a file, such as {path / 'demo.svg'}")
     if not path.parent.is_dir():

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "export", _export, "write dead letters to a file, as lines of JSON", examples=["URL out.jsonl"]
     )
     redrive = actions.add("redrive", _redrive, "deliver dead letters again", examples=["sqs://failures app:consumer"])
-    worker = actions.add("worker", _worker, "deliver dead letters again as they come", examples=["app:consumer URL"])
+    worker = actions.add("worker", _worker, "deliver dead letters again as they arrive", examples=["app:consumer URL"])
     worker.add_argument("target", metavar="MODULE:NAME", help="a Consumer with a handler")
     for action in (ls, one, drop, export, redrive, worker):
         action.add_argument("url", metavar="URL", help="sqs://NAME, s3://bucket/prefix or sqlite:///path")
@@ -108,22 +108,22 @@ def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
         "--attempts", type=positive_integer, default=3, metavar="N", help="calls per letter (default: 3)"
     )
     parser.add_argument("--backoff", type=bounded_number("number of seconds", 0, 3600), default=1.0, metavar="SECONDS",
-                        help="the longest first pause; it doubles (default: 1)")  # fmt: skip
+                        help="limit of the first pause, doubled with each call (default: 1)")  # fmt: skip
     parser.add_argument(
         "--rate", type=bounded_number("rate", 0.001, 1e6), metavar="N", help="letters per second at most"
     )
     parser.add_argument(
-        "--concurrency", type=positive_integer, default=8, metavar="N", help="keys at once (default: 8)"
+        "--concurrency", type=positive_integer, default=8, metavar="N", help="partition keys at once (default: 8)"
     )
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("filters", "a letter must match all filters")
-    group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure; its first digits are enough")
+    group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure: its first digits are enough")
     group.add_argument("--key", help="the partition key")
     group.add_argument("--letter", metavar="DIGITS", help="the first digits of the idempotency key")
     group.add_argument("--since", type=end_argument, metavar="TIME", help="written then or later: -1h, or an ISO time")
-    group.add_argument("--until", type=end_argument, metavar="TIME", help="written before that")
+    group.add_argument("--until", type=end_argument, metavar="TIME", help="written before this time")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -153,7 +153,8 @@ def _with_letters(arguments: argparse.Namespace, work: "Callable[[DeadLetters], 
         async with DeadLetters(arguments.url, aws=aws_from(arguments)) as letters:
             result = await work(letters)
             if letters.unreadable:
-                say(f"{len(letters.unreadable)} of what is there is no letter, and left alone: {letters.unreadable[0]}")
+                skipped = counted(len(letters.unreadable), "item")
+                say(f"{skipped} skipped, not a readable letter: {letters.unreadable[0]}")
             return result
 
     return asyncio.run(main())
@@ -204,7 +205,7 @@ def _print_letters(letters: "list[Letter]", *, as_json: bool) -> int:
 
 
 def _time(seconds: float) -> str:
-    """Letters may come from anybody: not every number is a time."""
+    """A letter may have any content, so not every number is a valid time."""
     try:
         return timestamp(seconds)
     except (ValueError, OverflowError, OSError):
@@ -223,7 +224,7 @@ def _brief(error_type: str, message: str) -> str:
 
 
 def _document(letter: "Letter", *, whole: bool) -> dict[str, Any]:
-    """As the letter is stored, so that a script sees one form."""
+    """The fields of the stored letter, so that a script sees the same names everywhere."""
     from anabranch.letters import encode_letter
 
     fields: dict[str, Any] = msgspec.json.decode(encode_letter(letter))
@@ -252,7 +253,7 @@ def _show(arguments: argparse.Namespace) -> int:
     if letter.stack:
         show()
         for line in letter.stack.rstrip("\n").split("\n"):
-            show(f"  {line}")  # none passes for a fact
+            show(f"  {line}")  # indented, so that no line looks like a field
     show()
     if letter.payload is None:
         show_lines(wrapped(_no_payload(letter), make_console()))
@@ -263,7 +264,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _no_payload(letter: "Letter") -> str:
     if letter.overflow is not None:
-        return f"no payload: {one_line(letter.overflow)} is gone, or no letter"
+        return f"no payload: {one_line(letter.overflow)} is gone, or is not a letter"
     return "no payload: it was trimmed from the stream, or redacted"
 
 
@@ -371,12 +372,12 @@ def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
     if report.last_error is not None:
         show_lines(wrapped(f"the last failure: {one_line(report.last_error)[:_MESSAGE_COLUMNS]}", make_console()))
     if is_stopped:
-        say("stopped; run the same command again to go on")
+        say("stopped; run the same command again to continue")
 
 
 @asynccontextmanager
 async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
-    """The first Ctrl-C lets running calls finish; the second kills, and the next redrive goes on from there."""
+    """The first Ctrl-C lets running calls finish. The second kills the process; the next redrive continues there."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
@@ -384,7 +385,7 @@ async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
         say("finishing the letters that are being delivered; a second signal ends at once")
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)  # a call in a thread would be waited for
+            signal.signal(number, signal.SIG_DFL)  # otherwise the exit would wait for calls in threads
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)

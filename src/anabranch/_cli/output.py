@@ -37,7 +37,7 @@ class CommandFailed(AnabranchError):  # noqa: N818 -- an outcome, not a bug
 
 
 class OutputFailed(Exception):  # noqa: N818 -- an outcome, not a bug
-    """Standard output takes nothing: it is closed, or its device is full."""
+    """Standard output cannot be written: it is closed, or its device is full."""
 
 
 _SPACE: Final = HASH_KEY_MAX + 1
@@ -107,7 +107,7 @@ def _place(shard: Shard) -> tuple[HashKeyRange, str]:
 
 
 def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing = UNICODE) -> str:
-    """The hash space as `width` cells with this range filled. Neighbours touch, and every range shows."""
+    """The hash space as `width` cells with this range filled. Neighbours touch, and no range is too small to see."""
     start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
     start = min(start, width - 1)
     end = max(end, start + 1)
@@ -146,13 +146,13 @@ def show(line: str = "") -> None:
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Prints lines that are clean already, or must not be changed, and does not wait for more of them."""
+    """Prints and flushes lines that are already clean, or must not be changed."""
     _StandardOutput().write("".join(f"{line}\n" for line in lines))
     flush()
 
 
 class CleanFormatter(logging.Formatter):
-    """A message is one line, whatever is in it. The lines of a traceback are indented: none passes for a message."""
+    """Keeps each message on one line. The lines of a traceback are indented, so that none looks like a message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the name in logging
         return clean(super().formatMessage(record))
@@ -209,7 +209,7 @@ def print_json(value: Any) -> None:
 
 
 class _StandardOutput:
-    """Standard output with our errors. rich replaces `sys.stdout` while it draws, so a console keeps its own."""
+    """Standard output that raises `OutputFailed`. A console keeps one, as rich replaces `sys.stdout` while it draws."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout

@@ -1,8 +1,8 @@
 """`anabranch reshard`: scales a stream, splits a shard or merges two.
 
 The plan is made first, without I/O. AWS scales a stream at most to double or down to half its open shards in one call,
-so a larger change takes several calls. Only open shards can be split, and only neighbours merged; an impossible request
-is refused with what is possible.
+so a larger change takes several calls. Only open shards can be split, and only neighbours merged. An impossible request
+is refused; the error lists what is possible.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def plan_scale(present: int, target: int) -> list[Scale]:
     if len(steps) > UPDATE_SHARD_COUNT_PER_DAY:
         raise ConfigurationError(
             f"from {start} to {target} shards takes {len(steps)} calls, and AWS allows {UPDATE_SHARD_COUNT_PER_DAY} "
-            f"in 24 hours: go to {steps[UPDATE_SHARD_COUNT_PER_DAY - 1].after} first"
+            f"in 24 hours: scale to {steps[UPDATE_SHARD_COUNT_PER_DAY - 1].after} first"
         )
     return steps
 
@@ -116,7 +116,7 @@ def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: in
 def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
     """The shards may be given in any order."""
     if first_id == second_id:
-        raise ConfigurationError(f"a merge takes two shards, not {first_id} twice")
+        raise ConfigurationError(f"a merge needs two different shards; {first_id} was passed twice")
     pair = [_find_open(shards, shard_id) for shard_id in (first_id, second_id)]
     lower, upper = sorted(pair, key=lambda shard: shard.hash_key_range)
     if not lower.hash_key_range.is_adjacent_to(upper.hash_key_range):
@@ -128,7 +128,7 @@ def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
         ]
         raise ConfigurationError(
             f"{first_id} and {second_id} are not adjacent: "
-            + (f"{first_id} can be merged with {' or '.join(neighbours)}" if neighbours else f"{first_id} has none")
+            + (f"{first_id} can be merged with {' or '.join(neighbours)}" if neighbours else "it has no open neighbour")
         )
     return Merge(lower, upper)
 
@@ -140,7 +140,7 @@ def _find_open(shards: Sequence[Shard], shard_id: str) -> Shard:
     what = f"there is no {shard_id}" if found is None else f"{shard_id} is closed: it was split or merged before"
     names = [shard.shard_id for shard in _open_in_order(shards)]
     more = f" and {len(names) - _OPEN_SHOWN_MAX} more" if len(names) > _OPEN_SHOWN_MAX else ""
-    raise ConfigurationError(f"{what}; open are: {', '.join(names[:_OPEN_SHOWN_MAX])}{more}")
+    raise ConfigurationError(f"{what}; the open shards are {', '.join(names[:_OPEN_SHOWN_MAX])}{more}")
 
 
 def _open_in_order(shards: Sequence[Shard]) -> list[Shard]:
@@ -180,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     if arguments.at is not None and arguments.split is None:
-        raise ConfigurationError("--at goes with --split")
+        raise ConfigurationError("--at needs --split")
     with connect(arguments, stream) as connection:
         summary = connection.run(connection.summary(stream))
         _check_changeable(summary)

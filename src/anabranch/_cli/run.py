@@ -49,7 +49,7 @@ def find_consumer(target: str) -> "Consumer[Any]":
         found = getattr(found, attribute)
     if not isinstance(found, Consumer):
         kind = "class" if isinstance(found, type) else "function" if callable(found) else type(found).__name__
-        raise ConfigurationError(f"{target} is a {kind}, and no Consumer{_consumers_in(module, Consumer)}")
+        raise ConfigurationError(f"{target} is a {kind}, not a Consumer{_consumers_in(module, Consumer)}")
     if not found.has_handler:
         raise ConfigurationError(
             f"{target} has no handler: decorate a function with @{path}.handler or @{path}.batch_handler()"
@@ -101,7 +101,7 @@ Tell = Callable[[str, int], None]
 
 
 def _tell_as(log_format: str) -> Tell:
-    """What this command itself says is on standard error, in the form of the log."""
+    """Prints the messages of this command itself to standard error, in the format of the log."""
     if log_format == "json":
         return lambda line, level: logging.getLogger("anabranch.run").log(level, "%s", line)
     return lambda line, _: say(line)
@@ -206,7 +206,7 @@ class _Workers:
                     process.send_signal(number)
 
     async def kill(self) -> None:
-        """Kills workers that still run when nobody waits for them any more."""
+        """Kills workers that still run when the command ends."""
         self._stop(signal.SIGKILL)
         for process in self._processes:
             await process.wait()
@@ -274,8 +274,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.workers > 1:
         if not consumer.shares_leases:
             raise ConfigurationError(
-                f"--workers {arguments.workers}: {arguments.target} shares no leases, so that each worker would handle "
-                "every record; give it app='name', and no leases='memory://' or 's3://...', which is for one worker"
+                f"--workers {arguments.workers}: {arguments.target} does not share leases, so each worker would handle "
+                "every record; pass app='name', and not leases='memory://' or 's3://...', which are for one worker"
             )
         command = [sys.executable, "-m", "anabranch", "run", arguments.target, "--log", arguments.log]
         command += ["--log-format", arguments.log_format]
@@ -325,7 +325,7 @@ def _outcome(report: "StopReport", tell: Tell) -> int:
     lines = [str(shard) for shard in report.stopped]
     if report.stopped:
         lines.append(
-            "nothing from there on was handled; fix the cause and run again: a new worker tries the record once more"
+            "the records after it were not handled; fix the cause and run again: a new worker retries the record"
         )
     if report.leftovers:
         running = counted(len(report.leftovers), "handler")

@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", help="store streams and records in this directory (default: in memory)"
     )
     parser.add_argument(
-        "--salvage", action="store_true", help="start with --data that is damaged: keep the file, use what is intact"
+        "--salvage", action="store_true", help="if --data is damaged: keep the damaged file, and load what is intact"
     )
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
     parser.add_argument("--region", default="us-east-1", help="default: us-east-1")

@@ -44,7 +44,7 @@ examples:
   anabranch streams consumers ls orders
   anabranch streams consumers rm orders billing --yes
 
-`anabranch streams ls --help`, and so on, has the options of each.
+`anabranch streams ACTION --help` lists the options of each action.
 """
 _RETENTION: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETENTION_HOURS_MAX)
 _STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create = actions.add(
         "create", _create, "create a stream and wait until it is ACTIVE", examples=["orders --shards 4"]
     )
-    create.add_argument("stream", type=_stream_name, metavar="NAME", help="of the new stream")
+    create.add_argument("stream", type=_stream_name, metavar="NAME", help="name of the new stream")
     create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on-demand)")
     create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stream_argument(describe)
     delete = actions.add("delete", _delete, "delete a stream with all its records", examples=["orders --yes"])
     add_stream_argument(delete)
-    delete.add_argument("--with-consumers", action="store_true", help="also if fan-out consumers are registered")
+    delete.add_argument("--with-consumers", action="store_true", help="even if fan-out consumers are registered")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
     consumers = actions.add(
@@ -196,7 +196,7 @@ def _consumers(arguments: argparse.Namespace) -> int:
             known = ", ".join(found) or "none"
             raise CommandFailed(f"{summary.name} has no consumer {', '.join(unknown)}; it has: {known}")
         confirm(
-            f"Remove {', '.join(names)} of {summary.name}? Applications that use them are polled, or register again",
+            f"Applications that use them will poll, or register again. Remove {', '.join(names)} from {summary.name}?",
             yes=arguments.yes,
         )
         for name in names:
@@ -257,5 +257,5 @@ def _stream_name(text: str) -> StreamName:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if stream.arn is not None:
-        raise argparse.ArgumentTypeError("name the new stream by its name; set the region with --region")
+        raise argparse.ArgumentTypeError("pass a name, not an ARN; set the region with --region")
     return stream

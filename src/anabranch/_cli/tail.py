@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=partition_key_argument, help="only records of this partition key")
     parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard (id or number)")
     parser.add_argument(
-        "--fanout", action="store_true", help="have records pushed (enhanced fan-out), by a consumer for this run"
+        "--fanout", action="store_true", help="read with enhanced fan-out, by a consumer registered for this run"
     )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--format", type=format_argument, metavar="FORMAT", help="format of each line, see below")

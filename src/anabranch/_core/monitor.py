@@ -1,4 +1,4 @@
-"""What a run says about itself, decided once a second from what it has counted: progress, alerts, the lease store, and
+"""What a run reports about itself, decided once a second from its counters: progress, alerts, the lease store, and
 shards that stay stopped.
 
 It is pure: measures and the time go in, events come out. What happens to a single shard or call is reported where it
@@ -30,11 +30,11 @@ from anabranch.reports import FleetShard, FleetStatus
 PROGRESS_EVERY_MS: Final = 60_000
 STILL_STOPPED_EVERY_MS: Final = 300_000
 RETENTION_SHARE: Final = 0.25
-"""A share of the retention: if less is left until the oldest unfinished record is trimmed, we warn."""
+"""We warn if less than this share of the retention is left before the oldest unfinished record is trimmed."""
 STORE_AWAY_AFTER_MS: Final = 2_000
-"""One call without an answer may be chance."""
+"""Shorter outages are not reported."""
 EARLY_MS: Final = 100
-"""A look may come a little early: a period is not stretched by a whole look for that."""
+"""A check that comes this much too early still ends the period."""
 
 UNHANDLED_STATES: Final = frozenset({"orphaned", "unowned", "stopped"})
 
@@ -70,7 +70,7 @@ class AlertState:
         if now_ms < self._began_ms + self._period_ms - EARLY_MS:
             return None
         worst, self._worst, self._began_ms = self._worst, None, now_ms
-        if worst is None:  # nothing is known of this period: neither better nor worse, unless the shards are gone
+        if worst is None:  # no data for this period: the alert keeps its state, unless the shards are gone
             return None if has_shards else self._passed(None, now_ms)
         if worst.seconds > self.alert.lag:
             return self._breached(worst, now_ms)
@@ -111,8 +111,8 @@ def worst_lag(shards: Sequence[ShardMeasures]) -> Lag | None:
 
 
 class FleetLag:
-    """The worst lag of a fleet between looks. Nobody reports a shard that no worker handles: it is behind at least by
-    the time that it was seen like that.
+    """The worst lag of a fleet. No worker reports the lag of a shard that no worker handles, so it counts as behind by
+    the time for which it has been seen in that state.
     """
 
     def __init__(self) -> None:
@@ -153,11 +153,11 @@ class RunMonitor:
         self._is_told = False
 
     def wants_measures(self, now_ms: int) -> bool:
-        """Whether `look` needs to know about all shards this time. That costs something for each of them."""
+        """Whether `look` needs the measures of all shards this time. Collecting them costs time for each shard."""
         return bool(self._alerts or self._stopped_ms) or now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS
 
     def look(self, measures: ConsumerMeasures, now_ms: int) -> list[Event]:
-        """What there is to say about all shards together, and about those that are stopped."""
+        """The events about all shards together, and about those that are stopped."""
         found = [*self._still_stopped(measures.shards, now_ms), *self._retention(measures.shards)]
         if now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS:
             found.append(self._progress(measures, now_ms))
@@ -248,7 +248,7 @@ class RunMonitor:
         self._stopped_ms.setdefault((stream, shard_id), now_ms)
 
     def _retention(self, shards: Sequence[ShardMeasures]) -> list[Event]:
-        """Tells which shards are about to lose records, again each time that the time left has halved."""
+        """Warns about shards that are about to lose records, and again each time the time left has halved."""
         told: list[Event] = []
         left_told: dict[tuple[str, str], float] = {}
         for shard in shards:

@@ -630,9 +630,9 @@ class ConsumerRun:
             self._abandon(iterator)
 
     def _abandon(self, iterator: RecordIterator) -> None:
-        in_hand = iterator.in_hand
-        if in_hand is not None:
-            self._abandoned = (in_hand[1],)
+        first = iterator.first_unacknowledged
+        if first is not None:
+            self._abandoned = (first[1],)
         iterator.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:

@@ -298,7 +298,7 @@ class RecordIterator(LoopProcessor):
             self._changes.finished(work.session)
 
     @property
-    def in_hand(self) -> tuple[Session, Record[bytes]] | None:
+    def first_unacknowledged(self) -> tuple[Session, Record[bytes]] | None:
         """The first delivered record that is not acknowledged."""
         work = self._work
         if work is None or self._handed_out == self._acknowledged:
@@ -306,8 +306,8 @@ class RecordIterator(LoopProcessor):
         return work.session, work.records[self._acknowledged]
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        in_hand = self.in_hand
-        return [] if in_hand is None else [in_hand]
+        first = self.first_unacknowledged
+        return [] if first is None else [first]
 
     def _take(self, work: Work, handed_out: int) -> None:
         self._work, self._handed_out, self._acknowledged = work, handed_out, 0
@@ -336,7 +336,7 @@ class ManualIterator(LoopProcessor):
     def __init__(self, ports: Ports, queue: WorkQueue, changes: Changes, options: HandlerOptions) -> None:
         mode = RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
         super().__init__(ports, queue, changes, mode, options)
-        self._in_hand: dict[Name, Work] = {}
+        self._unacknowledged: dict[Name, Work] = {}
         self._lost: set[tuple[str, str]] = set()
         """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
 
@@ -351,13 +351,13 @@ class ManualIterator(LoopProcessor):
                 conclude_undecodable(self._ports, self._options.policy, work, error)
                 self._changes.finished(work.session)
                 continue
-            self._in_hand[_name(record)] = work
+            self._unacknowledged[_name(record)] = work
             return decoded
         return None
 
     def ack(self, record: Record[Any]) -> None:
         """Finishes this record. Ignored if its lease was lost: the record may have been delivered again since."""
-        work = self._in_hand.pop(_name(record), None)
+        work = self._unacknowledged.pop(_name(record), None)
         if work is None:
             if (record.stream, record.shard_id) in self._lost:
                 return
@@ -372,13 +372,13 @@ class ManualIterator(LoopProcessor):
 
     def abandon(self) -> None:
         """The delivered records will not be acknowledged: stops waiting for them."""
-        works = list(self._in_hand.values())
-        self._in_hand.clear()
+        works = list(self._unacknowledged.values())
+        self._unacknowledged.clear()
         for work in works:
             self._changes.finished(work.session)
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        return [(work.session, work.records[0]) for work in list(self._in_hand.values()) if work.session.is_live]
+        return [(work.session, work.records[0]) for work in list(self._unacknowledged.values()) if work.session.is_live]
 
     def revoke(self, session: Session) -> None:
         """The caller keeps its records; acknowledging them has no effect any more."""

@@ -279,7 +279,7 @@ def test_ctrl_c_lets_the_running_letter_finish_and_leaves_the_rest(folder, url):
         (folder / "go").touch()
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "stopped; run the same command again to go on" in output
+    assert "stopped; run the same command again to continue" in output
     assert "Traceback" not in output
     assert [letter.sequence_number for letter in left(url)] == ["4", "5"]
 

@@ -58,14 +58,14 @@ def test_an_impossible_reshard_is_refused_with_advice(server, cli):
     cli("reshard", "orders", "--to", "4", "--yes")
     first, second, third, _ = server.open_shard_ids()
     for arguments, said in (
-        (("--split", "99"), f"there is no shardId-000000000099; open are: {first}, {second}"),
-        (("--split", "0"), f"{SHARD}0 is closed: it was split or merged before; open are: {first}"),
+        (("--split", "99"), f"there is no shardId-000000000099; the open shards are {first}, {second}"),
+        (("--split", "0"), f"{SHARD}0 is closed: it was split or merged before; the open shards are {first}"),
         (("--split", first, "--at", "0"), "give a hash key above 1 and below"),
         (("--merge", first, third), f"are not adjacent: {first} can be merged with {second}"),
-        (("--merge", first, first), "a merge takes two shards"),
+        (("--merge", first, first), "a merge needs two different shards"),
         (("--merge", first), "expected 2 arguments"),
-        (("--to", "4", "--at", "1"), "--at goes with --split"),
-        (("--to", "9999"), "takes 12 calls, and AWS allows 10 in 24 hours: go to 4096 first"),
+        (("--to", "4", "--at", "1"), "--at needs --split"),
+        (("--to", "9999"), "takes 12 calls, and AWS allows 10 in 24 hours: scale to 4096 first"),
         (("--split", "first"), "a shard id looks like shardId-000000000042, not 'first'; its number alone is enough"),
         ((), "one of the arguments --to --split --merge is required"),
     ):

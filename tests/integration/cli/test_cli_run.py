@@ -112,7 +112,7 @@ def test_every_line_is_json_also_of_the_parent_and_of_a_run_that_fails(server, f
     lines = [json.loads(line) for line in ended.err.splitlines()]
     assert any(re.fullmatch(r"2 workers: processes \d+, \d+", line["message"]) for line in lines)
     assert any(re.fullmatch(r"worker process \d+ ended with exit code 1.*", line["message"]) for line in lines)
-    assert any("nothing from there on was handled" in line["message"] for line in lines)
+    assert any("the records after it were not handled" in line["message"] for line in lines)
 
 
 def test_a_signal_stops_it_in_order(server, folder):
@@ -132,7 +132,7 @@ def test_a_run_that_ends_with_a_stopped_shard_fails_and_names_its_record(server,
     assert ended.code == 1
     assert f" is stopped at record {place} of key 'a': its handler failed with" in ended.err
     assert ended.err.endswith(
-        "nothing from there on was handled; fix the cause and run again: a new worker tries the record once more\n"
+        "the records after it were not handled; fix the cause and run again: a new worker retries the record\n"
     )
 
 
@@ -216,14 +216,14 @@ def test_a_failure_is_one_line_of_advice(server, folder, program):
         (("app.py:consumer",), 2, "'app.py' is a file: name it as a module, app:consumer"),
         (("nowhere:consumer",), 2, "there is no module 'nowhere': looked in "),
         (("app:nothing",), 2, "module 'app' has no 'nothing'; consumers there: alone, batches, consumer,"),
-        (("app:handle",), 2, "app:handle is a function, and no Consumer; consumers there: alone"),
-        (("app:SETTINGS",), 2, "app:SETTINGS is a ConsumerSettings, and no Consumer"),
+        (("app:handle",), 2, "app:handle is a function, not a Consumer; consumers there: alone"),
+        (("app:SETTINGS",), 2, "app:SETTINGS is a ConsumerSettings, not a Consumer"),
         (("app:without",), 2, "app:without has no handler: decorate a function with @without.handler"),
         (("needy:consumer",), 1, "module 'needy' cannot be imported: No module named 'not_installed_here'"),
         (("failing:consumer",), 1, "module 'failing' cannot be imported: KeyError: 'settings'"),
         (("broken:consumer",), 2, "or ders"),
-        (("app:alone", "--workers", "2"), 2, "shares no leases, so that each worker would handle every record"),
-        (("app:in_memory", "--workers", "2"), 2, "shares no leases"),
+        (("app:alone", "--workers", "2"), 2, "does not share leases, so each worker would handle every record"),
+        (("app:in_memory", "--workers", "2"), 2, "does not share leases"),
         (("app:consumer", "--workers", "0"), 2, "is not a whole number above 0"),
     ],
 )

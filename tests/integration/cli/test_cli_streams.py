@@ -101,7 +101,7 @@ def test_wrong_usage_ends_with_two_and_says_what_would_be_right(server, cli):
     for arguments, said in (
         (("streams",), "required: ACTION"),
         (("streams", "create", "a/b"), "a stream's name has 1 to 128 letters"),
-        (("streams", "create", ARN), "name the new stream by its name"),
+        (("streams", "create", ARN), "pass a name, not an ARN"),
         (("streams", "create", "x", "--shards", "0"), "not a whole number above 0"),
         (("streams", "create", "x", "--retention", "1"), "'1' is not a number of hours from 24 to 8760"),
         (("streams", "create", "x", "--retention", "48", "--no-wait"), "omit --no-wait"),

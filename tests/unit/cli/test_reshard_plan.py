@@ -23,7 +23,7 @@ def test_no_step_more_than_needed():
 
 
 def test_more_calls_than_a_day_allows_are_refused():
-    with pytest.raises(ConfigurationError, match="go to 1024 first"):
+    with pytest.raises(ConfigurationError, match="scale to 1024 first"):
         plan_scale(1, 10_000)
 
 

@@ -39,7 +39,7 @@ class HeartbeatState:
         """None before the registration, while an attempt is in flight, and after the end."""
         self._attempt = 0
         self._began: tuple[int, int] | None = None
-        """From when the answer in flight will count, on both clocks."""
+        """When the attempt in flight began, on both clocks. Its answer counts from then."""
         self._tried_at_ms = 0
         self._first_registration: tuple[int, int] | None = None
         self._storage: str | None = None

@@ -60,7 +60,7 @@ Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember
 
 ASK_AGAIN_MS: Final = 10_000
 TAKES_MAX: Final = 100
-"""In one round: meanwhile other workers may have started, and then this member's share is smaller."""
+"""Per round. If other workers start meanwhile, this member's share shrinks, so it does not take everything at once."""
 SETTLING_MS: Final = 10_000
 """How long a fleet takes to rebalance after a membership change."""
 MEMBER_KEPT_MS: Final = 3_600_000
@@ -175,9 +175,9 @@ def _forget_answers(table: LeaseTable, wanted: tuple[str, ...]) -> None:
 
 
 def _answer_requests(table: LeaseTable, wanted: tuple[str, ...], desired: dict[LeaseKey, str]) -> list[Step]:
-    """Drains a lease that this member's plan gives away, if the plan gives the requester as many. Other requests are
-    void. Which one the requester gets does not matter: members that last read the leases at different times agree on
-    numbers sooner than on names.
+    """Drains a requested lease if this member's plan gives it away, to any member, and gives the requester enough
+    leases. Other requests are void. Members that read the leases at different times agree sooner on how many leases
+    each of them gets than on which ones.
     """
     steps: list[Step] = []
     if not (unanswered := table.unanswered(wanted)):
@@ -265,7 +265,7 @@ def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[M
         if detector.row(row.member_id) is row:  # not an older one than was seen before
             table.hear_changes(row)
     if detector.ended_count != ended_count:
-        table.read_again()  # its last changes may not be named
+        table.read_again()  # its row may not list its last changes
 
 
 def apply_leases(table: LeaseTable, detector: FailureDetector, rows: Sequence[LeaseRow], now_ms: int) -> None:
@@ -313,7 +313,7 @@ def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | No
         return "written"
     row = answer.row
     if row is None or row.version < step.expected_version:
-        # A held lease cannot go back in version, nor vanish with this member's heartbeat: the store lost both.
+        # A held lease cannot go back in version, and its row cannot vanish: the store was rolled back.
         table.rolled_back = True
         table.held[key].pending_transfer = None  # the store refused the gift
         table.drop(key)

@@ -23,7 +23,7 @@ ANSWERED_EVERY_MS: Final = 2_000
 """Between two writes, if several viewers look."""
 REASONS_EVERY_MS: Final = 60_000
 REASON_CHARACTERS_MAX: Final = 120
-"""Of each text in a reason, so that many fit."""
+"""The limit of each text in a reason, so that many reasons fit."""
 
 Reasons = dict[str, Reason]
 
@@ -49,7 +49,7 @@ class StatusReporter:
         """The row to write now, from the worst shard to the best; None if no write is due."""
         if not self._is_due(shards, now_ms):
             return None
-        self._revision += 1  # also if the last write had no answer: it may still take effect
+        self._revision += 1  # even if the last write had no answer: it may still take effect
         lags = [shard.millis_behind_latest for shard in shards if shard.millis_behind_latest is not None]
         return StatusRow(
             member_id=self._member_id,

@@ -170,7 +170,7 @@ class WriteControl(StoreCall[bool], frozen=True):
 class Wait(msgspec.Struct, frozen=True):
     until_ms: int
     wakeable: bool = False
-    """Whether news ends it early."""
+    """Whether it ends early when the driver is woken."""
 
 
 class Description(msgspec.Struct, frozen=True):

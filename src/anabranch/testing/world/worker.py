@@ -60,7 +60,7 @@ Handler = Callable[[Any, Context], Awaitable[Any]]
 
 
 class UserHandler(NamedTuple):
-    """What the user of `simulate` brings. Without a handler, the simulation's own is used."""
+    """What the caller of `simulate` passed. Without a handler, the simulation uses its own."""
 
     handler: Handler | None = None
     policy: Retry | None = None
@@ -94,7 +94,7 @@ def is_poison(data: bytes, options: FleetOptions) -> bool:
 
 
 class SimulatedLetters:
-    """One process's way to the dead letters."""
+    """The dead-letter destination, as one process reaches it."""
 
     def __init__(self, process: SimulatedProcess, context: SimContext) -> None:
         self._process = process
@@ -125,7 +125,7 @@ class SimulatedLetters:
 
 class SimulatedHandler:
     """Takes a while, fails some attempts and then succeeds. Sometimes it takes far too long and ignores its
-    cancellation. Every start and end is told to the journal.
+    cancellation. Every start and end is written to the journal.
     """
 
     def __init__(self, process: SimulatedProcess, context: SimContext, budget: Budget) -> None:
@@ -277,7 +277,7 @@ class SimulatedHandler:
             await self._sleep(seconds)
 
     async def _overrun(self) -> None:
-        """Takes long. When cancelled, it continues for a while, and then either completes or not."""
+        """Runs for a long time. When cancelled, it continues for a while, and then returns or raises."""
         until = self._random.uniform(2, OVERRUN_SECONDS_MAX)
         try:
             await self._sleep(until)
@@ -364,7 +364,7 @@ CONSUME_MODES: Final[dict[ConsumeMode, Callable[[ConsumerRun, SimulatedHandler],
 
 _STOP_SECONDS = 20.0
 _ATTEMPTS = 10
-"""More than ever fail, also if pauses add timeouts."""
+"""More than the failures of any record, even if pauses cause timeouts too."""
 _ATTEMPTS_AT_POISON = 3
 _THEN: Final[dict[str, Stop | Skip | DeadLetter]] = {"stop": Stop(), "skip": Skip(), "dead_letter": DeadLetter()}
 

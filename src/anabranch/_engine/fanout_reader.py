@@ -435,7 +435,7 @@ class FanOutReader:
         except (ServiceError, TransportError, CredentialsError, LeaseStoreError, FanOutError):
             return  # the next subscription fails in the same way, and tries again
         if self._registration.of(stream_key) != known:
-            shard.subscription.hurry(self._ports.clock.now_ms())
+            shard.subscription.subscribe_soon(self._ports.clock.now_ms())
 
 
 def _is_too_old(session: Session, page: ReadPage) -> bool:

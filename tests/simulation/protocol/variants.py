@@ -307,8 +307,7 @@ class ReaderOfPages(Reader):
             self.checked = 10 if super().may_start() else 0
         else:
             self.checked -= 1
-        machine = self.worker.machine
-        return self.checked > 0 and machine.table.is_startable(self.key) and not machine.draining
+        return self.checked > 0 and not self.worker.machine.draining
 
 
 class OwnerIsWorkerId(LeaseMachine):

@@ -129,9 +129,9 @@ class Worker:
     def _run(self, _: None) -> None:
         self._rounds = self._drive("main", self.machine.run(self._moment()))
 
-    def may_start(self, key: LeaseKey) -> bool:
+    def may_start(self) -> bool:
         """Rule L8: asked immediately before the start."""
-        return self.machine.may_start_on(key, self.now_ms(), self.process.wall_ms())
+        return self.machine.may_start(self.now_ms(), self.process.wall_ms())
 
     def write(self, row: LeaseRow, done: Callable[[Any], None]) -> None:
         step = Write(row, self.machine.table.held[row.key].row.version)
@@ -343,7 +343,7 @@ class Reader:
             self.commit()
 
     def may_start(self) -> bool:
-        return self.worker.may_start(self.key)
+        return not self.worker.machine.draining and self.worker.may_start()
 
     def _start(self) -> None:
         """The clock was looked at; now the call."""

@@ -60,7 +60,7 @@ class StoreDialogue:
             self.trouble = None
         return value
 
-    def _insist(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
+    def _ask_until_answered(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
         """The answer of the first try that has one. An unreachable store delays a start, which gives up in the end."""
         return (yield from self._repeat(lambda: self._ask(make())))
 

@@ -357,11 +357,6 @@ class LeaseTable:
         holding.state = "transferring"
         return holding.pending_transfer
 
-    def is_startable(self, key: LeaseKey) -> bool:
-        """Whether records of this lease may be started, if the fence allows it."""
-        holding = self.held.get(key)
-        return holding is not None and holding.state == "held"
-
     def tries_again(self, row: LeaseRow) -> bool:
         """Whether to retry a shard that stopped at a record: yes if it had stopped before this worker started (rule
         D4). No clocks are compared, because the clock of the other host may differ.

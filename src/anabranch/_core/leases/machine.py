@@ -235,9 +235,6 @@ class LeaseMachine(StreamStart):
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
         return self.heartbeat.gate.allows(now_ms, wall_ms) and not self.table.rolled_back
 
-    def may_start_on(self, key: LeaseKey, now_ms: int, wall_ms: int) -> bool:
-        return not self.draining and self.table.is_startable(key) and self.may_start(now_ms, wall_ms)
-
     def drain(self) -> None:
         self.draining = True
 
@@ -253,7 +250,7 @@ class LeaseMachine(StreamStart):
     def open(self, app: AppRow, store_name: str, moment: Moment, *, may_create: bool = True) -> Steps[AppRow]:
         """Finds the application's row, or creates it where that is allowed (rule L14). Only a start does this."""
         self._moment = moment
-        if not may_create and (yield from self._insist(ReadApp)) is None:
+        if not may_create and (yield from self._ask_until_answered(ReadApp)) is None:
             raise LeaseStoreInvalidError(
                 f"there is no application {app.app!r} in {store_name}, and LeaseSettings(create='never') "
                 "creates none: check app= and leases=; if the store was emptied, restore it; to start from scratch, "
@@ -264,7 +261,7 @@ class LeaseMachine(StreamStart):
             # Each try proposes another identity: an application with the one before may have been deleted since.
             return OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
 
-        self.app = self._at_home((yield from self._insist(propose)))
+        self.app = self._at_home((yield from self._ask_until_answered(propose)))
         return self.app
 
     def look_around(self, moment: Moment) -> Steps[None]:
@@ -278,11 +275,12 @@ class LeaseMachine(StreamStart):
 
     def _seal_earlier(self) -> Steps[None]:
         for _ in range(SEAL_ROUNDS):
-            earlier = members_with_worker_id(self.profile.worker_id, (yield from self._insist(PollStore)).members)
+            poll = yield from self._ask_until_answered(PollStore)
+            earlier = members_with_worker_id(self.profile.worker_id, poll.members)
             if not earlier:
                 return
             for row in earlier:
-                sealed = yield from self._insist(partial(Seal, row.member_id, row.counter))
+                sealed = yield from self._ask_until_answered(partial(Seal, row.member_id, row.counter))
                 if sealed is not None and sealed.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=row.member_id))
 
@@ -290,14 +288,14 @@ class LeaseMachine(StreamStart):
         """Returns when no incompatible member is live; raises if one stays (rule U2)."""
         admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
         while True:
-            poll = yield from self._insist(PollStore)
+            poll = yield from self._ask_until_answered(PollStore)
             review = admission.review(poll.members, poll.known_dead, self._moment.now_ms)
             if review.refused_by is not None:
                 raise mismatch(self._me, review.refused_by)
             if review.is_admitted:
                 return
             for seal in review.seals:
-                yield from self._insist(partial(Seal, seal.member_id, seal.observed_counter))
+                yield from self._ask_until_answered(partial(Seal, seal.member_id, seal.observed_counter))
             if not review.seals:
                 yield from self._wait(self.timing.poll_interval_ms)
 

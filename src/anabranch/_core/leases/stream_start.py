@@ -45,7 +45,7 @@ class StreamStart(StoreDialogue):
     def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
         """Returns the stream's row once all its root leases exist, no matter who created them."""
         self._moment = moment
-        self._tell_if_recreated(proposal, (yield from self._insist(ReadStreams)))
+        self._tell_if_recreated(proposal, (yield from self._ask_until_answered(ReadStreams)))
         row = yield from self._put_stream(proposal)
         while True:
             begun = yield from (self._confirm(row) if row.bootstrapped else self._complete(row))
@@ -64,7 +64,7 @@ class StreamStart(StoreDialogue):
     def lease_rows(self, row: StreamRow, moment: Moment) -> Steps[list[LeaseRow]]:
         """All lease rows of this stream and generation, finished ones included."""
         self._moment = moment
-        rows = _of(row, (yield from self._insist(lambda: ReadLeases(with_finished=True))))
+        rows = _of(row, (yield from self._ask_until_answered(lambda: ReadLeases(with_finished=True))))
         self.root_count = len(rows)
         return rows
 
@@ -82,7 +82,7 @@ class StreamStart(StoreDialogue):
     def _put_stream(self, row: StreamRow) -> Steps[StreamRow]:
         """Returns the row that the store has now."""
         yield from self._repeat(self._find_app)
-        return (yield from self._insist(lambda: PutStream(row)))
+        return (yield from self._ask_until_answered(lambda: PutStream(row)))
 
     def _confirm(self, row: StreamRow) -> Steps[StreamRow | None]:
         """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
@@ -99,7 +99,7 @@ class StreamStart(StoreDialogue):
             for lease in self._some(missing):
                 if not (yield from self._repeat(partial(self._is_unmarked, row))):
                     return None
-                yield from self._insist(partial(CreateLease, lease))
+                yield from self._ask_until_answered(partial(CreateLease, lease))
 
     def _some(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
         """Workers that start together share the work: each creates some of many leases, then looks again."""

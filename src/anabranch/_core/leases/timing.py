@@ -138,10 +138,6 @@ class Fence(msgspec.Struct, frozen=True):
         """Before which time calls may start, and how far the wall clock may be ahead of the monotonic clock then."""
         return (0, 0) if self.valid_until_ms is None else (self.valid_until_ms, self.wall_ahead_ms + CLOCK_JUMP_MS_MAX)
 
-    def may_start(self, now_ms: int, wall_ms: int) -> bool:
-        until_ms, ahead_ms_max = self.limit
-        return now_ms < until_ms and wall_ms - now_ms <= ahead_ms_max
-
     def acknowledged(self, began_now_ms: int, began_wall_ms: int, fence_ms: int) -> "Fence":
         """The store answered `live` to a heartbeat that began at these times. This also renews a fence that has passed:
         while a member is live in the store, no other member can have its leases.

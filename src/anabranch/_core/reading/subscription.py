@@ -360,7 +360,7 @@ class Subscription:
         self._move("end")
         self.reason = None
 
-    def hurry(self, now_ms: int) -> None:
+    def subscribe_soon(self, now_ms: int) -> None:
         """What was in the way is repaired: subscribes as soon as the service allows."""
         if self.is_due:
             self._set_due(min(self.due_at_ms, now_ms))

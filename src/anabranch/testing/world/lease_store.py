@@ -36,8 +36,6 @@ from anabranch.testing.journal import (
 )
 from anabranch.testing.world.processes import Network, SimulatedProcess
 
-__all__ = ["SimulatedLeaseStore", "SimulatedRows"]
-
 _Places = dict[tuple[str, str, str], dict[RowKey, Row]]
 
 

@@ -263,7 +263,7 @@ def test_a_gift_without_an_answer_is_repeated_in_each_round_and_nothing_is_start
     machine = driver.machine
     machine.table.drain(HandOffRequest(KEY, "b#1"))
     driver.do(machine.transfer, KEY, None)
-    assert not machine.may_start_on(KEY, *driver.moment)
+    assert machine.table.held[KEY].state == "transferring"
     driver.store.__class__ = MemoryLeaseStore
     driver.round()
     assert driver.lost == ["given"]

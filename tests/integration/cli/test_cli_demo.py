@@ -92,6 +92,33 @@ def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+SUBSCRIPTIONS = """
+import sys
+
+if "anabranch._demo.worker" in sys.orig_argv:
+    from anabranch._aws.kinesis_client import KinesisClient
+
+    async def subscribe(self, consumer_arn, shard_id, position, original=KinesisClient.subscribe_to_shard):
+        subscription = await original(self, consumer_arn, shard_id, position)
+        with open({path!r}, "a") as accepted:
+            accepted.write(shard_id + "\\n")
+        return subscription
+
+    KinesisClient.subscribe_to_shard = subscribe
+"""
+
+
+def test_with_fan_out_the_workers_subscribe_and_the_audit_is_clean(tmp_path):
+    accepted = tmp_path / "accepted"
+    (tmp_path / "sitecustomize.py").write_text(SUBSCRIPTIONS.format(path=str(accepted)))
+    ended = without_a_terminal("--fanout", "--seconds", "2", PYTHONPATH=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "by fan-out" in ended.stdout
+    assert re.search(r"not handled +(│ +\d+ )+│ +0 │", ended.stdout)
+    assert re.search(r"out of order +(│ +\d+ )+│ +0 │", ended.stdout)
+    assert len(set(accepted.read_text().split())) >= 4
+
+
 def story(output):
     return re.findall(r"^ {8}(\S.*)$", output, re.MULTILINE)
 

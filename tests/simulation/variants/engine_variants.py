@@ -376,18 +376,20 @@ MISTAKES = {
     "the read position moves back where two reads overlap": Mistake(
         [(Session, "_unread", lambda self, records: records)],
         "checkpoints advance",
-        replace(PUSHED, backlog=0.5, in_use=0.5, broken_streams=0.3, late=0.1),
+        replace(PUSHED, shard_count=6, record_count=600, backlog=0.5, in_use=0.5, broken_streams=0.3, late=0.1),
     ),
     "the continuation of an abandoned subscription is used": Mistake(
         [(FanOutReader, "_receive", _keep_abandoned_continuation)],
         "order",
         replace(
-            PUSHED,
+            PUSHED,  # hand-offs that are declined, because calls take longer than they may
             broken_streams=0.0,
-            shard_count=6,
-            stop_every_seconds=8.0,
-            drain_seconds=0.1,
-            handler_seconds_max=2.0,
+            shard_count=12,
+            record_count=600,
+            key_count=40,
+            stop_every_seconds=12.0,
+            drain_seconds=1.0,
+            handler_seconds_max=3.0,
         ),
     ),
     "a silent subscription is not noticed": Mistake(

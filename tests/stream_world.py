@@ -81,9 +81,10 @@ def run(main: Callable[[], Coroutine[Any, Any, None]], seconds: float = 30) -> N
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
     """Awaits a condition of another task; names it if it does not come."""
-    deadline = time.monotonic() + seconds
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
     while not condition():
-        if time.monotonic() > deadline:
+        if loop.time() > deadline:
             raise TimeoutError(f"waited {seconds:.0f} s for: {what}")
         await asyncio.sleep(0.005)
 

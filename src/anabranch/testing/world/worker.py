@@ -502,13 +502,13 @@ class SimulatedWorker:
         except SimulatedError as error:
             # The loop's body failed on purpose. The fleet restarts the process.
             if isinstance(error.__context__, AnabranchError):
-                self._judge(error.__context__)
-        except Exception as error:  # noqa: BLE001 -- any error is judged
-            self._judge(error)
+                self._report_unexplained(error.__context__)
+        except Exception as error:  # noqa: BLE001 -- an error that nothing explains is reported
+            self._report_unexplained(error)
         finally:
             self._journal.tell(facts.ProcessDied(self.process.world_ms(), self.process.name))
 
-    def _judge(self, error: Exception) -> None:
+    def _report_unexplained(self, error: Exception) -> None:
         if self.has_joined and not self._is_explained(error):
             what = f"{self.process.name} ended in {type(error).__name__}: {error}"
             self._journal.tell(facts.UnseenError(self.process.world_ms(), what))

@@ -287,6 +287,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._transport.write(head)
         view = memoryview(body)
         for start in range(0, len(view), _WRITE_BYTES):
+            if self._transport.is_closing():
+                return  # the client went away: asyncio would log each further write
             self._transport.write(view[start : start + _WRITE_BYTES])
 
     def _render_head(self, status: int, headers: Headers) -> bytes:

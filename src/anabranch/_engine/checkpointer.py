@@ -99,12 +99,10 @@ class Checkpointer:
         async with self.lock(session):
             for _ in range(ADOPTIONS_MAX):
                 pending_transfer = session.holding.pending_transfer
-                # The lease loop repeats an unanswered hand-over, and so does a stop: it carries the last commit.
-                if session.state in {"lost", "finished"} or (
-                    pending_transfer is not None and not self._fleet.is_draining
-                ):
+                if session.state in {"lost", "finished"}:
                     return "lost"
                 row, count = self.plan(session, finish=finish)
+                # An unanswered hand-over carries the last commit: like a commit, it is repeated every interval.
                 row = row if pending_transfer is None else pending_transfer
                 if row == session.row:
                     session.committed(count)  # also if an earlier write succeeded but its response was lost

@@ -94,7 +94,8 @@ class ShardHandover:
         async with self._checkpointer.lock(session):
             if self._is_asked_for(session, request):
                 final, _ = self._checkpointer.plan(session, transferring=True)
-                await self._fleet.transfer(request.key, final)
+                if await self._fleet.transfer(request.key, final) == "unknown":
+                    self._checkpointer.mark_dirty(session)  # repeats it
                 self._fleet.wake()
         return True
 

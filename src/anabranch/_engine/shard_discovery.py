@@ -537,14 +537,15 @@ class ShardDiscovery:
         return created is not None
 
     def _restored(self, lease: LeaseRow) -> LeaseRow:
-        """As it was last seen (rule L18)."""
+        """As it was last seen, except that a stopped record is tried again (rule L18)."""
         # It may have been written since then. Version and fence token must still grow, and neither grows once a second.
         # Without an epoch, its parents are looked at when it is taken, and the version is the floor of the epoch.
         seconds = self._ports.clock.wall_ms() // 1000
         if lease.is_finished:
             return replace(lease, version=seconds, epoch=seconds)
         known = self._fleet.vanished.get(lease.key) or lease
-        return replace(known, owner=None, version=seconds, epoch=0, waits_for=lease.waits_for)
+        # A worker that started while the row was missing does not know that the shard had stopped before (rule D4).
+        return replace(known, owner=None, stopped=None, version=seconds, epoch=0, waits_for=lease.waits_for)
 
     async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
         """Removes finished rows once the service proves that their shards are gone (rules S3, S6)."""

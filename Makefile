@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-compiled test-long wheels smoke services guard check lint types layers docs bench sim matrix \
-  example-model-serving lock format clean
+  bench-kclpy example-model-serving lock format clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -55,6 +55,12 @@ own-venv:
 	@echo "installing native-aws-kcl-py for the benchmarks" >&2
 	@"$(BIN)/python" -m venv .venv/native-kcl
 	@.venv/native-kcl/bin/python -m pip install -q --disable-pip-version-check -r requirements/native-kcl.txt
+	@touch $@
+
+.venv/kclpy/stamp: requirements/kclpy.txt | .venv/bin/python
+	@echo "installing kclpy for the benchmark" >&2
+	@"$(BIN)/python" -m venv .venv/kclpy
+	@.venv/kclpy/bin/python -m pip install -q --disable-pip-version-check -r requirements/kclpy.txt
 	@touch $@
 
 .venv/example.stamp: requirements/example.txt .venv/dev.stamp
@@ -110,6 +116,9 @@ format: .venv/dev.stamp  ## puts the code in shape
 bench: .venv/bench.stamp .venv/native-kcl/stamp  ## all benchmarks, or ONLY=codec
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
+bench-kclpy: .venv/dev.stamp .venv/kclpy/stamp  ## ours beside the KCL (needs services; 20 minutes), or ONLY="load idle"
+	@$(BIN)/python benchmarks/kclpy.py $(if $(ONLY),--steps $(ONLY))
+
 guard: .venv/dev.stamp  ## fails if a fixed run takes more instructions than before (callgrind)
 	@$(BIN)/python benchmarks/instructions.py
 
@@ -134,6 +143,7 @@ lock: | .venv/bin/python  ## updates the pinned requirements
 	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/dev.in pyproject.toml --extra otel --extra prometheus --extra redis --extra tls -o requirements/dev.txt
 	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/bench.in -c requirements/dev.txt -o requirements/bench.txt
 	@echo native-aws-kcl-py | $(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 - -o requirements/native-kcl.txt
+	@echo kclpy-ext | $(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 - -o requirements/kclpy.txt
 	@$(BIN)/uv pip compile -q -U --no-header --universal --python-version 3.11 requirements/example.in -c requirements/dev.txt -o requirements/example.txt
 
 clean:  ## removes everything that make made

@@ -20,7 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / ".benchmarks"
 # Parts of others, or run by themselves, with servers and minutes.
-NO_BENCHMARKS = {"measure", "run", "native_kcl", "dynamodb_cost", "instructions", "store_calls"}
+NO_BENCHMARKS = {
+    "measure", "run", "native_kcl", "kclpy", "kclpy_worker", "dynamodb_cost", "instructions", "store_calls",
+}  # fmt: skip
 BOTH_BUILDS = {"codec"}
 MINUTES_MAX = 15.0
 PEERS = (

@@ -215,7 +215,7 @@ async def idle(world, worker, client):
 
 
 async def latency(world, worker, client, stream, what):
-    await asyncio.sleep(SETTLE_SECONDS)  # after a backlog, ours waits until the shard's read quota is free again
+    await asyncio.sleep(SETTLE_SECONDS)  # after a backlog, ours paces itself to a shard's read quota for seconds
     worker.latencies.clear()
     wanted = worker.count + await world.write(stream, LATENCY_SECONDS)
     await worker.until(lambda: worker.count >= wanted, 60)

@@ -22,11 +22,32 @@ maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:.*", r"(collections\.abc|datetime|typing|asyncio|pathlib|msgspec|botocore|builtins|contextlib|ssl)\..*"),
-    (r"py:.*", r"(T|optional|datetime|Any|Path|Callable|Sequence|Literal|Iterator|AsyncIterator|Protocol|Generic)"),
-    (r"py:.*", r"(Literal|dict|list|tuple)\[.*"),  # what Sphinx makes of a type with a comma in it
-    (r"py:.*", r"anabranch\.\w+\.(T|R|BatchDecorator)"),  # type variables, and the type of a decorator
-    (r"py:.*", r"anabranch\.dead_letters\.delivery\..*"),  # what a consumer is to a redrive
-    (r"py:.*", r"anabranch\._.*"),  # private parts are explained in design.md, not documented name by name
-    (r"py:.*", r"(str|int|float|bytes|bool|None|object|tuple|list|dict|type|set|BaseException|Exception|ValueError)"),
+    (
+        r"py:.*",
+        r"(collections\.abc|datetime|typing|asyncio|pathlib|msgspec|botocore|builtins|contextlib|ssl)\..*",
+    ),
+    (
+        r"py:.*",
+        r"(T|optional|datetime|Any|Path|Callable|Sequence|Literal|Iterator|AsyncIterator|Protocol|Generic)",
+    ),
+    (
+        r"py:.*",
+        r"(Literal|dict|list|tuple)\[.*",
+    ),  # what Sphinx makes of a type with a comma in it
+    (
+        r"py:.*",
+        r"anabranch\.\w+\.(T|R|BatchDecorator)",
+    ),  # type variables, and the type of a decorator
+    (
+        r"py:.*",
+        r"anabranch\.dead_letters\.delivery\..*",
+    ),  # what a consumer is to a redrive
+    (
+        r"py:.*",
+        r"anabranch\._.*",
+    ),  # private parts are explained in design.md, not documented name by name
+    (
+        r"py:.*",
+        r"(str|int|float|bytes|bool|None|object|tuple|list|dict|type|set|BaseException|Exception|ValueError)",
+    ),
 ]

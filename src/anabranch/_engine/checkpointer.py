@@ -108,6 +108,9 @@ class Checkpointer:
                     session.committed(count)  # also if an earlier write succeeded but its response was lost
                     return "written"
                 outcome = await self._fleet.write(Write(row, session.row.version))
+                if outcome != "unknown" and pending_transfer is not None:
+                    self._report_success(session)
+                    return "lost"  # given away: the row was planned before, without what the caller wants to write
                 if outcome == "written":
                     session.committed(count)
                     session.count_crash(counted=session.crash_counted and not self._fleet.is_draining)

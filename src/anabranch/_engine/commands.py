@@ -79,6 +79,8 @@ class Commands:
         async with self._checkpointer.lock(session):
             while session.state == "stopped":
                 outcome = apply_to_row(command, session.row)
+                if session.row.stopped is None:
+                    return replace(outcome, row=session.row)  # written before, by a write whose answer was lost
                 if outcome.row is None:
                     return outcome
                 written = await self._fleet.write(Write(outcome.row, session.row.version))

@@ -130,16 +130,15 @@ def test_an_owner_that_ends_or_gives_its_shard_away_in_order_is_not_counted_and_
     assert checkpointer.plan(session, transferring=True)[0].takes_without_progress == 4
 
 
-def test_a_leaving_member_repeats_an_unanswered_gift_because_it_has_the_last_commit():
+def test_an_unanswered_gift_is_repeated_because_it_has_the_last_commit():
     async def main():
-        checkpointer, leases = make_checkpointer("written")
+        checkpointer, leases = make_checkpointer("unknown")
         session = finished_session()
         session.holding.pending_transfer = replace(session.row, owner="other#1", checkpoint=session.lane.checkpoint())
-        assert await checkpointer.write(session) == "lost"
-        assert not leases.written  # the fleet repeats it
-        leases.is_draining, leases.outcome = True, "unknown"
         assert await checkpointer.write(session) == "unknown"
-        assert leases.written == [session.holding.pending_transfer]
+        leases.outcome = "written"
+        assert await checkpointer.write(session) == "lost"  # it was given away, not committed
+        assert leases.written == [session.holding.pending_transfer] * 2
 
     run(main, 5)
 

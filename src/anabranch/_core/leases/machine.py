@@ -822,7 +822,7 @@ class LeaseMachine(StreamStart):
 
     def transfer(self, key: LeaseKey, final: LeaseRow | None, moment: Moment) -> Steps[Written]:
         """Gives a drained lease to the member that requested it, or releases it. `final` has the last checkpoint. Each
-        round repeats the write until the store answers.
+        round and each commit repeats the write until the store answers.
         """
         version = self.table.held[key].row.version
         outcome = yield from self.write(Write(self.table.transfer(key, final), version), moment)

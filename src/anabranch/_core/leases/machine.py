@@ -782,7 +782,9 @@ class LeaseMachine(StreamStart):
         if inquiry is None or not any(key in inquiry.keys for key in keys):
             request = LookRequest(f"{self.member_id} {self._entropy.getrandbits(64)}")
             live = frozenset(row.member_id for row in poll.members if row.state == "live")
-            inquiry = self.table.inquiry = Inquiry(request, dict.fromkeys(keys), live - {self.member_id})
+            # With the keys of the inquiry that it replaces: two callers would replace each other's forever.
+            asked = dict.fromkeys([*keys, *(() if inquiry is None else inquiry.keys)])
+            inquiry = self.table.inquiry = Inquiry(request, asked, live - {self.member_id})
         if not (yield from self._is_answered(inquiry, poll.members)):
             inquiry.answered_ms = None
         elif inquiry.answered_ms is None:

@@ -108,6 +108,7 @@ if "anabranch._demo.worker" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 def test_with_fan_out_the_workers_subscribe_and_the_audit_is_clean(tmp_path):
     accepted = tmp_path / "accepted"
     (tmp_path / "sitecustomize.py").write_text(SUBSCRIPTIONS.format(path=str(accepted)))
@@ -162,6 +163,7 @@ def test_a_record_that_our_side_handles_out_of_order_is_shown_and_is_the_exit_co
     assert audit["recoveries"][0]["after"] == "a split"
 
 
+@pytest.mark.long
 def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_audit(tmp_path):
     with on_a_terminal(tmp_path, "--seconds", "60") as (process, terminal):
         before = read_until(terminal, b"q end")  # the last line of the picture fits into 24

@@ -59,6 +59,7 @@ def test_an_application_is_listed_shown_explained_and_deleted(server, cli, dynam
     assert [one["app"] for one in cli("apps", "ls", "--json").json] == ["audit"]
 
 
+@pytest.mark.long
 def test_top_without_a_terminal_says_that_the_store_does_not_answer_and_continues(server, dynamodb, monkeypatch):
     leases = dynamodb.leases("paused")
     make_application(leases)

@@ -19,6 +19,8 @@ from anabranch.dead_letters.opening import open_destination
 from anabranch.stores.urls import default_store
 from letter_samples import a_letter
 
+pytestmark = pytest.mark.long  # a process, or a worker, for each command
+
 PROGRAM = (sys.executable, "-m", "anabranch")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x07\r\x7f\u202egnp\u2066\u200f"
 ENDS_A_LINE = "\n2026-01-31 INFO forged"

@@ -75,7 +75,7 @@ own-venv:
 demo: .venv/demo.stamp  ## the product on a local Kinesis, no AWS account needed
 	@$(BIN)/anabranch demo
 
-test: .venv/dev.stamp  ## all tests that need only PyPI packages (about 3 minutes)
+test: .venv/dev.stamp  ## all tests that need only PyPI packages (under 5 minutes)
 	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak and not services"
 
 test-all: .venv/example.stamp  ## adds real servers, processes, long simulation, examples

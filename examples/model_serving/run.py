@@ -227,7 +227,8 @@ async def run(options: argparse.Namespace, folder: Path, console: Console) -> bo
                 view.tell("the clients stop sending")
                 for task in background[1:]:
                     task.cancel()
-                for name in stage.stopped:
+                await asyncio.gather(*background[1:], return_exceptions=True)
+                for name in stage.killed:
                     await stage.start(name)
                 dead = await settle(clients, time.monotonic() + DRAIN_SECONDS)
                 background[0].cancel()

@@ -79,7 +79,6 @@ class Stage:
 
     async def start(self, name: str) -> None:
         command = [part.format(gateway_port=self._gateway_port) for part in PROGRAMS[name]]
-        self._killed.discard(name)
         extra = {"ASL_REDRIVE": "1"} if name == "processor" else {}
         await self._spawn(name, command, extra)
         if name == "gateway":
@@ -102,6 +101,8 @@ class Stage:
             self._programs[name] = await asyncio.create_subprocess_exec(
                 *command, cwd=HERE, env={**self.environment, **(extra or {})}, stdout=log, stderr=log
             )
+        # Only now: until here `check` finds the program that was killed.
+        self._killed.discard(name)
 
     async def kill(self, name: str) -> None:
         """SIGKILL: the program writes no checkpoint and says goodbye to nobody."""
@@ -119,8 +120,8 @@ class Stage:
         return shard["ShardId"]
 
     @property
-    def stopped(self) -> list[str]:
-        return [name for name, program in self._programs.items() if program.returncode is not None]
+    def killed(self) -> list[str]:
+        return sorted(self._killed)
 
     def check(self) -> None:
         """Raises if a program ended by itself."""

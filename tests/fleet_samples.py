@@ -1,4 +1,4 @@
-"""A member and a shard that are well, as a fleet's status shows them: tests change what they are about."""
+"""A healthy member and a healthy shard, as a fleet's status shows them. Tests replace the fields that they check."""
 
 from anabranch.reports import FleetMember, FleetShard
 

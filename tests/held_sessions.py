@@ -1,4 +1,4 @@
-"""Sessions for tests: a shard that a worker holds, without the worker."""
+"""Sessions of held shards for tests, without a worker."""
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.lanes import LaneLimits

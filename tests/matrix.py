@@ -1,8 +1,8 @@
 """Other Pythons, and the oldest dependencies that pyproject.toml allows: `make matrix`.
 
-For each interpreter that is installed here (3.11 and newer, on the path or under pyenv) a throw-away environment is
-made, with the newest dependencies, and for the first of them one with the oldest too; a quick part of the tests runs in
-it. What is not installed is named and skipped.
+For each installed interpreter (3.11 and newer, on the path or under pyenv), runs a quick part of the tests in a
+temporary environment with the newest dependencies; for the first one also with the oldest. Interpreters that are not
+installed are listed and skipped.
 """
 
 import os
@@ -81,7 +81,7 @@ def oldest_dependencies() -> tuple[str, ...]:
 
 
 def run_in(python: str, label: str) -> bool:
-    """The oldest dependencies warn on newer Pythons about themselves; that is not what is tested."""
+    """The oldest dependencies cause deprecation warnings on newer Pythons, so these are no errors there."""
     with tempfile.TemporaryDirectory(prefix="anabranch-matrix-") as folder:
         environment = Path(folder) / "venv"
         inside = environment / "bin" / "python"

@@ -1,4 +1,4 @@
-"""A hand on the rows of a memory store, behind the back of whoever uses it."""
+"""Changes the rows of a memory store directly, as a fault or another program would."""
 
 from anabranch._model.leases import AppRow, LeaseRow
 from anabranch.stores.row_store import RowKey

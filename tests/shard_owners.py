@@ -1,7 +1,7 @@
 """Owners of one shard, one after another: each resumes from what the last one committed, works a while, and crashes.
 
-The owners use the real lanes over the real window; what a checkpoint says is judged here by the rule's own words (M1),
-not by the code that wrote it.
+The owners use the real lanes and the real window. What a checkpoint means is decided here from the text of rule M1, not
+by the code that wrote it.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Shard:
             for number, unit in enumerate(units, 1)
         ]
         unpacker = Unpacker(STREAM, SHARD, None)
-        self.records = [r for stretch in unpacker.unpack(self.kinesis_records, None) for r in stretch]
+        self.records = [r for some in unpacker.unpack(self.kinesis_records, None) for r in some.records]
 
     def read_from(self, watermark):
         """What an iterator at the watermark's record would return."""

@@ -47,7 +47,7 @@ _BYTES_PER_SECOND = 100 << 20
 
 
 def now_ms() -> int:
-    """The virtual wall clock, which also the server goes by."""
+    """The virtual wall clock, which the server uses, too."""
     return _EPOCH_MS + _CLOCK.now_ms()
 
 
@@ -262,7 +262,7 @@ class SimulatedConsumer(Consumer[Any]):
         super().__init__(stream, **options)
         self._kinesis = kinesis
 
-    async def _connect(self, store: LeaseStore) -> Ports:
+    async def _connect(self, store: LeaseStore, resources: Any) -> Ports:
         await asyncio.sleep(_LATENCY_SECONDS)
         kinesis = self._kinesis
         return Ports(kinesis=kinesis.connect(), store=store, clock=_CLOCK, entropy=kinesis.entropy, emit=self._emit)

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a program
 
 from fleets import fleet_options_for
+from harsh.fleet import HarshFleet
+from harsh.lease_store import HarshRows
+from harsh.options import HarshOptions
 from seed_search import Simulation, search
 
 from anabranch._aws.dynamodb_client import WriteOutcome, from_item
@@ -26,10 +28,8 @@ from anabranch._model.leases import MemberRow
 from anabranch.errors import ThrottledError, TransportError
 from anabranch.stores.dynamodb import DEFAULT_TABLE, DynamoDbLeaseStore
 from anabranch.stores.row_store import RowKey
-from anabranch.testing.world import fleet
-from anabranch.testing.world.fleet import FleetVerdict, run_fleet
-from anabranch.testing.world.lease_store import SimulatedRows
-from anabranch.testing.world.options import FleetOptions
+from anabranch.testing.world.fleet import FleetVerdict
+from anabranch.testing.world.options import APP
 from anabranch.testing.world.processes import Network, SimulatedProcess
 from memory_dynamodb import Attributes, MemoryClients, MemoryDynamoDb
 
@@ -37,11 +37,11 @@ THROTTLED = 0.03
 """Of the calls to the store."""
 
 
-class DynamoDbRows(SimulatedRows):
+class DynamoDbRows(HarshRows):
     """The items of the table, and the same rows beside them for the checkers."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, fleet: HarshFleet) -> None:
+        super().__init__(fleet)
         self.database = MemoryDynamoDb()
 
     def perform_write(self, operation: str, body: Attributes) -> tuple[WriteOutcome, RowKey | None, Any]:
@@ -144,12 +144,11 @@ class SimulatedDynamoDbClient:
 
 
 class SimulatedDynamoDbStore(DynamoDbLeaseStore):
-    def __init__(
-        self, app: str, rows: DynamoDbRows, network: Network, process: SimulatedProcess, *, call_deadline_ms: int
-    ) -> None:
-        super().__init__(app)
-        self.table._clients = MemoryClients(SimulatedDynamoDbClient(rows, network, process, call_deadline_ms / 1000))
-        self._rows = rows
+    def __init__(self, fleet: HarshFleet, process: SimulatedProcess, *, call_deadline_ms: int) -> None:
+        super().__init__(APP)
+        client = SimulatedDynamoDbClient(fleet.rows, fleet.network, process, call_deadline_ms / 1000)
+        self.table._clients = MemoryClients(client)
+        self._rows = fleet.rows
         self._process = process
 
     async def register_member(self, row: MemberRow) -> MemberRow:
@@ -161,16 +160,19 @@ class SimulatedDynamoDbStore(DynamoDbLeaseStore):
         return await super().leave(member_id)
 
 
-def dynamodb_options_for(seed: int) -> FleetOptions:
+def dynamodb_options_for(seed: int) -> HarshOptions:
     """Without roll-backs: a table is restored only after it was deleted, which ends its workers."""
     return msgspec.structs.replace(fleet_options_for(seed), roll_back_seconds=0.0, roll_back_every_seconds=0.0)
 
 
 def run_dynamodb_seed(
-    seed: int, options: FleetOptions | None = None, store: type[SimulatedDynamoDbStore] = SimulatedDynamoDbStore
+    seed: int, options: HarshOptions | None = None, store: type[SimulatedDynamoDbStore] = SimulatedDynamoDbStore
 ) -> FleetVerdict:
-    with patch.multiple(fleet, SimulatedRows=DynamoDbRows, SimulatedLeaseStore=store):
-        return run_fleet(seed, options or dynamodb_options_for(seed))
+    class DynamoDbFleet(HarshFleet):
+        rows_class = DynamoDbRows
+        store_class = store
+
+    return DynamoDbFleet(seed, options or dynamodb_options_for(seed)).run()
 
 
 DYNAMODB_FLEETS = Simulation(

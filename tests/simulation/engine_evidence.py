@@ -1,6 +1,6 @@
 """`python tests/simulation/engine_evidence.py`: in how many of 50 fleets each planted mistake of the engine is noticed.
 
-It prints the table of docs/testing.md, in a few minutes on one core.
+It prints the table of docs/how-it-is-tested.md, in a few minutes on one core.
 """
 
 import sys

@@ -10,17 +10,18 @@ from random import Random
 from typing import get_args
 
 import msgspec
+from harsh.fleet import HarshFleet
+from harsh.options import ConsumeMode, HarshOptions
 from seed_search import Simulation, search
 
-from anabranch.testing.world.fleet import FleetVerdict, run_fleet
-from anabranch.testing.world.options import ConsumeMode, FleetOptions
+from anabranch.testing.world.fleet import FleetVerdict
 
 
-def run_seed(seed: int, options: FleetOptions | None = None) -> FleetVerdict:
-    return run_fleet(seed, options or fleet_options_for(seed))
+def run_seed(seed: int, options: HarshOptions | None = None) -> FleetVerdict:
+    return HarshFleet(seed, options or fleet_options_for(seed)).run()
 
 
-def fleet_options_for(seed: int) -> FleetOptions:
+def fleet_options_for(seed: int) -> HarshOptions:
     """Every fourth fleet is watched. In every eighth that keeps its streams and its store, lease rows are deleted."""
     options, random = _special_options(seed), Random(f"watched {seed}")
     loses_rows = random.random() < 0.125
@@ -37,7 +38,7 @@ def fleet_options_for(seed: int) -> FleetOptions:
     )
 
 
-def _special_options(seed: int) -> FleetOptions:
+def _special_options(seed: int) -> HarshOptions:
     """Most seeds draw every option at random. Some last digits of the seed select special fleets:
 
     - 1: the store is rolled back while workers are cut off, paused, stalled and stopped;
@@ -115,7 +116,7 @@ def _special_options(seed: int) -> FleetOptions:
     )
 
 
-def _poisoned_options(seed: int, options: FleetOptions) -> FleetOptions:
+def _poisoned_options(seed: int, options: HarshOptions) -> HarshOptions:
     random = Random(f"poison {seed}")
     return msgspec.structs.replace(
         options,
@@ -129,7 +130,7 @@ def _poisoned_options(seed: int, options: FleetOptions) -> FleetOptions:
     )
 
 
-def _fanout_options(seed: int, options: FleetOptions) -> FleetOptions:
+def _fanout_options(seed: int, options: HarshOptions) -> HarshOptions:
     """Every fourth fleet has records that are trimmed, some before they are read."""
     random = Random(f"fan-out {seed}")
     trims = seed // 10 % 4 == 3
@@ -149,7 +150,7 @@ def _fanout_options(seed: int, options: FleetOptions) -> FleetOptions:
     )
 
 
-def _roll_back_options(seed: int, options: FleetOptions) -> FleetOptions:
+def _roll_back_options(seed: int, options: HarshOptions) -> HarshOptions:
     """Some workers notice the roll-back late, or start during it. All have the same lease expiry: a worker cannot wait
     for the expiry of a member that it never saw because the store lost it.
     """
@@ -174,7 +175,7 @@ def _roll_back_options(seed: int, options: FleetOptions) -> FleetOptions:
     )
 
 
-def _random_options(seed: int) -> FleetOptions:
+def _random_options(seed: int) -> HarshOptions:
     random = Random(f"fleet {seed}")
     large = seed % 25 == 24
 
@@ -183,7 +184,7 @@ def _random_options(seed: int) -> FleetOptions:
 
     deleted = random.random() < 0.08
     consume_mode: ConsumeMode = random.choice(["run", "run", "run", "run_batches", "records", "batches", "manual_ack"])
-    return FleetOptions(
+    return HarshOptions(
         consume_mode=consume_mode,
         worker_count=random.randrange(6, 13) if large else random.randrange(1, 5),
         shard_count=random.randrange(8, 33) if large else random.randrange(1, 5),

@@ -1,6 +1,6 @@
 """`python tests/simulation/lease_evidence.py`: in how many of 250 worlds each broken lease protocol is caught.
 
-The same worlds, with the protocol as it is, must all be clean. Its table is in docs/testing.md.
+The same worlds, with the protocol as it is, must all be clean. Its table is in docs/how-it-is-tested.md.
 """
 
 import sys

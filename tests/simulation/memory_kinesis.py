@@ -53,7 +53,7 @@ class MemoryKinesis:
         self.put_sizes = []
         self._reading_ms = 0
         self.before_put = self.after_put = self.before_list = None
-        """Called with the request; an error that they raise or return is the answer, the rest is as if nothing was."""
+        """Called with the request. An error that they raise or return becomes the response."""
         self.is_throttled = None
         """Called with each entry of a PutRecords: whether its shard refuses it."""
         self.slots_refused = 0
@@ -101,7 +101,7 @@ class MemoryKinesis:
             PutRecordsResultEntry(
                 slot.get("SequenceNumber"), slot.get("ShardId"), slot.get("ErrorCode"), slot.get("ErrorMessage")
             )
-            for slot in map(_members_of, answer["Records"])
+            for slot in answer["Records"]
         ]
         return PutRecordsResponse(slots, "request-1")
 
@@ -117,7 +117,7 @@ class MemoryKinesis:
             members["ExplicitHashKey"] = entry.explicit_hash_key
         return members
 
-    async def list_shards(self, stream, *, shard_filter=None, next_token=None, max_results=None):
+    async def list_shards(self, stream, *, shard_filter=None, next_token=None):
         self.calls["ListShards"] += 1
         await self._travel()
         if self.before_list is not None and (error := self.before_list()) is not None:
@@ -211,10 +211,6 @@ async def warm_up(producer):
     """Writes a record, and waits until the shard map is known."""
     await producer.put_and_wait(b"warm", "up")
     await asyncio.sleep(10)
-
-
-def _members_of(slot):
-    return slot if isinstance(slot, dict) else slot.members()
 
 
 def _shard(members):

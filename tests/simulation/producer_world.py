@@ -18,7 +18,7 @@ from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
 from anabranch._model.streams import Position, Shard, StreamName
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
-from anabranch.errors import AccessDeniedError, StreamNotFoundError, ThrottledError, TransportError, UnavailableError
+from anabranch.errors import StreamNotFoundError, ThrottledError, TransportError, UnavailableError
 
 THROTTLED = "ProvisionedThroughputExceededException"
 
@@ -361,5 +361,4 @@ def run_world(seed: int, **overrides) -> World:
     return world
 
 
-REFUSED = AccessDeniedError("no", operation="PutRecords", code="AccessDeniedException")
 MISSING = StreamNotFoundError("no such stream", operation="PutRecords", code="ResourceNotFoundException")

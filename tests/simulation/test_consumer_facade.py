@@ -101,6 +101,16 @@ def test_a_stop_without_a_deadline_uses_the_drain_deadline():
     run(main)
 
 
+# options
+
+
+def test_all_wrong_options_are_named_at_once():
+    with pytest.raises(ConfigurationError) as caught:
+        Consumer("a b", read="x", until="tipp", idle_timeout=-1, concurrency=0, app="")
+    names = [violation.split()[0] for violation in caught.value.violations]
+    assert sorted(names) == ["a", "app", "concurrency", "idle_timeout", "read", "until"]
+
+
 # handlers
 
 

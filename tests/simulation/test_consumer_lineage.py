@@ -4,6 +4,8 @@ In every one of them the promise is the same: at no time are the records of a pa
 one in which they were written, and none is left out.
 """
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -52,6 +54,41 @@ def test_two_shards_merge_while_the_consumer_is_online(options):
             assert sorted(numbers(seen)) == list(range(world.put_count))
 
     run(main)
+
+
+class CountingStore(MemoryLeaseStore):
+    whole_reads = 0
+
+    async def read_leases(self, *, with_finished=False):
+        self.whole_reads += with_finished
+        return await super().read_leases(with_finished=with_finished)
+
+
+def test_while_children_wait_for_their_parent_listings_do_not_read_all_rows():
+    async def main():
+        async with stream_world(1) as world:
+            store, may_end, seen = CountingStore(), asyncio.Event(), []
+            world.put(KEYS)
+
+            async def handle(record):
+                await may_end.wait()
+                seen.append(record)
+
+            consumer = world.consumer(app="billing", leases=store, start="trim_horizon")
+            running = asyncio.create_task(consumer.run(handle))
+            world.split()
+            world.put(KEYS)
+            await asyncio.sleep(120)
+            before = store.whole_reads
+            await asyncio.sleep(600)  # twenty listings
+            assert store.whole_reads == before
+            may_end.set()
+            await until(lambda: len(seen) == world.put_count, "all records")
+            check_order(seen)
+            await consumer.stop()
+            await running
+
+    run(main, seconds=2_000)
 
 
 @pytest.mark.parametrize("change", ["split", "merge"])

@@ -169,7 +169,7 @@ def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(w
 
     caplog.set_level(logging.INFO, "anabranch")
     run(main)
-    logged = [record for record in caplog.records if record.event == "HandlerFailed"]
+    logged = [record for record in caplog.records if getattr(record, "event", None) == "HandlerFailed"]
     assert [record.exc_info is not None for record in logged] == [True, False, False, True]
     assert "in failing" in caplog.text
 

@@ -4,8 +4,7 @@ its conditions is noticed.
 
 import pytest
 from dynamodb_fleet import SimulatedDynamoDbStore, dynamodb_options_for, run_dynamodb_seed
-
-from anabranch.testing.world.options import FleetOptions
+from harsh.options import HarshOptions
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
@@ -26,7 +25,7 @@ def test_no_fleet_breaks_a_promise_in_many_worlds(first):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_table_that_is_emptied_under_its_workers_ends_them_and_becomes_no_new_application(seed):
-    options = FleetOptions(
+    options = HarshOptions(
         worker_count=3, shard_count=3, record_count=200, faulty_seconds=40, store_is_emptied=True, lost=0.02, late=0.02
     )
     assert run_dynamodb_seed(seed, options).violations == ()
@@ -66,7 +65,7 @@ CUT_OFF = {"cut_off_every_seconds": 8.0, "crash_every_seconds": 20.0, "reshard_e
 
 @pytest.mark.parametrize("operation, faults", [("write_lease", {}), ("take_lease", CUT_OFF), ("create_lease", CUT_OFF)])
 def test_writes_without_their_conditions_are_noticed(operation, faults):
-    options = FleetOptions(
+    options = HarshOptions(
         worker_count=4, shard_count=4, record_count=300, key_count=40, faulty_seconds=50, handler_seconds_max=0.3,
         lost=0.05, late=0.1, repeated=0.05, **faults,
     )  # fmt: skip

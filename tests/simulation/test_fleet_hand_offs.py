@@ -3,22 +3,21 @@ worker that cannot read.
 """
 
 import pytest
+from harsh.fleet import HarshFleet
+from harsh.options import HarshOptions
 from msgspec.structs import replace
 
 from anabranch.errors import AccessDeniedError
 from anabranch.events import HandOffForced, HandOffKept, LeaseGiven, LeaseTaken, MemberEvicted
-from anabranch.testing.loop import SimulationLoop, run
-from anabranch.testing.world.fleet import SimulatedFleet
 from anabranch.testing.world.kinesis import SimulatedKinesis
-from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.worker import SimulatedWorker
 
-SLOW = FleetOptions(
+SLOW = HarshOptions(
     worker_count=3, shard_count=4, record_count=150, faulty_seconds=30.0, stop_every_seconds=8.0,
     handler_seconds_max=1.5, drain_seconds=0.05,
 )  # fmt: skip
 CUT_OFF_AT, CUT_OFF_SECONDS = 15.0, 185.0
-PATIENT = FleetOptions(worker_count=2, shard_count=4, record_count=300, faulty_seconds=200.0, handler_seconds_max=0.02)
+PATIENT = HarshOptions(worker_count=2, shard_count=4, record_count=300, faulty_seconds=200.0, handler_seconds_max=0.02)
 
 
 @pytest.fixture
@@ -40,18 +39,16 @@ def count(said, kind):
 
 def live(seed, options, at=None, fault=None):
     """Runs a fleet, with an extra fault at a given second. Returns the violations."""
-    loop = SimulationLoop(seed)
-    fleet = SimulatedFleet(seed, options, loop)
+    fleet = HarshFleet(seed, options)
     if at is not None:
-        loop.call_at(at, fault, fleet)
-    run(fleet.live, loop=loop)
-    return fleet.journal.violations
+        fleet.loop.call_at(at, fault, fleet)
+    return fleet.run().violations
 
 
 @pytest.mark.parametrize("order", ["shard", "key"])
 def test_a_forced_hand_off_breaks_no_promise(order, said):
     for seed in range(4):
-        assert live(seed, replace(SLOW, order=order, hand_off="force")) == []
+        assert live(seed, replace(SLOW, order=order, hand_off="force")) == ()
     assert count(said, HandOffForced) > 3
     assert count(said, LeaseGiven) >= count(said, HandOffForced)
     assert not count(said, HandOffKept)
@@ -60,7 +57,7 @@ def test_a_forced_hand_off_breaks_no_promise(order, said):
 @pytest.mark.parametrize("order", ["shard", "key"])
 def test_a_shard_that_does_not_drain_is_kept_and_breaks_no_promise(order, said):
     for seed in range(4):
-        assert live(seed, replace(SLOW, order=order, hand_off="keep")) == []
+        assert live(seed, replace(SLOW, order=order, hand_off="keep")) == ()
     assert count(said, HandOffKept) > 3
     assert not count(said, HandOffForced)
 
@@ -69,7 +66,7 @@ def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_non
     def cut_off(fleet):
         fleet.workers[0].process.cut_until["stream"] = CUT_OFF_AT + CUT_OFF_SECONDS
 
-    assert live(1, PATIENT, CUT_OFF_AT, cut_off) == []
+    assert live(1, PATIENT, CUT_OFF_AT, cut_off) == ()
     given = [(worker, at) for worker, at, event in said if isinstance(event, LeaseGiven) and at > CUT_OFF_AT]
     assert len(given) == 2, "its half of the shards"
     assert all(CUT_OFF_AT + 55 < at < CUT_OFF_AT + 80 for _, at in given)
@@ -79,7 +76,7 @@ def test_a_worker_that_cannot_read_gives_its_shards_to_one_that_can_and_gets_non
 
 
 def test_a_worker_that_stalls_keeps_its_leases_because_its_heartbeats_continue(said):
-    assert live(1, PATIENT, CUT_OFF_AT, lambda fleet: fleet.workers[0].process.stall(60.0)) == []
+    assert live(1, PATIENT, CUT_OFF_AT, lambda fleet: fleet.workers[0].process.stall(60.0)) == ()
     assert not count(said, MemberEvicted)
 
 
@@ -122,7 +119,7 @@ def test_one_shard_that_a_worker_cannot_read_is_given_to_one_that_can_and_is_not
     said, monkeypatch
 ):
     denied = Denied(monkeypatch)
-    assert live(1, PATIENT, CUT_OFF_AT, denied.begin) == []
+    assert live(1, PATIENT, CUT_OFF_AT, denied.begin) == ()
     given = [(worker, at, event) for worker, at, event in said if isinstance(event, LeaseGiven) and at > CUT_OFF_AT]
     (unwell, at, gift), *returned = given
     assert (unwell.process, gift.shard_id) == (denied.process, denied.shard_id)

@@ -81,10 +81,6 @@ def the_map_never_learns(patch):
     patch.setattr(ShardMap, "request_refresh", lambda *_: None)
 
 
-def unanswered_is_certain(patch):
-    patch.setitem(RETRY_TABLE, Outcome.CALL_UNANSWERED, RetryAction(NextStep.FAIL))
-
-
 def expired_records_vanish(patch):
     def expire(self, now_ms):
         for lane in self._lanes.active():
@@ -115,15 +111,14 @@ def results_are_shifted(patch):
 
 
 VARIANTS = {
-    "an aggregate in the wrong shard counts as delivered": action(Outcome.ELSEWHERE_STRADDLING, NextStep.DELIVERED),
-    "an aggregate in an unknown shard counts as delivered": action(Outcome.ELSEWHERE_UNKNOWN, NextStep.DELIVERED),
-    "a throttled entry counts as failed and written": action(Outcome.CALL_UNAVAILABLE, NextStep.FAIL),
+    "an aggregate in the wrong shard counts as delivered": action(Outcome.WRITTEN_STRADDLING, NextStep.DELIVERED),
+    "an aggregate in an unknown shard counts as delivered": action(Outcome.WRITTEN_ELSEWHERE, NextStep.DELIVERED),
+    "a call without a response counts as not written": action(Outcome.CALL_MAYBE_WRITTEN, NextStep.FAIL),
     "children do not wait for their parents' records in flight": children_do_not_wait,
     "several records of a lane in flight": many_in_flight,
     "what failed goes last": retries_go_last,
     "aggregates without a shard map": aggregates_without_a_map,
     "the map never learns": the_map_never_learns,
-    "a call without a response counts as not written": unanswered_is_certain,
     "expired records vanish": expired_records_vanish,
     "a divided bundle is settled as well": settles_before_dividing,
     "results are mixed up": results_are_shifted,

@@ -373,13 +373,11 @@ class FewDuplicates(facts.Checker):
 
     def __init__(self, commit_ms: int = 1_000) -> None:
         super().__init__()
-        self.repeats = 0
         self._commit_ms = commit_ms
         self._holdings: dict[str, list[_ShardHolding]] = {}
         """By shard, the latest last."""
         self._blocked: dict[str, list[tuple[int, int]]] = {}
         """When each process could not commit."""
-        self._finished: dict[tuple[str, Position], None] = {}
         self._committed: dict[str, Checkpoint] = {}
         self._inherited: dict[tuple[str, int], Checkpoint] = {}
         """The checkpoint at the start of each holding, by shard and fence token."""
@@ -441,8 +439,6 @@ class FewDuplicates(facts.Checker):
         self._tokens[(call.process, call.shard_id)] = call.fence_token
         if holding not in self._inherited:
             self._inherited[holding] = self._committed.get(call.shard_id, Checkpoint())
-        if (call.shard_id, call.position) in self._finished:
-            self.repeats += 1
         if covers(self._inherited[holding], call.position, call.partition_key):
             self.complain(call.at_ms, f"{call} is handled again although it was committed")
         elif (process := self._settled.get((call.shard_id, call.position))) is not None:
@@ -453,7 +449,6 @@ class FewDuplicates(facts.Checker):
             mine.open[call.position] = None
 
     def _finish(self, call: facts.RecordCall) -> None:
-        self._finished[(call.shard_id, call.position)] = None
         if call.fence_token > self._lost.get((call.process, call.shard_id), -1):
             self._finished_by.setdefault(call.process, {}).setdefault(call.shard_id, {})[call.position] = None
         if (mine := self._holding_of(call)) is not None:

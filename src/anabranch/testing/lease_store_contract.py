@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -53,28 +53,27 @@ APP_ID = "first"
 STREAM = "123456789012:orders:1700000000"
 
 
-class Conditions(NamedTuple):
-    """What the storage under test can do."""
-
-    durable: bool = True
-    single_worker: bool = False
-    slow: Callable[[], AbstractContextManager[Any]] | None = None
-    snapshot: Callable[[], Callable[[], None]] | None = None
-
-
 class Arena:
     """One application of its own for each check. `open` gives a further handle on the same rows, as another process
     would have; a store that keeps nothing, or is for one worker, gives the same handle again.
     """
 
-    def __init__(self, make_store: MakeStore, app: str, conditions: "Conditions") -> None:
+    def __init__(
+        self,
+        make_store: MakeStore,
+        *,
+        durable: bool,
+        single_worker: bool,
+        slow: Callable[[], AbstractContextManager[Any]] | None,
+        snapshot: Callable[[], Callable[[], None]] | None,
+    ) -> None:
         self._make_store = make_store
-        self.is_durable = conditions.durable
-        self._has_one_handle = conditions.single_worker or not conditions.durable
-        self.slow = conditions.slow
-        self.snapshot = conditions.snapshot
+        self.is_durable = durable
+        self._has_one_handle = single_worker or not durable
+        self.slow = slow
+        self.snapshot = snapshot
         self._stores: list[LeaseStore] = []
-        self.app = app
+        self.app = f"contract-{uuid.uuid4().hex}"
 
     def make(self) -> LeaseStore:
         if not self._stores or not self._has_one_handle:
@@ -252,7 +251,7 @@ async def an_application_is_deleted_whole(arena: Arena) -> None:
     expect(not any(rest), "nothing of it shows in a new application of the name", rest)
 
 
-async def a_poll_shows_the_application_its_members_and_what_is_asked_of_it(arena: Arena) -> None:
+async def a_poll_shows_the_application_its_members_and_pending_commands(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
     await store.register_member(member("b"))
     await store.register_member(member("a"))
@@ -274,7 +273,7 @@ async def a_poll_shows_the_application_its_members_and_what_is_asked_of_it(arena
     expect((await other.poll()).app is None, "a poll shows that the application is gone")
 
 
-async def somebody_who_looks_is_noticed(arena: Arena) -> None:
+async def a_viewer_is_noticed(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
     before = await store.read_app()
     if store.seen_every:
@@ -360,8 +359,8 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
 _APPLICATION_CHECKS = (
     an_application_is_made_once,
     an_application_is_deleted_whole,
-    a_poll_shows_the_application_its_members_and_what_is_asked_of_it,
-    somebody_who_looks_is_noticed,
+    a_poll_shows_the_application_its_members_and_pending_commands,
+    a_viewer_is_noticed,
     a_status_is_a_row_of_its_own_and_the_newest_stays,
     fields_of_a_newer_version_are_kept,
     the_incarnation_stays_and_is_recorded_under_a_condition,
@@ -474,7 +473,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     expect(await _stored(store, "a") == row, "and its row stays as it was")
 
 
-async def a_member_is_deleted_only_when_it_is_over(arena: Arena) -> None:
+async def a_member_is_deleted_only_after_it_ended(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
     expect(not await store.delete_member("a"), "a live member is not deleted")
@@ -504,7 +503,7 @@ _MEMBERS_CHECKS = (
     a_seal_holds_only_for_the_observed_counter_and_is_final,
     leaving_is_one_write_and_final,
     a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat,
-    a_member_is_deleted_only_when_it_is_over,
+    a_member_is_deleted_only_after_it_ended,
     no_member_of_this_process_is_called_dead,
 )
 
@@ -633,7 +632,7 @@ async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) 
     expect(await store.read_lease(row.key) == freed, "what was acknowledged is what is read")
 
 
-async def a_lost_answer_is_found_out_by_asking_again(arena: Arena) -> None:
+async def a_lost_answer_is_recognised_by_a_retry(arena: Arena) -> None:
     store = await arena.open()
     await store.create_lease(lease())
     await _take(store, 0, "a", None, 0)  # the answer of this one is lost
@@ -673,7 +672,7 @@ _LEASES_CHECKS = (
     a_lease_is_taken_from_the_expected_owner_at_the_expected_version,
     the_epoch_of_a_take_passes_its_floor,
     only_the_owner_writes_a_lease_and_only_over_what_it_saw,
-    a_lost_answer_is_found_out_by_asking_again,
+    a_lost_answer_is_recognised_by_a_retry,
     only_a_finished_row_is_deleted,
 )
 
@@ -716,14 +715,14 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
         expect(await stores[-1].read_lease(row.key) == won[0], "and it is what every handle reads")
 
 
-async def many_who_open_agree_on_one_application(arena: Arena) -> None:
+async def concurrent_opens_agree_on_one_application(arena: Arena) -> None:
     stores = [arena.make() for _ in range(_RACERS)]
     rows = await asyncio.gather(*(store.open(arena.app_row(f"id-{racer}")) for racer, store in enumerate(stores)))
     expect(all(row == rows[0] for row in rows), "all callers of open get the same row", rows)
     expect(await stores[0].read_app() == rows[0], "which is what is stored")
 
 
-async def many_who_create_agree_on_one_row(arena: Arena) -> None:
+async def concurrent_creates_agree_on_one_row(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     leases = await asyncio.gather(
         *(stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer)))) for racer in range(_RACERS))
@@ -776,8 +775,8 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
 _RACES_CHECKS = (
     one_of_many_takes_holds,
     one_of_many_writes_of_a_version_holds,
-    many_who_open_agree_on_one_application,
-    many_who_create_agree_on_one_row,
+    concurrent_opens_agree_on_one_application,
+    concurrent_creates_agree_on_one_row,
     a_seal_and_a_heartbeat_do_not_both_hold,
     no_request_is_lost_to_a_heartbeat,
 )
@@ -804,7 +803,7 @@ async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     expect(await store.identity() == incarnation, "it is the same incarnation")
 
 
-async def what_comes_late_does_not_show_in_the_next_application_of_the_name(arena: Arena) -> None:
+async def a_late_write_does_not_show_in_the_next_application_of_the_name(arena: Arena) -> None:
     old, new = await arena.open(), await arena.open()
     for number in range(_ROUNDS):
         app_id, successor = f"{APP_ID}{number or ''}", f"{APP_ID}{number + 1}"
@@ -847,7 +846,7 @@ async def applications_do_not_see_each_other(arena: Arena) -> None:
 
 _DURABILITY_CHECKS = (
     what_was_acknowledged_outlives_the_handles,
-    what_comes_late_does_not_show_in_the_next_application_of_the_name,
+    a_late_write_does_not_show_in_the_next_application_of_the_name,
     applications_do_not_see_each_other,
 )
 
@@ -909,7 +908,7 @@ async def threads_with_handles_of_their_own_race_for_one_lease(arena: Arena) -> 
     expect(len(won) == 1, "exactly one of the threads takes the lease", outcomes)
 
 
-async def a_call_that_was_given_up_leaves_the_handle_usable(arena: Arena) -> None:
+async def a_cancelled_call_leaves_the_handle_usable(arena: Arena) -> None:
     store = await arena.open()
     row = lease(owner="a")
     await store.create_lease(row)
@@ -919,11 +918,11 @@ async def a_call_that_was_given_up_leaves_the_handle_usable(arena: Arena) -> Non
                 await store.write_lease(
                     replace(row, checkpoint=at(number)), member_id="a", expected_version=row.version
                 )
-        row = await _write_whatever_is_there(store, row, number)
+        row = await _write_over_what_is_stored(store, row, number)
     expect(await store.read_lease(row.key) == row, "what was written last is what is read")
 
 
-async def _write_whatever_is_there(store: LeaseStore, row: LeaseRow, number: int) -> LeaseRow:
+async def _write_over_what_is_stored(store: LeaseStore, row: LeaseRow, number: int) -> LeaseRow:
     """A call without an answer may take effect at any time: until it has, a write of the owner can conflict once."""
     for _ in range(2):
         outcome = await store.write_lease(
@@ -959,7 +958,7 @@ async def a_slow_store_keeps_no_deadline_and_answers_later(arena: Arena) -> None
         try:
             found = await store.read_lease(row.key)
             assert found is not None
-            await _write_whatever_is_there(store, found, 0)
+            await _write_over_what_is_stored(store, found, 0)
         except LeaseStoreError:
             if time.monotonic() > deadline:
                 raise
@@ -997,7 +996,7 @@ async def a_roll_back_shows(arena: Arena) -> None:
 _LOOPS_CHECKS = (
     two_event_loops_use_one_handle,
     threads_with_handles_of_their_own_race_for_one_lease,
-    a_call_that_was_given_up_leaves_the_handle_usable,
+    a_cancelled_call_leaves_the_handle_usable,
     a_slow_store_keeps_no_deadline_and_answers_later,
     a_roll_back_shows,
 )
@@ -1014,7 +1013,7 @@ _CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
 
 _SEVERAL_WORKERS_CHECKS = (
     threads_with_handles_of_their_own_race_for_one_lease,
-    what_comes_late_does_not_show_in_the_next_application_of_the_name,
+    a_late_write_does_not_show_in_the_next_application_of_the_name,
 )
 
 
@@ -1035,22 +1034,20 @@ def check_lease_store(
     `slow` is a context manager in which the storage answers no write; with it, deadlines are tested too. `snapshot` is
     a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
-    conditions = Conditions(durable, single_worker, slow, snapshot)
+    make_arena = partial(Arena, make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
     checks = _CHECKS + (_DURABILITY_CHECKS if durable else ())
     if single_worker:
         checks = tuple(check for check in checks if check not in _SEVERAL_WORKERS_CHECKS)
-    failures = [failure for check in checks if (failure := _failure(check, make_store, conditions)) is not None]
+    failures = [failure for check in checks if (failure := _failure(check, make_arena)) is not None]
     if failures:
         raise ExceptionGroup(
             f"{len(failures)} of {len(checks)} rules of the lease store contract do not hold", failures
         )
 
 
-def _failure(
-    check: Callable[[Arena], Awaitable[None]], make_store: MakeStore, conditions: Conditions
-) -> Exception | None:
+def _failure(check: Callable[[Arena], Awaitable[None]], make_arena: Callable[[], Arena]) -> Exception | None:
     async def run() -> None:
-        arena = Arena(make_store, f"contract-{uuid.uuid4().hex}", conditions)
+        arena = make_arena()
         try:
             await check(arena)
         finally:

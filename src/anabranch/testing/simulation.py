@@ -14,7 +14,7 @@ from anabranch._engine.handler_calls import HandlerCall
 from anabranch.consumer import Consumer
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
-from anabranch.testing.world.fleet import FleetVerdict, Outcome, run_fleet
+from anabranch.testing.world.fleet import FleetVerdict, Outcome, SimulatedFleet
 from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.worker import UserHandler
 from anabranch.values import Decoder, decode_with
@@ -138,17 +138,15 @@ def simulate(
     options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
-        record_count=len(written),
         order=order,
         concurrency=concurrency,
         faulty_seconds=seconds,
         script=actions,
-        consume_mode="run" if batches is None else "run_batches",
         **chosen,
     )
     watched = _WatchedHandler(called)
     user_handler = UserHandler(watched, on_failure or Retry(), decode_value, batches)
-    verdict = run_fleet(seed, options, user_handler=user_handler, records=written)
+    verdict = SimulatedFleet(seed, options, user_handler, written).run()
     return SimulationReport(
         seed=seed,
         record_count=len(written),
@@ -162,7 +160,7 @@ def simulate(
 
 
 def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:
-    """Behind a record at which a shard is meant to stop, records stay unfinished."""
+    """If a shard is expected to stop at a record, the records behind it may stay unfinished."""
     may_stand = expected is not None and "stops" in expected.values()
     found = [str(one) for one in verdict.violations if not (may_stand and one.promise == "no standstill")]
     if expected is not None:

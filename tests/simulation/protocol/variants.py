@@ -12,7 +12,6 @@ from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.machine import LeaseMachine
-from anabranch._core.leases.plan import Take
 from anabranch._core.leases.store_calls import (
     CreateLease,
     NoAnswer,
@@ -21,6 +20,7 @@ from anabranch._core.leases.store_calls import (
     ReadApp,
     ReadIncarnation,
     SendHeartbeat,
+    TakeLease,
     Wait,
     WriteStream,
 )
@@ -144,9 +144,9 @@ class ExpiryIsDeath(FailureDetector):
 
 
 class TakeWithoutSeal(with_detector(ExpiryIsDeath)):
-    def _plan(self, known_dead):
+    def _plan(self):
         self.table.changed = True
-        return super()._plan(known_dead)
+        return super()._plan()
 
 
 class HeartbeatThatNeverLifts(HeartbeatState):
@@ -229,12 +229,12 @@ class NoGapRule(with_detector(DetectorWithoutGaps)):
 class HandOffByForce(LeaseMachine):
     """A request has a deadline; then the lease is taken from its live owner."""
 
-    def _plan(self, known_dead):
-        steps = super()._plan(known_dead)
+    def _plan(self):
+        steps = super()._plan()
         for key, asked_ms in self.table.asked.items():
             row = self.table.leases[key]
             if self._moment.now_ms - asked_ms > 3_000 and row.owner not in {None, self.member_id}:
-                steps.append(Take(key, row.owner, row.version))
+                steps.append(TakeLease(key, self.member_id, row.owner, row.version))
         return steps
 
 
@@ -439,7 +439,7 @@ class MarkBeforeLeases(LeaseMachine):
 class BootstrapAfterReset(LeaseMachine):
     """A running worker that finds no application makes a new one."""
 
-    def check_birth(self):
+    def check_not_reset(self):
         app = yield from self._ask(ReadApp())
         if app is None:
             app = yield from self._ask(OpenApp(replace(self.app, app_id=self._new_member_id())))

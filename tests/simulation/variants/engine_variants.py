@@ -3,6 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
+from harsh.options import HarshOptions
 from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLane
@@ -30,9 +31,8 @@ from anabranch._model.leases import Finish
 from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
 from anabranch.stores.row_store import RowLeaseStore
-from anabranch.testing.world.options import FleetOptions
 
-BUSY = FleetOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
+BUSY = HarshOptions(worker_count=3, shard_count=2, record_count=250, faulty_seconds=60.0, handler_seconds_max=0.2)
 ROUGH = replace(BUSY, pause_every_seconds=10.0, crash_every_seconds=30.0)
 LOADED = replace(BUSY, backlog=0.8, crash_every_seconds=15.0)
 MERGING = replace(BUSY, worker_count=4, shard_count=4, reshard_every_seconds=4.0)
@@ -53,7 +53,7 @@ TRIMMING = replace(MERGING, trims=True, trims_unread=True, faulty_seconds=100.0,
 class Mistake(NamedTuple):
     patches: list[tuple[object, str, object]]
     promise: str
-    options: FleetOptions
+    options: HarshOptions
 
     def plant(self, monkeypatch):
         for owner, name, replacement in self.patches:
@@ -464,7 +464,7 @@ MISTAKES = {
     ),
     "a running worker creates its application again in an emptied store": Mistake(
         [
-            (LeaseMachine, "check_birth", _create_app_again),
+            (LeaseMachine, "check_not_reset", _create_app_again),
             (LeaseMachine, "_recognise", lambda self, app: app or self.app),
         ],
         "one application",

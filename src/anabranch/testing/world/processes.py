@@ -12,12 +12,13 @@ service, even if its caller has given up, is paused or is dead.
 import asyncio
 import contextvars
 from collections.abc import Callable
-from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
-from anabranch.testing.world.options import FleetOptions
+
+if TYPE_CHECKING:
+    from anabranch.testing.world.fleet import SimulatedFleet
 
 ProcessPart = Literal["heartbeat", "main"]
 
@@ -76,11 +77,6 @@ class SimulatedProcess:
         self.report_commits_blocked(seconds)
         self.stalled_until = max(self.stalled_until, self._loop.time() + seconds)
         self._tell(ProcessHalted(self.name, int(self.stalled_until * 1000) + 1))
-
-    def was_healthy_since(self, at: float) -> bool:
-        """Whether nothing has paused, stalled or disconnected it since then. Always true for a dead process."""
-        troubled_until = max([self.paused_until, self.stalled_until, *self.cut_until.values()])
-        return not self.is_alive or troubled_until < at
 
     def resumes_at(self, part: ProcessPart) -> float:
         return self.paused_until if part == "heartbeat" else max(self.paused_until, self.stalled_until)
@@ -200,18 +196,13 @@ MESSAGE_SECONDS_MAX = 0.030
 
 
 class Network:
-    def __init__(self, loop: SimulationLoop, options: FleetOptions, random: Random) -> None:
-        self._loop = loop
-        self._options = options
-        self._random = random
+    def __init__(self, fleet: "SimulatedFleet") -> None:
+        self._loop = fleet.loop
+        self._options = fleet.options
+        self._random = fleet.random
         self.is_calm = False
         """If so, no message is lost, late or repeated."""
         self.is_closed = False
-        self.down_until: dict[str, float] = {}
-        """By service: until when it is down."""
-
-    def is_down(self, service: str) -> bool:
-        return self._loop.time() < self.down_until.get(service, 0.0)
 
     async def call(
         self,
@@ -248,7 +239,7 @@ class Network:
         answer: "asyncio.Future[Any] | None" = None,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
-        if self.is_closed or self.is_down(service) or self._is_cut(process, service):
+        if self.is_closed or self._is_cut(process, service):
             on_trouble()
             return
         outcome: Any

@@ -19,8 +19,8 @@ from anabranch.local.faults import NO_FAULT
 from anabranch.local.http import EventStreams
 from anabranch.local.state.subscription import Subscription
 from anabranch.testing.loop import SimulationLoop
-from anabranch.testing.world.options import FleetOptions
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, SimulatedProcess
+from harsh.options import HarshOptions
 
 _STREAM_ERRORS: Final = ("KMSThrottlingException", "InternalFailureException", "KMSAccessDeniedException")
 
@@ -38,7 +38,7 @@ class SimulatedStreams:
         self._events.wake(stream_name, shard_id)
 
     def open(
-        self, subscription: Subscription, process: SimulatedProcess, network: Network, options: FleetOptions
+        self, subscription: Subscription, process: SimulatedProcess, network: Network, options: HarshOptions
     ) -> "SimulatedBody":
         """The service accepted the subscription: sends its events until the client closes it or it ends."""
         body = SimulatedBody(self._loop, self._random, formatdate(self._clock_ms() / 1000, usegmt=True))
@@ -48,7 +48,7 @@ class SimulatedStreams:
         body.sender = self._loop.create_task(wire.send_all(chunks), name="subscription", context=contextvars.Context())
         return body
 
-    def close_stream(self, body: "SimulatedBody", *, silent: bool = False) -> None:  # noqa: ARG002 -- as the pool of streams
+    def close_stream(self, body: "SimulatedBody", *, silent: bool = False) -> None:
         body.close()
 
 
@@ -144,7 +144,7 @@ class _Wire:
         random: Random,
         process: SimulatedProcess,
         network: Network,
-        options: FleetOptions,
+        options: HarshOptions,
         body: SimulatedBody,
     ) -> None:
         self._loop = loop

@@ -65,9 +65,15 @@ _HASH_KEY_DIGITS_MAX: Final = len(str(HASH_KEY_MAX))
 _HASH_KEY_BYTES: Final = 16
 
 # Tags of known fields: number << 3 | wire type. A known number with another wire type is an unknown field.
-_KEY, _HASH_KEY, _RECORD = 0x0A, 0x12, 0x1A
-_KEY_INDEX, _HASH_KEY_INDEX, _DATA, _TAG = 0x08, 0x10, 0x1A, 0x22
-_TAG_KEY, _TAG_VALUE = 0x0A, 0x12
+_KEY: Final = 0x0A
+_HASH_KEY: Final = 0x12
+_RECORD: Final = 0x1A
+_KEY_INDEX: Final = 0x08
+_HASH_KEY_INDEX: Final = 0x10
+_DATA: Final = 0x1A
+_TAG: Final = 0x22
+_TAG_KEY: Final = 0x0A
+_TAG_VALUE: Final = 0x12
 
 
 # Protobuf. Readers take the buffer, a position and the end of the enclosing message, and never look past that end.
@@ -146,9 +152,9 @@ def _head(tag: int, number: int) -> bytes:
     return bytes((tag,)) + encode_varint(number)
 
 
-_KEY_HEADS: Final = [_head(0x0A, length) for length in range(_READY)]
-_KEY_INDEXES: Final = [_head(0x08, index) for index in range(_READY)]
-_HEADS: Final = [_head(0x1A, length) for length in range(_READY)]  # of a record in the message, and of data in a record
+_KEY_HEADS: Final = [_head(_KEY, length) for length in range(_READY)]
+_KEY_INDEXES: Final = [_head(_KEY_INDEX, index) for index in range(_READY)]
+_HEADS: Final = [_head(_RECORD, length) for length in range(_READY)]  # also of _DATA, which has the same tag
 
 
 class Tag(NamedTuple):
@@ -205,22 +211,22 @@ class AggregateBuilder:
         # The hot path: as `_add_with_extras`, for a record with only a key and data.
         keys = self._key_indexes
         length = len(data)
-        data_head = _HEADS[length] if length < _READY else _head(0x1A, length)
+        data_head = _HEADS[length] if length < _READY else _head(_DATA, length)
         if partition_key in keys:
             key_index = keys[partition_key]
             length += len(key_index) + len(data_head)
-            record_head = _HEADS[length] if length < _READY else _head(0x1A, length)
+            record_head = _HEADS[length] if length < _READY else _head(_RECORD, length)
             size = self.size + len(record_head) + length
             if size > size_max:
                 return False
         else:
             index = len(keys)
-            key_index = _KEY_INDEXES[index] if index < _READY else _head(0x08, index)
+            key_index = _KEY_INDEXES[index] if index < _READY else _head(_KEY_INDEX, index)
             length += len(key_index) + len(data_head)
-            record_head = _HEADS[length] if length < _READY else _head(0x1A, length)
+            record_head = _HEADS[length] if length < _READY else _head(_RECORD, length)
             key = partition_key.encode()
             key_length = len(key)
-            key_head = _KEY_HEADS[key_length] if key_length < _READY else _head(0x0A, key_length)
+            key_head = _KEY_HEADS[key_length] if key_length < _READY else _head(_KEY, key_length)
             size = self.size + len(record_head) + length + len(key_head) + key_length
             if size > size_max:
                 return False
@@ -241,15 +247,15 @@ class AggregateBuilder:
         key_part = hash_key_part = hash_key_index = b""
         key_index = self._key_indexes.get(partition_key)
         if key_index is None:
-            key_index = _head(0x08, len(self._key_indexes))
-            key_part = _encode_text(0x0A, partition_key)
+            key_index = _head(_KEY_INDEX, len(self._key_indexes))
+            key_part = _encode_text(_KEY, partition_key)
         if explicit_hash_key is not None:
             hash_key_index = self._hash_key_indexes.get(explicit_hash_key, b"")
             if not hash_key_index:
-                hash_key_index = _head(0x10, len(self._hash_key_indexes))
-                hash_key_part = _encode_text(0x12, explicit_hash_key)
-        record = (key_index + hash_key_index + _head(0x1A, len(data)), data, _encode_tags(tags))
-        record_head = _head(0x1A, sum(map(len, record)))
+                hash_key_index = _head(_HASH_KEY_INDEX, len(self._hash_key_indexes))
+                hash_key_part = _encode_text(_HASH_KEY, explicit_hash_key)
+        record = (key_index + hash_key_index + _head(_DATA, len(data)), data, _encode_tags(tags))
+        record_head = _head(_RECORD, sum(map(len, record)))
         size = self.size + sum(map(len, (key_part, hash_key_part, record_head, *record)))
         if size > size_max:
             return False
@@ -272,8 +278,8 @@ def _encode_text(tag: int, text: str) -> bytes:
 def _encode_tags(tags: Sequence[Tag]) -> bytes:
     out = b""
     for key, value in tags:
-        content = _encode_text(0x0A, key) + (b"" if value is None else _encode_text(0x12, value))
-        out += _head(0x22, len(content)) + content
+        content = _encode_text(_TAG_KEY, key) + (b"" if value is None else _encode_text(_TAG_VALUE, value))
+        out += _head(_TAG, len(content)) + content
     return out
 
 

@@ -14,7 +14,7 @@ from pybase64 import b64decode, b64encode
 
 from anabranch._model.hash_keys import HashKeyRange, parse_hash_key
 from anabranch._model.streams import Shard, ShardFilter, StartingPosition, StreamName, parse_sequence_number
-from anabranch._wire.event_stream import HeaderValue, Message
+from anabranch._wire.event_stream import Message
 from anabranch._wire.messages import (
     ChildShard,
     ConsumerDescription,
@@ -190,7 +190,6 @@ class _TextRecord(msgspec.Struct, gc=False, frozen=True):
     sequence_number: str = msgspec.field(name="SequenceNumber")
     partition_key: str = msgspec.field(name="PartitionKey", default="")
     arrival_seconds: float = msgspec.field(name="ApproximateArrivalTimestamp", default=0.0)
-    encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
 
 
 class _Records(msgspec.Struct, Generic[R], rename="pascal"):
@@ -219,33 +218,31 @@ class _RecordsDecoder:
         self._small = AnswerDecoder(operation, _Records[KinesisRecord])
         self._large = AnswerDecoder(operation, _Records[_TextRecord])
 
-    def decode(self, body: Buffer) -> tuple[_Records[KinesisRecord], tuple[ChildShard, ...]]:
-        answer = self._decode_large(body) if _holds_large_records(body) else self._small.decode(body)
+    def decode(self, body: Buffer) -> tuple[list[KinesisRecord], _Records[Any], tuple[ChildShard, ...]]:
+        """The records, the other members of the answer, and its child shards."""
+        answer: _Records[Any]
+        if _holds_large_records(body):
+            answer = self._large.decode(body)
+            records = self._from_text(answer.records)
+        else:
+            answer = self._small.decode(body)
+            records = answer.records
         children = answer.child_shards
-        return answer, tuple(child.value(self._operation) for child in children) if children else ()
+        return records, answer, tuple(child.value(self._operation) for child in children) if children else ()
 
-    def _decode_large(self, body: Buffer) -> _Records[KinesisRecord]:
-        answer = self._large.decode(body)
+    def _from_text(self, records: list[_TextRecord]) -> list[KinesisRecord]:
         try:
-            records = [
+            return [
                 KinesisRecord(
                     data=b64decode(record.data, None, True),
                     partition_key=record.partition_key,
                     sequence_number=record.sequence_number,
                     arrival_seconds=record.arrival_seconds,
-                    encryption_type=record.encryption_type,
                 )
-                for record in answer.records
+                for record in records
             ]
         except ValueError as error:
             raise CodecError(f"{self._operation} returned a payload that is not valid base64: {error}") from None
-        return _Records(
-            records,
-            answer.next_shard_iterator,
-            answer.continuation_sequence_number,
-            answer.millis_behind_latest,
-            answer.child_shards,
-        )
 
 
 def _holds_large_records(body: Buffer) -> bool:
@@ -281,9 +278,9 @@ def encode_get_records(stream: StreamName, shard_iterator: str, *, limit: int | 
 
 
 def decode_get_records(body: Buffer, *, server_seconds: float | None = None) -> GetRecordsResponse:
-    answer, children = _GET_RECORDS.decode(body)
+    records, answer, children = _GET_RECORDS.decode(body)
     return GetRecordsResponse(
-        records=answer.records,
+        records=records,
         next_shard_iterator=answer.next_shard_iterator,
         millis_behind_latest=answer.millis_behind_latest,
         child_shards=children,
@@ -301,9 +298,9 @@ def encode_subscribe_to_shard(consumer_arn: str, shard_id: str, position: Starti
 
 
 def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:
-    event, children = _EVENT.decode(payload)
+    records, event, children = _EVENT.decode(payload)
     return SubscribeToShardEvent(
-        records=event.records,
+        records=records,
         continuation_sequence_number=event.continuation_sequence_number,
         millis_behind_latest=event.millis_behind_latest,
         child_shards=children,
@@ -386,7 +383,6 @@ class _Summary(msgspec.Struct, rename="pascal"):
     stream_creation_timestamp: float
     open_shard_count: int
     stream_mode_details: _StreamModeDetails | None = None
-    consumer_count: int | None = None
     max_record_size_in_kib: int | None = msgspec.field(name="MaxRecordSizeInKiB", default=None)
     record_distribution_strategy: str | None = None
 
@@ -416,7 +412,6 @@ def decode_describe_stream_summary(body: Buffer, *, server_seconds: float | None
         stream_mode="PROVISIONED" if mode is None else mode.stream_mode,
         record_bytes_max=RECORD_BYTES_DEFAULT_MAX if record_kib_max is None else record_kib_max * KIB,
         record_distribution=summary.record_distribution_strategy,
-        consumer_count=summary.consumer_count or 0,
         server_seconds=server_seconds,
     )
 
@@ -445,21 +440,16 @@ def decode_register_stream_consumer(body: Buffer) -> ConsumerDescription:
     return _REGISTERED.decode(body).consumer
 
 
-def encode_describe_stream_consumer(
-    *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
-) -> list[bytes]:
-    """Pass the consumer's ARN, or its name and its stream's ARN."""
-    return encode_request({"StreamARN": stream_arn, "ConsumerName": name, "ConsumerARN": consumer_arn})
+def encode_describe_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
+    return encode_request({"StreamARN": stream_arn, "ConsumerName": name})
 
 
 def decode_describe_stream_consumer(body: Buffer) -> ConsumerDescription:
     return _DESCRIBED.decode(body).consumer_description
 
 
-def encode_list_stream_consumers(
-    stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
-) -> list[bytes]:
-    return encode_request({"StreamARN": stream_arn, "NextToken": next_token, "MaxResults": max_results})
+def encode_list_stream_consumers(stream_arn: str, *, next_token: str | None = None) -> list[bytes]:
+    return encode_request({"StreamARN": stream_arn, "NextToken": next_token})
 
 
 def decode_list_stream_consumers(body: Buffer) -> ListStreamConsumersResponse:
@@ -539,11 +529,7 @@ def decode_subscription_message(message: Message) -> SubscribeToShardEvent | Aws
             return None
         return decode_subscribe_to_shard_event(message.payload)
     if kind == "exception":
-        return decode_aws_error(message.payload, _text(headers.get(":exception-type")))
+        return decode_aws_error(message.payload, headers.get(":exception-type"))
     if kind == "error":
-        return AwsError(_text(headers.get(":error-code")), _text(headers.get(":error-message")) or "")
+        return AwsError(headers.get(":error-code"), headers.get(":error-message", ""))
     raise CodecError(f"SubscribeToShard sent a message of unknown type {kind!r}")
-
-
-def _text(value: HeaderValue | None) -> str | None:
-    return value if isinstance(value, str) else None

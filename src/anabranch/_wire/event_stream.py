@@ -5,6 +5,7 @@
 All numbers are big-endian. The second checksum continues from the first. `MessageDecoder` takes bytes split anywhere.
 It uses a length only after checking its checksum and bounds, so at most one frame is buffered. A stream repeats a few
 header blocks: each is parsed once and cached by its bytes, and its headers are shared between messages, read-only.
+SubscribeToShard uses text headers only, so headers of other types are skipped.
 
 The meaning of messages is in `bodies`.
 """
@@ -17,7 +18,6 @@ from zlib import crc32
 
 import msgspec
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.errors import CodecError
 
 FRAME_BYTES_MAX: Final = 24 << 20  # the limit of the AWS SDKs
@@ -31,26 +31,13 @@ _OVERHEAD_BYTES: Final = _PRELUDE.size + _CRC.size
 _CACHED_BLOCKS_MAX: Final = 64
 _CACHED_BLOCK_BYTES_MAX: Final = 1024
 
-_TRUE, _FALSE, _BYTE, _SHORT, _INTEGER, _LONG, _BYTES, _STRING, _TIMESTAMP, _UUID = range(10)
-_INTEGERS: Final = {
-    _BYTE: struct.Struct(">b"),
-    _SHORT: struct.Struct(">h"),
-    _INTEGER: struct.Struct(">i"),
-    _LONG: struct.Struct(">q"),
-}
-
-
-class Uuid(bytes):
-    """The 16 bytes of a UUID header."""
-
-    __slots__ = ()
-
-
-HeaderValue = bool | int | bytes | str | Timestamp | Uuid
+_BYTES, _STRING = 6, 7
+_FIXED_BYTES: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+"""The sizes of the other types of header values: true, false, four integers, timestamp, UUID."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    headers: Mapping[str, HeaderValue]
+    headers: Mapping[str, str]
     payload: bytes | bytearray
 
 
@@ -61,10 +48,10 @@ class MessageDecoder:
 
     def __init__(self) -> None:
         self._frame = bytearray()
-        """What has arrived of the incomplete frame. It grows with the bytes: a length alone takes no memory."""
+        """The received part of the incomplete frame. It grows as bytes arrive: an announced length takes no memory."""
         self._frame_bytes = 0
-        """How long the frame will be; 0 if that is not known yet."""
-        self._blocks: dict[bytes, Mapping[str, HeaderValue]] = {}
+        """The total length of the incomplete frame; 0 until its first twelve bytes have arrived."""
+        self._blocks: dict[bytes, Mapping[str, str]] = {}
 
     @property
     def buffered_bytes(self) -> int:
@@ -73,7 +60,7 @@ class MessageDecoder:
 
     @property
     def expected_bytes(self) -> int:
-        """The length of the incomplete message, which its first bytes say; 0 if it is not known."""
+        """The total length of the incomplete message; 0 until its first twelve bytes have arrived."""
         return self._frame_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
@@ -124,14 +111,14 @@ class MessageDecoder:
         self._frame += view[start : start + step]
         return start + step
 
-    def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, HeaderValue]:
+    def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, str]:
         """`whole` is one frame with checked lengths; its checksum is checked here."""
         end = len(whole) - _CRC.size
         if crc32(whole[:end]) != _CRC.unpack_from(whole, end)[0]:
             raise CodecError(f"event-stream frame of {len(whole)} bytes has a wrong checksum")
         return self._headers(bytes(whole[_PRELUDE.size : _PRELUDE.size + headers_bytes]))
 
-    def _headers(self, block: bytes) -> Mapping[str, HeaderValue]:
+    def _headers(self, block: bytes) -> Mapping[str, str]:
         known = self._blocks.get(block)
         if known is None:
             known = MappingProxyType(_decode_headers(block))
@@ -150,8 +137,8 @@ def _read_prelude(view: memoryview | bytearray, start: int) -> tuple[int, int]:
     return total, headers_bytes
 
 
-def _decode_headers(block: bytes) -> dict[str, HeaderValue]:
-    headers: dict[str, HeaderValue] = {}
+def _decode_headers(block: bytes) -> dict[str, str]:
+    headers: dict[str, str] = {}
     position = 0
     try:
         while position < len(block):
@@ -159,7 +146,9 @@ def _decode_headers(block: bytes) -> dict[str, HeaderValue]:
             name = block[position + 1 : name_end].decode()
             if not name or name in headers:
                 raise CodecError(f"event-stream header {name!r} is empty or appears twice")
-            headers[name], position = _decode_value(block, name_end)
+            text, position = _read_value(block, name_end)
+            if text is not None:
+                headers[name] = text
     except (IndexError, struct.error):
         raise CodecError("event-stream header passes the end of the headers") from None
     except UnicodeDecodeError as error:
@@ -167,75 +156,40 @@ def _decode_headers(block: bytes) -> dict[str, HeaderValue]:
     return headers
 
 
-def _decode_value(block: bytes, position: int) -> tuple[HeaderValue, int]:
+def _read_value(block: bytes, position: int) -> tuple[str | None, int]:
+    """The value if it is text, and the position after it."""
     kind = block[position]
     position += 1
-    if kind in (_TRUE, _FALSE):
-        return kind == _TRUE, position
-    layout = _INTEGERS.get(kind)
-    if layout is not None:
-        return layout.unpack_from(block, position)[0], position + layout.size
-    if kind == _TIMESTAMP:
-        (milliseconds,) = _INTEGERS[_LONG].unpack_from(block, position)
-        return Timestamp.from_milliseconds(milliseconds), position + _INTEGERS[_LONG].size
-    if kind == _UUID:
-        size = 16
-    elif kind in (_BYTES, _STRING):
+    if kind in (_BYTES, _STRING):
         (size,) = _VALUE_LENGTH.unpack_from(block, position)
         position += _VALUE_LENGTH.size
+    elif kind in _FIXED_BYTES:
+        size = _FIXED_BYTES[kind]
     else:
         raise CodecError(f"event-stream header has the unknown type {kind}")
-    value = block[position : position + size]
-    if len(value) != size:
+    end = position + size
+    if end > len(block):
         raise IndexError
-    position += size
-    return (value.decode() if kind == _STRING else Uuid(value) if kind == _UUID else value), position
+    return block[position:end].decode() if kind == _STRING else None, end
 
 
-def encode_headers(headers: Mapping[str, HeaderValue]) -> bytes:
+def encode_headers(headers: Mapping[str, str]) -> bytes:
     """The header block for `frame`; worth caching if the same headers are sent repeatedly."""
     parts: list[bytes] = []
-    for name, value in headers.items():
-        name_bytes = name.encode()
-        if not 1 <= len(name_bytes) <= 255:
-            raise CodecError(f"an event-stream header's name has 1 to 255 bytes, not {len(name_bytes)}")
-        parts += (bytes([len(name_bytes)]), name_bytes, _encode_value(name, value))
-    block = b"".join(parts)
-    if len(block) > HEADERS_BYTES_MAX:
-        raise CodecError(f"event-stream headers have at most {HEADERS_BYTES_MAX} bytes, not {len(block)}")
-    return block
-
-
-def _encode_value(name: str, value: HeaderValue) -> bytes:
-    """An integer is written in the smallest type that fits."""
-    if isinstance(value, bool):
-        return bytes([_TRUE if value else _FALSE])
-    if isinstance(value, int):
-        for kind, layout in _INTEGERS.items():
-            if -1 << (8 * layout.size - 1) <= value < 1 << (8 * layout.size - 1):
-                return bytes([kind]) + layout.pack(value)
-        raise CodecError(f"event-stream header {name} has no type for an integer as large as {value}")
-    if isinstance(value, Timestamp):
-        return bytes([_TIMESTAMP]) + _INTEGERS[_LONG].pack(value.milliseconds)
-    if isinstance(value, Uuid):
-        if len(value) != 16:
-            raise CodecError(f"event-stream header {name} has a UUID of {len(value)} bytes instead of 16")
-        return bytes([_UUID]) + value
-    kind, content = (_STRING, value.encode()) if isinstance(value, str) else (_BYTES, value)
-    if len(content) > 0xFFFF:
-        raise CodecError(f"event-stream header {name} has a value of {len(content)} bytes; 65535 is the most")
-    return bytes([kind]) + _VALUE_LENGTH.pack(len(content)) + content
+    for name, text in headers.items():
+        name_bytes, value = name.encode(), text.encode()
+        parts += (
+            bytes([len(name_bytes)]), name_bytes, bytes([_STRING]), _VALUE_LENGTH.pack(len(value)), value,
+        )  # fmt: skip
+    return b"".join(parts)
 
 
 def frame(header_block: bytes, payload: bytes) -> bytes:
-    total = _OVERHEAD_BYTES + len(header_block) + len(payload)
-    if total > FRAME_BYTES_MAX:
-        raise CodecError(f"an event-stream frame has at most {FRAME_BYTES_MAX} bytes, not {total}")
-    lengths = _LENGTHS.pack(total, len(header_block))
+    lengths = _LENGTHS.pack(_OVERHEAD_BYTES + len(header_block) + len(payload), len(header_block))
     prelude_crc = _CRC.pack(crc := crc32(lengths))
     crc = crc32(payload, crc32(header_block, crc32(prelude_crc, crc)))
     return b"".join((lengths, prelude_crc, header_block, payload, _CRC.pack(crc)))
 
 
-def encode_message(headers: Mapping[str, HeaderValue], payload: bytes) -> bytes:
+def encode_message(headers: Mapping[str, str], payload: bytes) -> bytes:
     return frame(encode_headers(headers), payload)

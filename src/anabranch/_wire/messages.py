@@ -18,7 +18,6 @@ class KinesisRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Empty if it was written without one, as streams with AUTO distribution allow."""
     sequence_number: str = msgspec.field(name="SequenceNumber")
     arrival_seconds: float = msgspec.field(name="ApproximateArrivalTimestamp", default=0.0)
-    encryption_type: str | None = msgspec.field(name="EncryptionType", default=None)
 
 
 class ChildShard(msgspec.Struct, frozen=True):
@@ -55,7 +54,6 @@ class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
     record_bytes_max: int = 1 << 20
     record_distribution: str | None = None
     """AUTO if the service places records itself and ignores partition keys."""
-    consumer_count: int = 0
     server_seconds: float | None = None
 
 
@@ -95,7 +93,6 @@ class ConsumerDescription(msgspec.Struct, frozen=True):
     status: str = msgspec.field(name="ConsumerStatus")
     """CREATING, ACTIVE or DELETING."""
     created_seconds: float = msgspec.field(name="ConsumerCreationTimestamp")
-    stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
 
 
 class ListStreamConsumersResponse(msgspec.Struct, frozen=True, rename="pascal"):

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 import pybase64
 
-from anabranch._wire.timestamps import Timestamp, json_enc_hook
 from anabranch.errors import CodecError
 from anabranch.local import cbor
 from anabranch.local.actions.records import PutRecordsRequest
@@ -31,6 +30,8 @@ from anabranch.local.shapes import (
     StringShape,
     StructureShape,
 )
+from anabranch.local.state.shard import StoredRecord
+from anabranch.local.state.timestamps import Timestamp
 
 
 def from_json(operation: str, members: Any) -> dict[str, Any]:
@@ -180,7 +181,7 @@ class _Json:
 
     def __init__(self) -> None:
         self._put_records = msgspec.json.Decoder(PutRecordsRequest)
-        self._encoder = msgspec.json.Encoder(enc_hook=json_enc_hook)
+        self._encoder = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
 
     def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
         if operation == "PutRecords":
@@ -209,18 +210,16 @@ class _Cbor:
         return from_cbor(operation, members)
 
     def encode(self, response: Any) -> bytes:
-        return cbor.encode(_structs_as_dicts(response))
+        return cbor.encode(_records_as_dicts(response))
 
 
-def _structs_as_dicts(value: Any) -> Any:
+def _records_as_dicts(value: Any) -> Any:
     """The CBOR encoder does not know structs."""
     if isinstance(value, dict):
-        return {name: _structs_as_dicts(member) for name, member in value.items()}
+        return {name: _records_as_dicts(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_structs_as_dicts(item) for item in value]
-    if isinstance(value, msgspec.Struct):
-        return _structs_as_dicts(value.members())  # type: ignore[attr-defined]
-    return value
+        return [_records_as_dicts(item) for item in value]
+    return value.members() if isinstance(value, StoredRecord) else value
 
 
 JSON: Final[BodyCodec] = _Json()

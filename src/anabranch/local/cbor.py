@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.errors import CodecError
+from anabranch.local.state.timestamps import Timestamp
 
 DEPTH_MAX: Final = 32
 ITEMS_MAX: Final = 1 << 20  # a full GetRecords response has about 120,000

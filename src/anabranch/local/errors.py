@@ -10,9 +10,6 @@ from typing import Final
 INTERNAL_FAILURE: Final = "InternalFailure"
 THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
 
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
 
 class LocalError(Exception):
     """An error that the service returns."""
@@ -87,6 +84,7 @@ def expired_iterator(created_ms: int, now_ms: int, lifetime_ms: int) -> LocalErr
 
 
 def _java_date(ms: int) -> str:
-    """`Mon Nov 16 08:27:04 UTC 2026`, as Java prints a date, independent of the locale."""
+    """`Mon Nov 16 08:27:04 UTC 2026`, as Java prints a date."""
     when = datetime.fromtimestamp(ms // 1000, UTC)
-    return f"{_DAYS[when.weekday()]} {_MONTHS[when.month - 1]} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"
+    weekday_and_month = when.ctime()[:7]  # `Mon Nov`, independent of the locale
+    return f"{weekday_and_month} {when.day:02d} {when:%H:%M:%S} UTC {when.year}"

@@ -11,7 +11,7 @@ import os
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -66,10 +66,10 @@ class EventStreams:
         changed = asyncio.Event()
         key = (subscription.stream_name, subscription.shard_id)
         self._waiting.setdefault(key, {})[changed] = None
-        event_headers = _event_headers(codec)
+        event_headers = _message_headers(codec, "event", "SubscribeToShardEvent")
         sent = 0
         try:
-            yield _initial_response(codec)
+            yield frame(_message_headers(codec, "event", "initial-response"), codec.encode({}))
             while not subscription.is_over:
                 if plan.events is not None and sent >= plan.events:
                     await _end_by_fault(plan)
@@ -79,7 +79,7 @@ class EventStreams:
                     await self._sleep(changed, subscription.next_deadline_ms)
                 else:
                     sent += 1
-                    headers = _exception_headers(codec, event.type) if event.is_exception else event_headers
+                    headers = _message_headers(codec, "exception", event.type) if event.is_exception else event_headers
                     yield frame(headers, codec.encode(event.members))
         finally:
             subscription.close()
@@ -102,19 +102,10 @@ async def _end_by_fault(plan: CallPlan) -> None:
     await asyncio.Event().wait()  # silence until the client gives up
 
 
-def _initial_response(codec: BodyCodec) -> bytes:
-    headers = {":event-type": "initial-response", ":content-type": codec.content_type, ":message-type": "event"}
-    return frame(encode_headers(headers), codec.encode({}))
-
-
-def _event_headers(codec: BodyCodec) -> bytes:
+def _message_headers(codec: BodyCodec, message_type: Literal["event", "exception"], kind: str) -> bytes:
     return encode_headers(
-        {":event-type": "SubscribeToShardEvent", ":content-type": codec.content_type, ":message-type": "event"}
+        {f":{message_type}-type": kind, ":content-type": codec.content_type, ":message-type": message_type}
     )
-
-
-def _exception_headers(codec: BodyCodec, code: str) -> bytes:
-    return encode_headers({":exception-type": code, ":content-type": codec.content_type, ":message-type": "exception"})
 
 
 @dataclass(slots=True)

@@ -3,9 +3,9 @@
     magic | entry | entry | ...        entry: length (4) | CRC-32 of the payload (4) | payload      (big-endian)
 
 Entries are opaque bytes, never empty. They are written in order, in batches with one fsync each; `durable` returns when
-everything appended so far is on disk. What is not complete at the end is dropped, because a crash leaves such a tail;
-unless it is zeros, the file is kept under another name. Damage that is followed by complete entries is an error, and
-the file stays as it is; with `salvage`, it is kept under another name, and the complete entries are used.
+everything appended so far is on disk. An incomplete entry at the end is dropped, because a crash leaves one; unless the
+entry is zeros, the file is copied before that. Damage before a complete entry is an error, and the file stays as it is;
+with `salvage`, the file is copied, and all complete entries are used.
 At each start the journal is rewritten from the present state to a new file, which then replaces the old one. A lock on
 the folder keeps other processes out.
 """
@@ -62,7 +62,8 @@ class Journal:
         self._synced = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
-        self._failure: LocalError | None = None
+        self.failure: LocalError | None = None
+        """Set after a write failed: no change may be acknowledged any more."""
 
     # At start; these block
 
@@ -120,7 +121,7 @@ class Journal:
         logger.warning("%s: dropped %d %s at the end; the file is kept as %s", self.path, tail_bytes, what, kept)
 
     def keep_file(self) -> Path:
-        """Copies the present file, once, because it is about to be rewritten without something that is in it."""
+        """Copies the file, once, before it is rewritten without its damaged part."""
         if self._damaged_path is None:
             names = (self._folder / f"journal.damaged-{number}" for number in count(1))
             self._damaged_path = next(path for path in names if not path.exists())
@@ -166,14 +167,9 @@ class Journal:
         self.size_bytes = len(_MAGIC) + sum(map(len, self._replacement))
         self._schedule_flush()
 
-    @property
-    def failure(self) -> LocalError | None:
-        """Set after a write failed: no change may be acknowledged any more."""
-        return self._failure
-
     async def durable(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if self._synced < self._appended:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((self._appended, waiter))
@@ -217,21 +213,21 @@ class Journal:
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
             logger.error("cannot write %s: %s", self.path, error)
-            self._failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
+            self.failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
         else:
             self._synced = until
         still_waiting = []
         for target, waiter in self._waiters:
             if waiter.done():
                 continue
-            if self._failure is not None:
-                waiter.set_exception(self._failure)
+            if self.failure is not None:
+                waiter.set_exception(self.failure)
             elif target <= until:
                 waiter.set_result(None)
             else:
                 still_waiting.append((target, waiter))
         self._waiters = still_waiting
-        if self._synced < self._appended and self._failure is None:
+        if self._synced < self._appended and self.failure is None:
             self._flush()
         else:
             self._flushing = False
@@ -256,8 +252,8 @@ def _entry_at(content: mmap.mmap, position: int) -> bytes | None:
 def _next_entry(content: mmap.mmap, position: int) -> int | None:
     """Where the next complete entry begins.
 
-    Another length, or only zeros, must follow it. That is looked at first: checksums at all places would take time that
-    grows with the square of the damage.
+    It must be followed by another length or by zeros only. This is checked before the checksum: a checksum at every
+    position would take quadratic time.
     """
     zeros = len(content[:].rstrip(b"\0"))
     for found in _LENGTH.finditer(content, position):

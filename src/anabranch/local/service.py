@@ -4,11 +4,11 @@ No sockets, no clock, no tasks: `now_ms` is wall time in milliseconds, entropy i
 calls in the same order give the same answers. The HTTP server and the simulation both drive this object.
 
 Requests and answers are plain dicts with AWS's member names; absent members are left out. Blobs are `bytes`, timestamps
-are `Timestamp` (requests may also have seconds as plain numbers). Two kinds of values are structs, for speed: records
-(`StoredRecord`) and the entries of a PutRecords response (`PutRecordsResultEntry`). msgspec writes both as JSON, and
-their `.members()` is the dict for other encodings. Errors are raised as `LocalError`.
+are `Timestamp` (requests may also have seconds as plain numbers). Records are structs, for speed (`StoredRecord`):
+msgspec writes them as JSON, and `.members()` is the dict for other encodings. Errors are raised as `LocalError`.
 
-- `put_records` is the fast path for a `PutRecordsRequest` that was decoded by msgspec.
+- `put_records` is the fast path for a `PutRecordsRequest` that was decoded by msgspec. It returns a
+  `PutRecordsResponse`.
 - `subscribe` is SubscribeToShard. Its `poll(now_ms)` returns one event or None; after None, wait for `on_change` of the
   shard or for `next_deadline_ms`. Check `is_over` after every poll, and call `close()` when the client disconnects.
 - `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was
@@ -23,7 +23,9 @@ their `.members()` is the dict for other encodings. Errors are raised as `LocalE
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.local.actions.consumers import subscribe_to_shard
@@ -56,8 +58,9 @@ class LocalState:
         """Any operation except SubscribeToShard."""
         if operation == "PutRecords":
             validate(REQUESTS[operation], request)
-            typed = PutRecordsRequest.from_members(request)
-            return self.put_records(typed, now_ms=now_ms, refused_slots=refused_slots).members()
+            typed = msgspec.convert(request, PutRecordsRequest)
+            written = self.put_records(typed, now_ms=now_ms, refused_slots=refused_slots)
+            return cast("dict[str, Any]", msgspec.to_builtins(written))
         perform = ACTIONS.get(operation)
         if perform is None:
             raise unknown_operation(operation)

@@ -19,11 +19,8 @@ class StringShape(msgspec.Struct, frozen=True, kw_only=True):
     length_min: int | None = None
     length_max: int | None = None
     pattern: str | None = None
+    """Of the whole string."""
     values: tuple[str, ...] | None = None
-
-    def matches(self, text: str) -> bool:
-        """The pattern must match the whole string."""
-        return self.pattern is None or re.fullmatch(self.pattern, text) is not None
 
 
 class IntegerShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,7 +307,7 @@ def _violations(shape: Shape, value: Any, path: str) -> Iterator[str]:
 def _string_violations(shape: StringShape, value: str, path: str) -> Iterator[str]:
     if shape.values is not None and value not in shape.values:
         yield _violation(value, path, f"satisfy enum value set: [{', '.join(shape.values)}]")
-    if not shape.matches(value):
+    if shape.pattern is not None and re.fullmatch(shape.pattern, value) is None:
         yield _violation(value, path, f"satisfy regular expression pattern: {shape.pattern}")
     yield from _length_violations(shape.length_min, shape.length_max, value, path)
 

@@ -26,7 +26,7 @@ def put(kinesis, size, count=1):
 def test_a_shard_accepts_a_thousand_records_per_second_and_rejects_the_other_entries(limited):
     assert [put(limited, 10, 500) for _ in range(3)] == [0, 0, 500]
     answer = limited.PutRecords(StreamName="orders", Records=[{"Data": b"", "PartitionKey": "k"}])
-    assert f"ProvisionedThroughputExceededException: {answer['Records'][0].error_message}" == RATE
+    assert f"ProvisionedThroughputExceededException: {answer['Records'][0]['ErrorMessage']}" == RATE
     assert limited.fails("PutRecord", StreamName="orders", Data=b"", PartitionKey="k") == RATE
     limited.wait(ms=100)
     assert put(limited, 10, 500) == 400

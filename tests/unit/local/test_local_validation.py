@@ -1,8 +1,8 @@
 import pytest
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local.bodies import from_cbor, from_json
 from anabranch.local.errors import LocalError
+from anabranch.local.state.timestamps import Timestamp
 
 NUMBER = "com.amazon.coral.value.json.numbers.TruncatingBigNumber"
 

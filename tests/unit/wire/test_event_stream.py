@@ -6,15 +6,12 @@ import pytest
 from anabranch._wire.event_stream import (
     FRAME_BYTES_MAX,
     HEADERS_BYTES_MAX,
-    HeaderValue,
     Message,
     MessageDecoder,
-    Uuid,
     encode_headers,
     encode_message,
     frame,
 )
-from anabranch._wire.timestamps import Timestamp
 from anabranch.errors import CodecError
 
 EVENT = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
@@ -30,38 +27,34 @@ def test_an_empty_message_is_sixteen_bytes_with_the_published_checksums() -> Non
     assert MessageDecoder().feed(bytes.fromhex("000000100000000005c248eb7d98c8ff")) == [Message({}, b"")]
 
 
+def test_a_text_header_is_written_and_read() -> None:
+    block = encode_headers({"h": "\u00e9"})
+    assert block.hex() == "0168070002c3a9"
+    (message,) = MessageDecoder().feed(frame(block, b"p"))
+    assert message.headers == {"h": "\u00e9"}
+
+
 @pytest.mark.parametrize(
-    "value, kind, content",
+    "value",
     [
-        (True, 0, ""),
-        (False, 1, ""),
-        (-128, 2, "80"),
-        (127, 2, "7f"),
-        (128, 3, "0080"),
-        (-32769, 4, "ffff7fff"),
-        (1 << 31, 5, "0000000080000000"),
-        (-(1 << 63), 5, "8000000000000000"),
-        (b"\x00\xff", 6, "000200ff"),
-        ("\u00e9", 7, "0002c3a9"),
-        (Timestamp(1.5), 8, "00000000000005dc"),
-        (Uuid(range(16)), 9, "000102030405060708090a0b0c0d0e0f"),
+        "00",
+        "01",
+        "02 80",
+        "03 0080",
+        "04 ffff7fff",
+        "05 8000000000000000",
+        "06 0002 00ff",
+        "08 00000000000005dc",
+        "09 000102030405060708090a0b0c0d0e0f",
     ],
 )
-def test_every_header_type_is_written_and_read(value: HeaderValue, kind: int, content: str) -> None:
-    block = encode_headers({"h": value})
-    assert block.hex() == f"0168{kind:02x}{content}"
-    (message,) = MessageDecoder().feed(frame(block, b"p"))
-    assert message.headers["h"] == value
-    assert type(message.headers["h"]) is type(value)
-
-
-def test_an_integer_in_a_wider_type_than_it_needs_is_read() -> None:
-    (message,) = MessageDecoder().feed(frame(bytes.fromhex("0168050000000000000001"), b""))
-    assert message.headers == {"h": 1}
+def test_a_header_that_is_not_text_is_skipped(value: str) -> None:
+    (message,) = MessageDecoder().feed(frame(bytes.fromhex(f"0168 {value} 0169 07 0001 78"), b""))
+    assert message.headers == {"i": "x"}
 
 
 def test_bytes_cut_anywhere_give_the_same_messages() -> None:
-    stream = encode_message(EVENT, b"first") + encode_message(EVENT, b"") + encode_message({"x": 1}, b"third" * 100)
+    stream = encode_message(EVENT, b"first") + encode_message(EVENT, b"") + encode_message({"x": "1"}, b"third" * 100)
     expected = MessageDecoder().feed(stream)
     assert [message.payload for message in expected] == [b"first", b"", b"third" * 100]
     for size in (1, 2, 7, 11, 12, 13, 100, 500):
@@ -97,8 +90,8 @@ def test_equal_header_blocks_are_parsed_once_and_cannot_be_changed() -> None:
 def test_remembered_header_blocks_are_bounded() -> None:
     decoder = MessageDecoder()
     for number in range(1000):
-        decoder.feed(encode_message({"number": number}, b""))
-    decoder.feed(encode_message({"large": b"x" * 5000}, b""))
+        decoder.feed(encode_message({"number": str(number)}, b""))
+    decoder.feed(encode_message({"large": "x" * 5000}, b""))
     assert len(decoder._blocks) == 64
 
 
@@ -124,7 +117,7 @@ def test_impossible_lengths_are_refused_before_anything_is_waited_for(total: int
     "block, reason",
     [
         ("00 00", "empty"),
-        ("0161 00 0161 00", "twice"),
+        ("0161 07 0000 0161 07 0000", "twice"),
         ("01", "empty"),
         ("0261", "passes the end"),
         ("0161", "passes the end"),
@@ -135,30 +128,8 @@ def test_impossible_lengths_are_refused_before_anything_is_waited_for(total: int
         ("0161 0a", "unknown type 10"),
         ("01ff 00", "not UTF-8"),
         ("0161 07 0001 ff", "not UTF-8"),
-        ("0161 08 7fffffffffffffff", "year 10000"),
     ],
 )
 def test_broken_headers_are_refused_with_the_reason(block: str, reason: str) -> None:
     with pytest.raises(CodecError, match=reason):
         MessageDecoder().feed(frame(bytes.fromhex(block), b""))
-
-
-@pytest.mark.parametrize(
-    "headers, reason",
-    [
-        ({"": "x"}, "1 to 255"),
-        ({"x" * 256: "x"}, "1 to 255"),
-        ({"x": 1 << 63}, "as large as"),
-        ({"x": Uuid(b"short")}, "5 bytes instead of 16"),
-        ({"x": "y" * 65536}, "65535 is the most"),
-        ({str(number): "y" * 65535 for number in range(3)}, "at most 131072"),
-    ],
-)
-def test_headers_that_fit_no_frame_are_not_written(headers: dict[str, HeaderValue], reason: str) -> None:
-    with pytest.raises(CodecError, match=reason):
-        encode_headers(headers)
-
-
-def test_a_payload_that_fits_no_frame_is_not_written() -> None:
-    with pytest.raises(CodecError, match="at most 25165824"):
-        frame(b"", bytes(FRAME_BYTES_MAX))

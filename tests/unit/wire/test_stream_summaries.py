@@ -35,12 +35,10 @@ def test_an_old_or_small_service_may_say_only_what_is_required() -> None:
 def test_everything_that_is_said_is_kept() -> None:
     summary = REQUIRED | {
         "StreamModeDetails": {"StreamMode": "ON_DEMAND"},
-        "ConsumerCount": 3,
         "MaxRecordSizeInKiB": 10240,
         "RecordDistributionStrategy": "AUTO",
     }
     decoded = decode_describe_stream_summary(json.dumps({"StreamDescriptionSummary": summary}).encode())
     assert decoded.stream_mode == "ON_DEMAND"
-    assert decoded.consumer_count == 3
     assert decoded.record_bytes_max == 10 << 20
     assert decoded.record_distribution == "AUTO"

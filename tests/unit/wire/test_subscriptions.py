@@ -1,11 +1,11 @@
 import pytest
 
 from anabranch._wire.bodies import AwsError, decode_subscription_message
-from anabranch._wire.event_stream import HeaderValue, Message
+from anabranch._wire.event_stream import Message
 from anabranch._wire.messages import KinesisRecord, SubscribeToShardEvent
 from anabranch.errors import CodecError
 
-EVENT: dict[str, HeaderValue] = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
+EVENT: dict[str, str] = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
 
 
 def test_an_event_carries_records() -> None:
@@ -24,7 +24,7 @@ def test_the_first_message_and_unknown_events_carry_nothing(event_type: str) -> 
 
 
 def test_an_exception_in_the_stream_is_an_error_with_its_code() -> None:
-    headers: dict[str, HeaderValue] = {":message-type": "exception", ":exception-type": "ResourceInUseException"}
+    headers: dict[str, str] = {":message-type": "exception", ":exception-type": "ResourceInUseException"}
     message = Message(headers, b'{"message":"Another active subscription exists"}')
     assert decode_subscription_message(message) == AwsError(
         "ResourceInUseException", "Another active subscription exists"
@@ -32,13 +32,13 @@ def test_an_exception_in_the_stream_is_an_error_with_its_code() -> None:
 
 
 def test_an_error_without_a_payload_is_read_from_its_headers() -> None:
-    headers: dict[str, HeaderValue] = {":message-type": "error", ":error-code": "InternalError"}
+    headers: dict[str, str] = {":message-type": "error", ":error-code": "InternalError"}
     assert decode_subscription_message(Message(headers, b"")) == AwsError("InternalError")
     with_message = headers | {":error-message": "it broke"}
     assert decode_subscription_message(Message(with_message, b"")) == AwsError("InternalError", "it broke")
 
 
-@pytest.mark.parametrize("headers", [{}, {":message-type": "other"}, {":message-type": 1}])
-def test_a_message_of_no_known_type_is_refused(headers: dict[str, HeaderValue]) -> None:
+@pytest.mark.parametrize("headers", [{}, {":message-type": "other"}])
+def test_a_message_of_no_known_type_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(CodecError, match="unknown type"):
         decode_subscription_message(Message(headers, b""))

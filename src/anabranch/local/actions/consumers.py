@@ -5,18 +5,20 @@ from typing import Final
 from anabranch import limits
 from anabranch.local.actions.lookups import (
     StartingPosition,
+    check_creation,
     check_settled,
     find_consumer,
     find_consumer_by_arn,
     find_shard,
-    find_stream_by_arn,
+    find_stream,
+    find_token,
     resolve_position,
 )
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import dry_run, in_use, limit_exceeded, stream_not_found
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import PageToken, read_token, write_token
+from anabranch.local.state.identifiers import PageToken, write_token
 from anabranch.local.state.stream import Consumer
 from anabranch.local.state.subscription import Subscription
 
@@ -25,7 +27,7 @@ _PAGE_MAX: Final = 100  # API reference: also the default
 
 @action("RegisterStreamConsumer")
 def register_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = check_settled(account, find_stream_by_arn(account, request["StreamARN"]))
+    stream = check_settled(account, find_stream(account, request))
     name, owner = request["ConsumerName"], account.settings.account_id
     if name in stream.consumers:
         raise in_use(f"Consumer {name} under stream {stream.name} already exists for account {owner}.")
@@ -74,16 +76,14 @@ def describe_stream_consumer(account: Account, request: Request, now_ms: int) ->
 @action("ListStreamConsumers")
 def list_stream_consumers(account: Account, request: Request, now_ms: int) -> Answer:
     """In the order of their names."""
-    stream = find_stream_by_arn(account, request["StreamARN"])
-    created = request.get("StreamCreationTimestamp")
+    stream = find_stream(account, request)
+    check_creation(account, stream, request)
     after = ""
-    is_other = created is not None and int(created) != int(stream.creation_timestamp)
     if "NextToken" in request:
-        lifetime_ms = account.settings.scaled_ms(limits.LIST_SHARDS_TOKEN_LIFETIME_MS)
-        token = read_token(request["NextToken"], "ListStreamConsumers", now_ms, lifetime_ms)
-        after, is_other = token.after, token.stream_created_ms != stream.created_ms
-    if is_other:
-        raise stream_not_found(stream.name, account.settings.account_id)
+        token = find_token(account, request["NextToken"], "ListStreamConsumers", now_ms)
+        if token.stream_created_ms != stream.created_ms:
+            raise stream_not_found(stream.name, account.settings.account_id)
+        after = token.after
     names = sorted(name for name in stream.consumers if name > after)
     limit = min(request.get("MaxResults", _PAGE_MAX), _PAGE_MAX)
     answer: Answer = {"Consumers": [stream.consumers[name].members() for name in names[:limit]]}

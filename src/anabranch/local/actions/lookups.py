@@ -7,7 +7,7 @@ CREATING. Operations that change a stream need it to be ACTIVE.
 import re
 from typing import Final, NamedTuple
 
-from anabranch._wire.timestamps import Timestamp
+from anabranch.limits import LIST_SHARDS_TOKEN_LIFETIME_MS
 from anabranch.local.actions.registry import Request
 from anabranch.local.errors import (
     LocalError,
@@ -19,9 +19,10 @@ from anabranch.local.errors import (
     validation,
 )
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import full_shard_id, parse_sequence_number, shard_id_of
+from anabranch.local.state.identifiers import PageToken, full_shard_id, parse_sequence_number, read_token, shard_id_of
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Consumer, Stream
+from anabranch.local.state.timestamps import Timestamp
 
 _STREAM_ARN: Final = re.compile(r"arn:[^:]+:kinesis:[^:]*:(?P<account>\d{12}):stream/(?P<name>[^/]+)")
 _CONSUMER_ARN: Final = re.compile(
@@ -179,6 +180,17 @@ def find_resource(account: Account, request: Request) -> tuple[Stream, Stream | 
         return find_consumer_by_arn(account, arn)
     stream = find_stream_by_arn(account, arn)
     return stream, stream
+
+
+def check_creation(account: Account, stream: Stream, request: Request) -> None:
+    """StreamCreationTimestamp tells streams apart that had the same name."""
+    asked = request.get("StreamCreationTimestamp")
+    if asked is not None and int(asked) != int(stream.creation_timestamp):
+        raise stream_not_found(stream.name, account.settings.account_id)
+
+
+def find_token(account: Account, text: str, operation: str, now_ms: int) -> PageToken:
+    return read_token(text, operation, now_ms, account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS))
 
 
 def _stream_named(account: Account, name: str) -> Stream:

@@ -7,7 +7,7 @@ throttled one has written the entries that fitted.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -131,42 +131,13 @@ class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     partition_key: str | None = None
     explicit_hash_key: str | None = None
 
-    def members(self) -> dict[str, Any]:
-        keys = {"PartitionKey": self.partition_key, "ExplicitHashKey": self.explicit_hash_key}
-        return {"Data": self.data, **{name: value for name, value in keys.items() if value is not None}}
 
-
-class PutRecordsRequest(
-    msgspec.Struct,
-    frozen=True,
-    omit_defaults=True,
-    rename={
-        "records": "Records",
-        "stream_name": "StreamName",
-        "stream_arn": "StreamARN",
-        "stream_id": "StreamId",
-        "dry_run": "DryRun",
-    },
-):
+class PutRecordsRequest(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
     records: list[PutRecordsEntry]
     stream_name: str | None = None
-    stream_arn: str | None = None
+    stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
     stream_id: str | None = None
     dry_run: bool | None = None
-
-    @classmethod
-    def from_members(cls, request: Request) -> "PutRecordsRequest":
-        entries = [
-            PutRecordsEntry(entry["Data"], entry.get("PartitionKey"), entry.get("ExplicitHashKey"))
-            for entry in request["Records"]
-        ]
-        return cls(
-            entries,
-            request.get("StreamName"),
-            request.get("StreamARN"),
-            request.get("StreamId"),
-            request.get("DryRun"),
-        )
 
     def stream_members(self) -> dict[str, str]:
         names = {"StreamName": self.stream_name, "StreamARN": self.stream_arn, "StreamId": self.stream_id}
@@ -179,22 +150,11 @@ class PutRecordsResultEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults
     error_code: str | None = None
     error_message: str | None = None
 
-    def members(self) -> dict[str, str]:
-        if self.sequence_number is not None and self.shard_id is not None:
-            return {"SequenceNumber": self.sequence_number, "ShardId": self.shard_id}
-        return {"ErrorCode": self.error_code or "", "ErrorMessage": self.error_message or ""}
-
 
 class PutRecordsResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
     failed_record_count: int
     records: list[PutRecordsResultEntry]
     encryption_type: str | None = None
-
-    def members(self) -> Answer:
-        answer: dict[str, Any] = {"FailedRecordCount": self.failed_record_count, "Records": self.records}
-        if self.encryption_type is not None:
-            answer["EncryptionType"] = self.encryption_type
-        return answer
 
 
 def put_records(
@@ -252,9 +212,7 @@ def _check_entries(request: PutRecordsRequest) -> None:
     if is_valid:
         validate(STREAM, request.stream_members())
     else:
-        validate(
-            REQUESTS["PutRecords"], {"Records": [entry.members() for entry in records], **request.stream_members()}
-        )
+        validate(REQUESTS["PutRecords"], msgspec.to_builtins(request, builtin_types=(bytes,)))
 
 
 @action("GetShardIterator")

@@ -32,14 +32,19 @@ def check_tags(tags: dict[str, str]) -> None:
         raise invalid_argument(f"Failed to add tags: a resource can have {TAGS_PER_STREAM_MAX} tags, not {len(tags)}.")
 
 
-def _add_tags(resource: Stream | Consumer, tags: dict[str, str]) -> None:
+def _add_tags(account: Account, stream: Stream, resource: Stream | Consumer, tags: dict[str, str]) -> Answer:
     merged = {**resource.tags, **tags}
     check_tags(merged)
     resource.tags = merged
+    account.mark_written(stream)
+    return {}
 
 
-def _remove_tags(resource: Stream | Consumer, keys: list[str]) -> None:
+def _remove_tags(account: Account, stream: Stream, resource: Stream | Consumer, keys: list[str]) -> Answer:
+    """Unknown keys are ignored."""
     resource.tags = {key: value for key, value in resource.tags.items() if key not in keys}
+    account.mark_written(stream)
+    return {}
 
 
 def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
@@ -49,18 +54,13 @@ def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
 @action("AddTagsToStream")
 def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:
     stream = find_active_stream(account, request)
-    _add_tags(stream, request["Tags"])
-    account.mark_written(stream)
-    return {}
+    return _add_tags(account, stream, stream, request["Tags"])
 
 
 @action("RemoveTagsFromStream")
 def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:
-    """Unknown keys are ignored."""
     stream = find_active_stream(account, request)
-    _remove_tags(stream, request["TagKeys"])
-    account.mark_written(stream)
-    return {}
+    return _remove_tags(account, stream, stream, request["TagKeys"])
 
 
 @action("ListTagsForStream")
@@ -75,17 +75,13 @@ def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Ans
 @action("TagResource")
 def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
-    _add_tags(resource, request["Tags"])
-    account.mark_written(stream)
-    return {}
+    return _add_tags(account, stream, resource, request["Tags"])
 
 
 @action("UntagResource")
 def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
     stream, resource = find_resource(account, request)
-    _remove_tags(resource, request["TagKeys"])
-    account.mark_written(stream)
-    return {}
+    return _remove_tags(account, stream, resource, request["TagKeys"])
 
 
 @action("ListTagsForResource")

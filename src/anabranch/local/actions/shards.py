@@ -3,21 +3,23 @@
 from collections.abc import Callable
 from typing import Final
 
-from anabranch._wire.timestamps import Timestamp
-from anabranch.limits import LIST_SHARDS_TOKEN_LIFETIME_MS, UPDATE_SHARD_COUNT_PER_DAY
+from anabranch.limits import UPDATE_SHARD_COUNT_PER_DAY
 from anabranch.local.actions.lookups import (
     check_active,
+    check_creation,
     check_provisioned,
     find_active_stream,
     find_shards_to_change,
     find_stream,
+    find_token,
 )
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, limit_exceeded, stream_not_found
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
+from anabranch.local.state.identifiers import PageToken, full_shard_id, write_token
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import HOUR_MS, MergeChange, ScaleChange, SplitChange, Stream
+from anabranch.local.state.timestamps import Timestamp
 
 _PAGE_MAX: Final = 1000  # API reference: also the default
 _SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateShardCount
@@ -56,13 +58,12 @@ def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
 def _query(account: Account, request: Request, now_ms: int) -> PageToken:
     """The query, in the form that a page token carries to the next page."""
     if "NextToken" in request:
-        for name in ("StreamName", "StreamARN", "ExclusiveStartShardId", "StreamCreationTimestamp", "ShardFilter"):
-            if name in request and name != "StreamARN":
+        for name in ("StreamName", "ExclusiveStartShardId", "StreamCreationTimestamp", "ShardFilter"):
+            if name in request:
                 raise invalid_argument(f"NextToken and {name} cannot be provided together.")
-        lifetime_ms = account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
-        return read_token(request["NextToken"], "ListShards", now_ms, lifetime_ms)
+        return find_token(account, request["NextToken"], "ListShards", now_ms)
     stream = find_stream(account, request)
-    _check_creation(account, stream, request)
+    check_creation(account, stream, request)
     shard_filter = request.get("ShardFilter", {"Type": "FROM_TRIM_HORIZON"})
     kind = shard_filter["Type"]
     after = [text for text in (request.get("ExclusiveStartShardId"), shard_filter.get("ShardId")) if text]
@@ -81,12 +82,6 @@ def _query(account: Account, request: Request, now_ms: int) -> PageToken:
         filter_type=kind,
         filter_ms=Timestamp(shard_filter.get("Timestamp", 0)).milliseconds,
     )
-
-
-def _check_creation(account: Account, stream: Stream, request: Request) -> None:
-    asked = request.get("StreamCreationTimestamp")
-    if asked is not None and int(asked) != int(stream.creation_timestamp):
-        raise stream_not_found(stream.name, account.settings.account_id)
 
 
 def _filter(query: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:

@@ -4,19 +4,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from anabranch import limits
-from anabranch.local.actions.lookups import (
-    check_active,
-    check_on_demand,
-    find_active_stream,
-    find_stream,
-    find_stream_by_arn,
-)
+from anabranch.local.actions.lookups import check_on_demand, find_active_stream, find_stream, find_token
 from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import in_use, invalid_argument, limit_exceeded, validation
 from anabranch.local.shapes import METRIC_NAMES
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import PageToken, full_shard_id, read_token, write_token
+from anabranch.local.state.identifiers import PageToken, full_shard_id, write_token
 from anabranch.local.state.stream import EncryptionChange, Stream, StreamMode
 
 ON_DEMAND_STREAMS_MAX: Final = 50  # developer guide: on-demand streams per account
@@ -158,8 +152,7 @@ def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
     """In the order of their names."""
     after = request.get("ExclusiveStartStreamName", "")
     if "NextToken" in request:
-        lifetime_ms = account.settings.scaled_ms(limits.LIST_SHARDS_TOKEN_LIFETIME_MS)
-        after = read_token(request["NextToken"], "ListStreams", now_ms, lifetime_ms).after
+        after = find_token(account, request["NextToken"], "ListStreams", now_ms).after
     names = sorted(name for name in account.streams if name > after)
     limit = min(request.get("Limit", _PAGE_MAX), _PAGE_MAX)
     page = names[:limit]
@@ -222,19 +215,19 @@ def decrease_stream_retention_period(account: Account, request: Request, now_ms:
 @action("StartStreamEncryption")
 def start_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
     """Marks later records as encrypted. No key is used or checked."""
-    stream = find_active_stream(account, request)
-    if request["EncryptionType"] != "KMS":
-        raise invalid_argument("The only valid EncryptionType of StartStreamEncryption is KMS.")
-    account.update_stream(stream, now_ms, EncryptionChange(request["KeyId"]))
-    return {}
+    return _set_key(account, request, now_ms, request["KeyId"])
 
 
 @action("StopStreamEncryption")
 def stop_stream_encryption(account: Account, request: Request, now_ms: int) -> Answer:
+    return _set_key(account, request, now_ms, None)
+
+
+def _set_key(account: Account, request: Request, now_ms: int, key_id: str | None) -> Answer:
     stream = find_active_stream(account, request)
     if request["EncryptionType"] != "KMS":
-        raise invalid_argument("The only valid EncryptionType of StopStreamEncryption is KMS.")
-    account.update_stream(stream, now_ms, EncryptionChange(None))
+        raise invalid_argument("The only valid EncryptionType is KMS.")
+    account.update_stream(stream, now_ms, EncryptionChange(key_id))
     return {}
 
 
@@ -272,13 +265,9 @@ def disable_enhanced_monitoring(account: Account, request: Request, now_ms: int)
 @action("UpdateStreamMode")
 def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answer:
     """The shards stay as they are."""
-    stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
-    mode, warm_throughput = request["StreamModeDetails"]["StreamMode"], request.get("WarmThroughputMiBps")
-    if warm_throughput is not None and (mode != "ON_DEMAND" or not account.commitment.is_enabled(now_ms)):
-        raise validation(
-            "WarmThroughputMiBps is only valid when the mode is updated to ON_DEMAND in an account with "
-            "MinimumThroughputBillingCommitment enabled."
-        )
+    stream = find_active_stream(account, request)
+    mode = request["StreamModeDetails"]["StreamMode"]
+    warm_throughput = _warm_throughput(account, request, mode, now_ms)
     stream.mode = mode
     stream.warm_throughput_mibps = warm_throughput
     if mode == "PROVISIONED":
@@ -290,7 +279,7 @@ def update_stream_mode(account: Account, request: Request, now_ms: int) -> Answe
 @action("UpdateStreamRecordDistributionStrategy")
 def update_stream_record_distribution_strategy(account: Account, request: Request, now_ms: int) -> Answer:
     """USER_PARTITION_KEY: the key chooses the shard. AUTO: the service does."""
-    stream = check_active(account, find_stream_by_arn(account, request["StreamARN"]))
+    stream = find_active_stream(account, request)
     check_on_demand("RecordDistributionStrategy", stream)
     stream.distribution = request["RecordDistributionStrategy"]
     account.mark_written(stream)

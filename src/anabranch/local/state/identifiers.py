@@ -57,7 +57,6 @@ class SequenceParts(NamedTuple):
     created_s: int
     shard_index: int
     counter: int
-    second: int
 
 
 def sequence_number_prefix(created_s: int, shard_index: int) -> int:
@@ -79,7 +78,6 @@ def parse_sequence_number(number: int) -> SequenceParts | None:
         number >> _CREATED_SHIFT & _SECOND_MASK,
         number >> _INDEX_SHIFT & _INDEX_MASK,
         number >> COUNTER_SHIFT & 0xFFFF_FFFF_FFFF_FFFF,
-        number >> SECOND_SHIFT & _SECOND_MASK,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local.state.identifiers import (
     COUNTER_MAX,
     COUNTER_SHIFT,
@@ -22,6 +21,7 @@ from anabranch.local.state.identifiers import (
     shard_id_of,
 )
 from anabranch.local.state.throughput import ShardThroughput
+from anabranch.local.state.timestamps import Timestamp
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):

@@ -39,8 +39,10 @@ class Subscription:
     ) -> None:
         self._settings = settings
         self._stream = stream
-        self._consumer = consumer
         self._shard = shard
+        self.stream_name = stream.name
+        self.consumer_arn = consumer.arn
+        self.shard_id = shard.shard_id
         self._position = position
         self._error: LocalError | None = None
         self._started_ms = now_ms
@@ -48,18 +50,6 @@ class Subscription:
         self._bucket = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND) if settings.limits == "aws" else None
         self._resumes_ms: int | None = None  # when a consumer that used up its 2 MiB per second gets more
         self.is_over = False
-
-    @property
-    def stream_name(self) -> str:
-        return self._stream.name
-
-    @property
-    def shard_id(self) -> str:
-        return self._shard.shard_id
-
-    @property
-    def consumer_arn(self) -> str:
-        return self._consumer.arn
 
     def is_fresh(self, now_ms: int) -> bool:
         """Too new to be taken over."""

@@ -48,38 +48,29 @@ class TokenBucket:
 
 
 class ShardThroughput:
-    """The limits of one shard. Its buckets are created on first use."""
+    """The limits of one shard."""
 
     __slots__ = ("_iterators", "_read_bytes", "_reads", "_write_bytes", "_write_records")
 
     def __init__(self) -> None:
-        self._write_bytes: TokenBucket | None = None
-
-    def _create_buckets(self) -> TokenBucket:
-        if self._write_bytes is None:
-            self._write_bytes = TokenBucket(limits.SHARD_WRITE_BYTES_PER_SECOND, limits.SHARD_WRITE_BURST_BYTES)
-            self._write_records = TokenBucket(limits.SHARD_WRITE_RECORDS_PER_SECOND)
-            self._reads = TokenBucket(limits.SHARD_READS_PER_SECOND)
-            self._read_bytes = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND)
-            self._iterators = TokenBucket(limits.GET_SHARD_ITERATOR_PER_SECOND)
-        return self._write_bytes
+        self._write_bytes = TokenBucket(limits.SHARD_WRITE_BYTES_PER_SECOND, limits.SHARD_WRITE_BURST_BYTES)
+        self._write_records = TokenBucket(limits.SHARD_WRITE_RECORDS_PER_SECOND)
+        self._reads = TokenBucket(limits.SHARD_READS_PER_SECOND)
+        self._read_bytes = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND)
+        self._iterators = TokenBucket(limits.GET_SHARD_ITERATOR_PER_SECOND)
 
     def allows_write(self, size_bytes: int, now_ms: int) -> bool:
-        write_bytes = self._create_buckets()
-        if write_bytes.level(now_ms) < size_bytes or not self._write_records.take(1, now_ms):
+        if self._write_bytes.level(now_ms) < size_bytes or not self._write_records.take(1, now_ms):
             return False
-        return write_bytes.take(size_bytes, now_ms)
+        return self._write_bytes.take(size_bytes, now_ms)
 
     def allows_read(self, now_ms: int) -> bool:
-        self._create_buckets()
         return self._read_bytes.level(now_ms) > 0 and self._reads.take(1, now_ms)
 
     def charge_read(self, size_bytes: int, now_ms: int) -> None:
-        self._create_buckets()
         self._read_bytes.charge(size_bytes, now_ms)
 
     def allows_iterator(self, now_ms: int) -> bool:
-        self._create_buckets()
         return self._iterators.take(1, now_ms)
 
 

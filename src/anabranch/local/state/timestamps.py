@@ -4,7 +4,6 @@
 """
 
 import math
-from typing import Any
 
 from anabranch.errors import CodecError
 
@@ -28,10 +27,3 @@ class Timestamp(float):
 
     def __repr__(self) -> str:
         return f"Timestamp({float(self)!r})"
-
-
-def json_enc_hook(value: Any) -> float:
-    """For `msgspec.json.Encoder(enc_hook=...)`: a Timestamp in seconds, rounded to the millisecond as in CBOR."""
-    if isinstance(value, Timestamp):
-        return value.milliseconds / 1000
-    raise TypeError(f"JSON cannot represent a value of type {type(value).__name__}")

@@ -1,8 +1,8 @@
 """Threads for blocking calls. They work until the process ends, and do not keep it alive.
 
-The standard executors take no calls once the interpreter has begun to end, before `atexit` hooks run. A producer that
-delivers its last records then still needs to look up names and credentials. From Python 3.12 on no thread can be
-started then either: `start` starts them ahead.
+The standard executors accept no calls once interpreter shutdown has begun, which is before `atexit` hooks run. A
+producer that delivers its last records then still has to look up names and credentials. From Python 3.12 on, no thread
+can be started then either, so `start` starts them in advance.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` only by type, as `loop.set_default_executor` demands: calls and threads are our own."""
+    """A `ThreadPoolExecutor` only in type, as `loop.set_default_executor` requires: the threads are our own."""
 
     def __init__(self, count: int, name: str) -> None:
         super().__init__(count, thread_name_prefix=name)
@@ -34,7 +34,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._end.atexit = False
 
     def start(self) -> None:
-        """The first call does this by itself."""
+        """Starts the threads. The first call does this, too."""
         with self._starting:
             if not self._is_started:
                 self._is_started = True
@@ -51,7 +51,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 -- as declared
-        """Calls that run are not waited for, whatever `wait` says: nothing of them is needed."""
+        """Never waits for running calls, even if `wait` is true: nobody needs their results."""
         self._is_shut_down = True
         if cancel_futures:
             with contextlib.suppress(queue.Empty):
@@ -66,7 +66,7 @@ def _end(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
 
 
 def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    """One thread, until it is told to end."""
+    """The body of a thread."""
     while (job := jobs.get()) is not None:
         future, function, arguments, options = job
         if future.set_running_or_notify_cancel():
@@ -74,4 +74,4 @@ def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
                 future.set_result(function(*arguments, **options))
             except BaseException as error:  # noqa: BLE001 -- it is raised where the call is awaited
                 future.set_exception(error)
-        del job, future, function, arguments, options  # not held while the next one is waited for
+        del job, future, function, arguments, options  # frees them before the next wait

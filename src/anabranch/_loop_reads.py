@@ -1,4 +1,4 @@
-"""Reads state on the event loop that owns it, from any thread: no other code runs on the loop meanwhile."""
+"""Reads state from any thread, on the event loop that owns it: no other code of the loop runs meanwhile."""
 
 import asyncio
 from collections.abc import Callable

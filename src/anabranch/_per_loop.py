@@ -24,8 +24,8 @@ class _LoopClient(NamedTuple, Generic[C]):
 
 
 class PerLoop(ABC, Generic[C]):
-    """An event loop that ends closes its asynchronous generators. So a client lives in one: its connections end with
-    their loop, or when the store is closed.
+    """Each client lives in an asynchronous generator, because a loop that ends closes its generators. So the client's
+    connections end with their loop, or when the store is closed.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class PerLoop(ABC, Generic[C]):
             if loop is here:
                 await one.lifetime.aclose()
             else:
-                with contextlib.suppress(RuntimeError):  # it has ended, and closed its client itself
+                with contextlib.suppress(RuntimeError):  # that loop has ended, and closed its client itself
                     loop.call_soon_threadsafe(self._close_there, loop, one)
 
     def _close_there(self, loop: asyncio.AbstractEventLoop, one: _LoopClient[C]) -> None:
-        """Runs in the other loop. If that ends first, it closes the client itself."""
+        """Runs in the other loop. If that loop ends first, it closes the client itself."""
         closing = loop.create_task(_aclose(one.lifetime), name="close a client")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -1,6 +1,6 @@
-"""What the engine needs from the outside, as protocols: a clock, Kinesis, a lease store, dead letters.
+"""What the engine needs from outside, as protocols: a clock, Kinesis, a lease store, dead letters.
 
-`_aws` and `stores` implement them for production, `testing` for simulated fleets.
+`_aws`, `stores` and `dead_letters` implement them for production, `testing` for simulated fleets.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,24 +83,29 @@ class ShardSubscription(Protocol):
         """Ends it at once. `silent`: the service sent nothing for too long."""
 
 
-class Kinesis(Protocol):
-    """What a consumer needs from Kinesis.
+class StreamListing(Protocol):
+    """What consumers and producers need to know about a stream.
 
     A call returns its typed answer or raises `ServiceError` (the service refused), `TransportError` (no usable answer;
     `maybe_sent` says whether the service may have acted) or `CredentialsError`. Implementations do not retry.
     Cancelling a call drops its answer; the service may still act on the request.
     """
 
+    async def list_shards(
+        self, stream: StreamName, *, shard_filter: ShardFilter | None = None, next_token: str | None = None
+    ) -> ListShardsResponse: ...
+
+    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
+
+
+class Kinesis(StreamListing, Protocol):
+    """What a consumer needs from Kinesis."""
+
     # reading
     async def get_shard_iterator(self, stream: StreamName, shard_id: str, position: StartingPosition) -> str: ...
 
     async def get_records(
-        self,
-        stream: StreamName,
-        shard_iterator: str,
-        *,
-        limit: int | None = None,
-        has_room: Callable[[int], bool] | None = None,
+        self, stream: StreamName, shard_iterator: str, *, has_room: Callable[[int], bool] | None = None
     ) -> GetRecordsResponse | None:
         """`has_room` is asked with the length of a large response, before its body is received. If it returns false,
         the response is dropped, and the result is None.
@@ -111,47 +116,22 @@ class Kinesis(Protocol):
     ) -> ShardSubscription:
         """Returns when the service has accepted the subscription. The caller closes it."""
 
-    # what there is
-    async def list_shards(
-        self,
-        stream: StreamName,
-        *,
-        shard_filter: ShardFilter | None = None,
-        next_token: str | None = None,
-        max_results: int | None = None,
-    ) -> ListShardsResponse: ...
-
-    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
-
     # the consumers of a stream (enhanced fan-out)
     async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription: ...
 
-    async def describe_stream_consumer(
-        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
-    ) -> ConsumerDescription: ...
+    async def describe_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription: ...
 
     async def list_stream_consumers(
-        self, stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
+        self, stream_arn: str, *, next_token: str | None = None
     ) -> ListStreamConsumersResponse: ...
 
     async def deregister_stream_consumer(self, consumer_arn: str) -> None: ...
 
 
-class KinesisWriting(Protocol):
-    """What a producer needs from Kinesis, under the rules of `Kinesis`."""
+class KinesisWriting(StreamListing, Protocol):
+    """What a producer needs from Kinesis."""
 
     async def put_records(self, stream: StreamName, entries: Sequence[PutRecordsEntry]) -> PutRecordsResponse: ...
-
-    async def list_shards(
-        self,
-        stream: StreamName,
-        *,
-        shard_filter: ShardFilter | None = None,
-        next_token: str | None = None,
-        max_results: int | None = None,
-    ) -> ListShardsResponse: ...
-
-    async def describe_stream_summary(self, stream: StreamName) -> StreamSummary: ...
 
 
 class LeaseStore(Protocol):

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from anabranch._core.leases.store_calls import NoAnswer
 from anabranch.alerts import Alert
-from anabranch.errors import LeaseStoreCode
 from anabranch.events import (
     AlertCleared,
     AlertFired,
@@ -111,8 +111,8 @@ def worst_lag(shards: Sequence[ShardMeasures]) -> Lag | None:
 
 
 class FleetLag:
-    """The worst lag of a fleet. No worker reports the lag of a shard that no worker handles, so it counts as behind by
-    the time for which it has been seen in that state.
+    """The worst lag of a fleet. The lag of a shard that no worker handles is often unknown. It then counts as the
+    time since the shard was first seen unhandled.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class RunMonitor:
     def __init__(self, alerts: Sequence[Alert], now_ms: int) -> None:
         self._alerts = [AlertState(alert, now_ms) for alert in alerts]
         self._flowed: dict[tuple[str, str], Counters] = {}
-        """What was reported of each shard."""
+        """The counters of each shard when its progress was last reported."""
         self._looked_ms = now_ms
         self._progress_ms = now_ms
         self._counted = Counters()
@@ -149,19 +149,22 @@ class RunMonitor:
         """The seconds left at the last warning about a shard."""
         self._troubled_since_ms: int | None = None
         self._troubled_count = 0
-        """Failed store calls before the present trouble."""
+        """Failed store calls before the present outage."""
         self._is_told = False
 
     def wants_measures(self, now_ms: int) -> bool:
         """Whether `look` needs the measures of all shards this time. Collecting them costs time for each shard."""
-        return bool(self._alerts or self._stopped_ms) or now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS
+        return bool(self._alerts or self._stopped_ms) or self._is_progress_due(now_ms)
 
     def look(self, measures: ConsumerMeasures, now_ms: int) -> list[Event]:
         """The events about all shards together, and about those that are stopped."""
         found = [*self._still_stopped(measures.shards, now_ms), *self._retention(measures.shards)]
-        if now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS:
+        if self._is_progress_due(now_ms):
             found.append(self._progress(measures, now_ms))
         return found
+
+    def _is_progress_due(self, now_ms: int) -> bool:
+        return now_ms >= self._progress_ms + PROGRESS_EVERY_MS - EARLY_MS
 
     def look_at_alerts(self, measures: ConsumerMeasures, now_ms: int) -> list[tuple[Alert, AlertEvent]]:
         """The alerts that fire or clear now."""
@@ -169,26 +172,12 @@ class RunMonitor:
         told = [(state.alert, state.observe(lag, now_ms, has_shards=has_shards)) for state in self._alerts]
         return [(alert, event) for alert, event in told if event is not None]
 
-    # what flows
+    # throughput
 
     def look_at_shard(
         self, stream: str, shard_id: str, counters: Counters, lag: float | None, now_ms: int
     ) -> ShardProgress | None:
-        """What flowed through a shard whose counters have changed. Call `looked` after all of them."""
-        return self._flow_of(stream, shard_id, counters, now_ms, lag=lag)
-
-    def looked(self, now_ms: int) -> None:
-        self._looked_ms = now_ms
-
-    def on_gone(self, stream: str, shard_id: str, counters: Counters, now_ms: int) -> ShardProgress | None:
-        """The lease is gone: what flowed since the last look."""
-        event = self._flow_of(stream, shard_id, counters, now_ms, lag=None)
-        self._flowed.pop((stream, shard_id), None)
-        return event
-
-    def _flow_of(
-        self, stream: str, shard_id: str, counters: Counters, now_ms: int, *, lag: float | None
-    ) -> ShardProgress | None:
+        """The progress of a shard since the last look; None if there is none. Call `looked` after all shards."""
         before = self._flowed.get((stream, shard_id), _NOTHING)
         if counters == before:
             return None
@@ -207,6 +196,15 @@ class RunMonitor:
             calls=new.calls,
             lag=lag,
         )
+
+    def looked(self, now_ms: int) -> None:
+        self._looked_ms = now_ms
+
+    def on_gone(self, stream: str, shard_id: str, counters: Counters, now_ms: int) -> ShardProgress | None:
+        """The lease is gone: its progress since the last look."""
+        event = self.look_at_shard(stream, shard_id, counters, None, now_ms)
+        self._flowed.pop((stream, shard_id), None)
+        return event
 
     def _progress(self, measures: ConsumerMeasures, now_ms: int) -> ConsumerProgress:
         new, seconds = measures.counters.since(self._counted), (now_ms - self._progress_ms) / 1000
@@ -227,7 +225,7 @@ class RunMonitor:
             reason=None if worst is None else worst.reason,
         )
 
-    # what lasts
+    # conditions that last
 
     def _still_stopped(self, shards: Sequence[ShardMeasures], now_ms: int) -> list[Event]:
         stopped = {
@@ -267,7 +265,7 @@ class RunMonitor:
         self._retention_told = left_told
         return told
 
-    def look_at_store(self, failure_count: int, trouble: tuple[str, LeaseStoreCode] | None, now_ms: int) -> list[Event]:
+    def look_at_store(self, failure_count: int, trouble: NoAnswer | None, now_ms: int) -> list[Event]:
         """Reports once that the store does not respond, and once that it responds again. `trouble`: why it does not
         respond; None if it does.
         """
@@ -283,8 +281,8 @@ class RunMonitor:
         if self._is_told or now_ms - self._troubled_since_ms < STORE_AWAY_AFTER_MS:
             return []
         self._is_told = True
-        error, code = trouble
-        return [StoreUnanswered(error=error, code=code, failure_count=failure_count - self._troubled_count)]
+        failed_count = failure_count - self._troubled_count
+        return [StoreUnanswered(error=trouble.error, code=trouble.code, failure_count=failed_count)]
 
 
 _NOTHING: Final = Counters()

@@ -1,7 +1,7 @@
-"""What a redrive decides: which letters are meant, how they group, and which wait for an earlier one of their key.
+"""What a redrive decides: which letters it selects, how it groups them, and which wait for an earlier one of their key.
 
-Letters come in stream order. Of one key the next starts when the one before is done; one that failed and was left where
-it is holds back the later ones of its key (rule D10).
+Letters come in stream order, and those of one key are redriven one after another. A letter that fails again and stays
+where it is holds back the later ones of its key (rule D10).
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from anabranch.letters import Failure, Letter
 
 CUT_OFF_MAX: Final = 3
-"""How many redrives may die with a letter before it counts as failed."""
+"""In how many redrives of a letter the process may die before the letter counts as failed."""
 KILLED: Final = Failure(
     error_type="ProcessDied",
     message="the process died, or was killed, in each of three redrives of this letter",
@@ -25,10 +25,10 @@ RedriveOutcome: TypeAlias = Literal["delivered", "reviewed", "failed", "held_bac
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """All that are given must fit."""
+    """Selects the letters that match all given values."""
 
     fingerprint: str | None = None
-    """Its first digits are enough."""
+    """The fingerprint of the failure, or its first digits."""
     key: str | None = None
     """The partition key of the record."""
     letter: str | None = None
@@ -88,7 +88,7 @@ def _group(fingerprint: str, found: list[Letter]) -> LetterGroup:
 
 
 def order_key(letter: Letter) -> tuple[str, str, str]:
-    """Letters with the same one are delivered one after the other. A letter without a key is independent."""
+    """Letters with the same order key are redriven one after another. A letter without a partition key has its own."""
     return letter.app, letter.stream, letter.partition_key or letter.idempotency_key
 
 
@@ -101,10 +101,7 @@ def failed_again(letter: Letter, failure: Failure, calls_at: tuple[float, ...]) 
     """The letter after a failed redrive: with the added attempts and the last failure."""
     return replace(
         letter,
-        error_type=failure.error_type,
-        message=failure.message,
-        stack=failure.stack,
-        fingerprint=failure.fingerprint,
+        **msgspec.structs.asdict(failure),
         attempts=letter.attempts + len(calls_at),
         attempted_seconds=(*letter.attempted_seconds, *calls_at),
         redrive_count=letter.redrive_count + 1,
@@ -113,7 +110,7 @@ def failed_again(letter: Letter, failure: Failure, calls_at: tuple[float, ...]) 
 
 
 class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the letters that were meant."""
+    """How many letters were selected, and what became of them."""
 
     matched: int = 0
     delivered: int = 0
@@ -127,12 +124,12 @@ class RedriveReport(msgspec.Struct, frozen=True, kw_only=True):
     without_payload: int = 0
     """Left here: the payload was trimmed from the stream or redacted."""
     unreadable: int = 0
-    """What is here and is no letter."""
+    """Entries here that are not dead letters."""
     last_error: str | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether none of them is left."""
+        """Whether none of the selected letters is left here."""
         return self.matched == self.delivered + self.reviewed
 
 

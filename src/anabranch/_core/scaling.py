@@ -1,8 +1,8 @@
 """How many workers a fleet should have, from its lag, its rate and its shards.
 
 A fleet that is behind works as fast as it can: if each worker handles as much as now, `1 + lag / catch_up` times as
-many workers handle what arrives and what has piled up. More workers than shards have nothing to do. A shard that more
-workers do not help, because it is stopped, paused or throttled, does not count.
+many workers handle what arrives and what has piled up. Workers beyond the number of shards would be idle. Shards that
+more workers cannot help (stopped, paused or throttled) do not count.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ def desired_workers(
     minimum: int,
     maximum: int | None,
 ) -> DesiredWorkers:
-    """`worker_rate`: the records a second that one worker handles when it is busy; None: what each handles now. Without
-    it, fewer workers than now are advised only if there are more than shards, or if nothing arrives. A fleet that is
-    behind, or whose lag or rate is not known, is never made smaller for its rate.
+    """`worker_rate` is how many records a busy worker handles in a second; None if unknown. Then fewer workers than now
+    are advised only if there are more workers than shards, or if no records arrive. The rate never lowers the number of
+    workers while the fleet is behind, or while its lag or rate is unknown.
     """
     live = [member for member in status.live_members if not member.draining]
     shards = [shard for shard in status.unfinished_shards if shard.state not in {"waiting", "paused", "stopped"}]
@@ -73,7 +73,7 @@ def desired_workers(
 
 
 def _doubt(live: Sequence[FleetMember], lag: float | None, *, behind: bool) -> str | None:
-    """Why its rate does not tell that fewer workers are enough; None if it does."""
+    """Why the rate does not show that fewer workers are enough; None if it does."""
     if behind:
         return "each worker handles less than worker_rate"
     if lag is None:

@@ -857,7 +857,10 @@ class Session:
             takes += not self.crash_counted  # the next owner counts instead of this one
         elif leaving:
             takes = max(0, takes - self.crash_counted)  # a graceful stop is no crash; the next owner counts itself
-        unchanged = checkpoint == row.checkpoint and finish is None and stopped in (None, row.stopped)
+        # A stopped shard that was retried, and has nothing left to handle, is not stopped any more.
+        is_retried = row.stopped is not None and stopped is None and self.is_at_tip
+        stop_changes = is_retried or stopped not in (None, row.stopped)
+        unchanged = checkpoint == row.checkpoint and finish is None and not stop_changes
         if unchanged and (takes == row.takes_without_progress or row.takes_without_progress <= 1):
             return row, count
         return replace(

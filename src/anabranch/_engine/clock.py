@@ -47,8 +47,8 @@ class SystemClock:
 
 
 class Alarm:
-    """Waits for a time or for `ring`, whichever comes first. One waiter at a time. A ring without a waiter is kept: the
-    next wait returns at once.
+    """Waits for a time or for `ring`, whichever comes first. One waiter at a time. If `ring` is called without a
+    waiter, the next wait returns at once.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -85,8 +85,8 @@ class Alarm:
 
 SLOT_MS = 5
 TURN_CALLBACKS_MAX = 32
-"""Of those that are due together. What they start gets its turn before the next ones: otherwise 5,000 shards that are
-due at once block the event loop, and need 5,000 tasks.
+"""How many callbacks run in one turn of the event loop. What they start runs before the next ones. Otherwise 5,000
+shards that are due at once would block the loop, and need 5,000 tasks.
 """
 
 

@@ -1,6 +1,6 @@
 """Applies the commands of operators to the leases of this worker, between two commits (rule C3).
 
-`skip` finishes a record at which the shard is stopped, that waits for a retry, or whose dead letter is not accepted.
+`skip` finishes a record at which the shard is stopped, which waits for a retry, or whose dead letter is not accepted.
 `resume` tries the record of a stopped shard once more. Every worker sees the commands in its polls; only the owner of
 the lease applies them, and writes the result into the command's row.
 """
@@ -50,7 +50,7 @@ class Commands:
         self._busy: dict[str, None] = {}
 
     def due(self, commands: Sequence[ControlRow]) -> list[ControlRow]:
-        """Those of the pending commands that this worker has to apply and answer now."""
+        """The pending commands that this worker must apply and answer now."""
         now_ms = self._ports.clock.now_ms()
         self._seen_ms = {row.command_id: self._seen_ms.get(row.command_id, now_ms) for row in commands}
         due = [row for row in commands if row.key in self._sessions and row.command_id not in self._busy]
@@ -58,8 +58,8 @@ class Commands:
         return due
 
     async def apply(self, command: ControlRow) -> CommandOutcome | None:
-        """None: later, or another worker. If it has a row, that row was written, and its stopped session begins again
-        from there in this step (rule C3).
+        """None: it is applied later, or by another worker. If the outcome has a row, that row was written, and the
+        caller starts the stopped session again from it in this step (rule C3).
         """
         assert command.key is not None
         session = self._sessions.get(command.key)
@@ -68,7 +68,7 @@ class Commands:
         if session.state == "stopped":
             return await self._perform_on_row(session, command)
         if command.action == RESUME:
-            return CommandOutcome("applied", "it is not stopped any more")  # though its row may say so until a commit
+            return CommandOutcome("applied", "it is not stopped any more")  # its row may say so until the next commit
         try:
             position = Position.parse(command.arguments.get("position", ""))
         except ValueError:
@@ -100,7 +100,7 @@ class Commands:
         self._changes.arrived(session)
         if await self._checkpointer.write(session) == "written":
             return CommandOutcome("applied", f"record {position} is skipped")
-        return None  # it is skipped here; the next look finds it finished
+        return None  # it is skipped here; the next poll finds it finished
 
     def _explain(self, session: Session, command: ControlRow, position: Position) -> CommandOutcome | None:
         """Why the record cannot be skipped now. None: it may be possible soon."""
@@ -109,8 +109,8 @@ class Commands:
         waited_ms = self._ports.clock.now_ms() - self._seen_ms.get(command.command_id, 0)
         if session.lane.holds(position) and waited_ms < GIVE_UP_MS:
             return None
-        where = "it is being handled" if session.lane.holds(position) else "the shard is not stopped at it"
-        return CommandOutcome("refused", f"record {position} does not wait for anything: {where}")
+        why = "it is being handled" if session.lane.holds(position) else "the shard is not stopped at it"
+        return CommandOutcome("refused", f"record {position} cannot be skipped: {why}")
 
     async def answer(self, command: ControlRow, outcome: CommandOutcome | None) -> None:
         try:
@@ -122,7 +122,7 @@ class Commands:
     async def _answer(self, command: ControlRow, outcome: CommandOutcome) -> None:
         answered = replace(command, state=outcome.state, result=f"{outcome.result} (by {self._fleet.member_id})")
         if not await self._fleet.call(WriteControl(answered)):
-            return  # no answer: the next look repeats it, and finds that it is done
+            return  # no answer: the next poll repeats the command, which finds that it is done
         session = self._sessions.get(command.key) if command.key is not None else None
         self._ports.emit(
             CommandAnswered(

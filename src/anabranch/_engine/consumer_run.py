@@ -1,8 +1,8 @@
 """One run of a consumer: joins the fleet, takes leases, reads, delivers, commits, and leaves gracefully.
 
-`start`, or the first step of an iteration, starts it in a background task. Everything in it runs in one task group; an
-unexpected error ends the run with that cause (P7) and is raised wherever the caller waits. This module creates the
-parts and owns the sessions. The parts decide; what they changed is processed once per turn of the event loop.
+`start`, or the first step of an iteration, starts it in a background task. Everything runs in one task group; an
+unexpected error ends the run (P7) and is raised wherever the caller waits. This module creates the parts and owns the
+sessions. The parts decide; the sessions that they changed are processed once per turn of the event loop.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ from anabranch.reports import ConsumerStatus, StopReport
 T = TypeVar("T")
 
 CANCEL_GRACE_MS = 2_000
-"""After the run was cancelled: how long calls may take to end."""
+"""How long calls may take to end after the run was cancelled."""
 PARKED_KEYS_MAX = 100
 """Keys that may wait for a retry, besides those that run (rule M1)."""
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
@@ -139,8 +139,8 @@ class RunPlan:
 class FenceWatch:
     """Cancels running calls when the fence passes, and reports those that outlive the grace period.
 
-    It does not keep calls from starting: the code that starts one checks the fence (rule L8). A later heartbeat may
-    move the fence, so the timer only triggers a re-check.
+    It does not prevent new calls: the code that starts one checks the fence (rule L8). A later heartbeat may move the
+    fence, so the timer only triggers a re-check.
     """
 
     def __init__(self, ports: Ports, scheduler: Scheduler, fleet: Fleet, processor: Processor) -> None:
@@ -205,7 +205,7 @@ class FenceWatch:
 
 
 class _LeftError(Exception):
-    """The worker has left the fleet: cancels what still runs in its task group."""
+    """The worker has left the fleet. Raised in the task group, to cancel what still runs there."""
 
 
 class ConsumerRun:
@@ -219,7 +219,7 @@ class ConsumerRun:
         *,
         claim: Callable[["ConsumerRun"], bool] = lambda _: True,
     ) -> None:
-        """`claim` is called when an iteration starts the run, maybe long after it was made. It returns False if the run
+        """`claim` is called when an iteration starts the run, maybe long after `__init__`. It returns False if the run
         was stopped before that.
         """
         self._claim = claim
@@ -232,7 +232,7 @@ class ConsumerRun:
         self.sessions: dict[LeaseKey, Session] = {}
         self._service_clock = ServiceClock()
         self._counted_before = Counters()
-        """Of leases that this run no longer holds."""
+        """The counters of leases that this run no longer holds."""
         self._taken_count = self._given_count = self._lost_count = 0
         self._group = asyncio.TaskGroup()
         self._make_parts(mode, options)
@@ -390,7 +390,7 @@ class ConsumerRun:
                 await self._registration.abandon()
 
     def _report_failure(self, error: BaseException | None) -> None:
-        """A run that fails has totals, too."""
+        """Reports the totals of a run that failed."""
         if self._stop_report is None and isinstance(error, Exception):
             cause = single_cause(error)
             unfinished_count = sum(session.lane.unfinished_count for session in self.sessions.values())
@@ -409,7 +409,7 @@ class ConsumerRun:
             await self._end_runners()
 
     async def _end_runners(self) -> None:
-        """Waits for cancelled calls; those that ignore that run on beside the calls of the next owner (rule L11)."""
+        """Waits for cancelled calls. Those that ignore it continue beside the calls of the next owner (rule L11)."""
         try:
             await self.processor.end()
         finally:
@@ -551,7 +551,7 @@ class ConsumerRun:
             self.stop_by(self._ports.clock.now_ms() + round(deadline * 1000))
 
     def stop_by(self, deadline_ms: int) -> None:
-        """Starts a graceful stop. The result is in the report."""
+        """Starts a graceful stop, or makes its deadline earlier."""
         if not self.has_joined:
             self._host.cancel_soon()
         if self._stop_deadline_ms is None or deadline_ms < self._stop_deadline_ms:
@@ -575,7 +575,7 @@ class ConsumerRun:
         self.processor.queue.wake_all()
         left = await self._drainer.wait(sessions, deadline_ms)
         if not self.processor.is_cancellable:
-            self._fence_watch.report_running()  # they run on, beside those of the next owner (rule L11)
+            self._fence_watch.report_running()  # they continue beside the calls of the next owner (rule L11)
         self.processor.give_up()
         self.processor.cancel_all()
         for task in tasks:
@@ -616,8 +616,8 @@ class ConsumerRun:
         )
 
     def _settle_current(self) -> None:
-        """Decides about the record in the caller's loop. If the loop body calls stop(), the record is finished. If the
-        loop was left, or handles an error, it is not. In any other case the stop waits for it.
+        """Decides whether the record in the caller's loop is finished: yes if the loop body calls stop(), no if the
+        loop was left or handles an error. In any other case the stop waits for it.
         """
         iterator, iteration = self.processor, self._iteration()
         if not isinstance(iterator, RecordIterator):
@@ -716,8 +716,8 @@ class ConsumerRun:
         return stopped
 
     def _attach_failure(self, error: BaseException) -> None:
-        """Another error is raised: it must not hide the consumer's own (P7). An event reports that too, because few
-        look at the notes of a cancellation.
+        """Another error is being raised: it must not hide the consumer's own (P7). An event reports that one, too,
+        because the notes of a cancellation are easily missed.
         """
         failure = self._bad_outcome()
         if failure is None or self._failure_is_seen:
@@ -726,7 +726,7 @@ class ConsumerRun:
         self._ports.emit(ConsumerFailed(error=f"{type(failure).__name__}: {failure}", leaving=type(error).__name__))
         attach_failure(failure, error)
 
-    # leases: a change takes effect in the step in which the fleet learns of it
+    # leases: a change takes effect in the step in which `Fleet` learns of it
 
     def _on_change(self, change: Held | Lost | HandOffRequested | CommandsSeen) -> None:
         match change:
@@ -851,7 +851,7 @@ class ConsumerRun:
     # sessions
 
     def _on_session_changed(self, session: Session, has_work: bool) -> None:  # noqa: FBT001 -- two kinds of changes
-        """Records arrived or finished, or a call ended: looks once at everything that may follow."""
+        """Records arrived or finished, or a call ended: checks once for everything that may follow."""
         self._drainer.notify()
         self._quarantine.notify()
         if not session.is_live:
@@ -874,13 +874,13 @@ class ConsumerRun:
             self._spawn(self._discovery.finish(session, self._checkpointer), f"finish {session.shard_id}")
 
     def _go_past(self, session: Session) -> None:
-        """Records of the session are not handled."""
+        """Reports skipped records, and writes letters that are due."""
         report_skipped(self._ports, session)
         for letter in session.take_letters():
             self._spawn(self._letters.write(session, letter), f"letter {session.shard_id}")
 
     def _give_up_failing(self, session: Session) -> None:
-        """The shard has ended, and only records that wait for a retry keep its children waiting (rule M4)."""
+        """The shard has ended, and its children wait only for records that wait for a retry (rule M4)."""
         if (failing := session.only_failing) is None:
             return
         record, attempts = failing
@@ -922,7 +922,7 @@ class ConsumerRun:
         )
 
     def _counters(self) -> Counters:
-        """Of all shards since the run began."""
+        """The counters of all shards since the run began."""
         counters = self._counted_before
         for session in self.sessions.values():
             counters = counters.plus(session.counted)
@@ -936,7 +936,7 @@ class ConsumerRun:
         return None if self._failure() is None or not self.has_joined else f"the consumer failed: {self._failure()}"
 
     def unready_reasons(self) -> tuple[str, ...]:
-        """Why it does not handle all of its shards now; empty if it does."""
+        """Why this worker is not ready, or does not handle one of its shards; empty if all is well."""
         if not self.has_joined:
             return ("it has not joined its application yet",)
         if self.is_stopping:
@@ -956,7 +956,6 @@ class ConsumerRun:
         (now_ms, blocked), fleet, sessions = self._stall_inputs(), self.fleet, tuple(self.sessions.values())
         return ConsumerMeasures(
             app=self._plan.app.app,
-            worker_id=self._plan.profile.worker_id,
             counters=self._counters(),
             shards=self._reports.measures(sessions, now_ms, self._ports.clock.wall_ms(), blocked),
             budget_used_bytes=self._budget.used_bytes,
@@ -968,7 +967,6 @@ class ConsumerRun:
             store_failure_count=fleet.store.failure_count + fleet.heartbeat_store.failure_count,
             store_throttle_count=fleet.store.throttle_count + fleet.heartbeat_store.throttle_count,
             dead_letter_age=self._letters.last_age(now_ms),
-            loop_lag_ms=fleet.loop_lag_ms,
             loop_lags=fleet.loop_lags.copy(),
         )
 

@@ -29,7 +29,7 @@ from anabranch.records import Record
 PAUSE_FIRST_MS: Final = 500
 PAUSE_MAX_MS: Final = 30_000
 WRITE_SECONDS_MAX: Final = 60.0
-"""A destination that takes longer gave no answer: writing a letter again does no harm."""
+"""A write that takes longer has failed. Writing a letter again does no harm."""
 
 
 class _OpenLetter:
@@ -72,14 +72,14 @@ class DeadLettering:
         destination = self._ports.letters
         if destination is None:
             raise DeadLetterError(
-                "a record is on its way to the dead letters, as its lease row says, but this consumer has none",
+                "the lease row says that a record is on its way to the dead letters, but this consumer writes none",
                 code="unusable",
                 advice="set on_failure=Retry(then=DeadLetter(...)) as before, or skip the record",
             )
         return destination
 
     async def check(self, retention_hours: int) -> None:
-        """At the start. Raises if the destination cannot be used; warns if it cannot be reached now."""
+        """Call at the start. Raises if the destination cannot be used; warns if it cannot be reached now."""
         if self._ports.letters is None:
             return
         try:
@@ -110,7 +110,7 @@ class DeadLettering:
         return {letter.session: letter.reason for letter in self._open.values() if letter.reason is not None}
 
     def skip(self, session: Session, position: Position) -> bool:
-        """Gives up a letter that waits for its destination: its record is skipped. False if there is none."""
+        """Gives up a letter that waits for its destination, and skips its record. False if there is no such letter."""
         letter = self._open.get((session, position))
         if letter is None or letter.is_writing:
             return False
@@ -136,7 +136,7 @@ class DeadLettering:
             self._changes.finished(session)
 
     async def _commit(self, session: Session) -> bool:
-        """Writes that the record is on its way. False: the lease is lost."""
+        """Writes into the lease row that the record is on its way. False: the lease is lost."""
         clock, failures = self._ports.clock, 0
         while session.is_live:
             if await self._checkpointer.write(session) == "written":
@@ -156,7 +156,7 @@ class DeadLettering:
                 letter.reason = self._reason(letter.pending, error)
             failures += 1
             letter.is_writing = False
-            self._changes.finished(letter.session)  # a drain need not wait for it
+            self._changes.finished(letter.session)  # a drain does not wait for it now
             await letter.alarm.wait(clock.now_ms() + self._pause_ms(failures))
             letter.is_writing = not letter.is_skipped
         return False
@@ -167,7 +167,7 @@ class DeadLettering:
             async with asyncio.timeout(WRITE_SECONDS_MAX):
                 await self._destination.write(self._letter(letter))
         except TimeoutError:
-            return f"it gave no answer within {WRITE_SECONDS_MAX:.0f} s"
+            return f"no answer within {WRITE_SECONDS_MAX:.0f} s"
         except AnabranchError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 -- the destination may be the user's function

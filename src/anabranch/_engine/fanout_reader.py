@@ -48,7 +48,7 @@ PROOF_EVERY_MS = 200
 PAUSED_EVERY_MS = 1_000
 """How often to check whether a shard that is paused in the store was resumed."""
 EVENT_BYTES_MAX = 2 * MIB
-"""A usual event, as it is held: up to 1 MiB of records and what each of them costs."""
+"""What a usual event takes in memory: up to 1 MiB of records, and the overhead of each."""
 
 
 class _SubscribedShard:
@@ -58,17 +58,17 @@ class _SubscribedShard:
         self.session = session
         self.subscription = subscription
         self.alarm = alarm
-        """Rings when something changed: room, a pause, a declined hand-over."""
+        """Rings when something changed: there is room, a pause, a declined hand-over."""
         self.health = ReadHealth()
         self.stream: ShardSubscription | None = None
         self.accepted_ms = 0
         self.made_seconds = 0.0
-        """The service made the last event at this time or later, by its clock."""
+        """The earliest time at which the service can have made the last event, by its clock."""
         self.is_silent = False
         self.wanted_bytes = 0
-        """What the event needs that waits for room."""
+        """What the next event needs in the budget."""
         self.awaits_budget = False
-        """The budget calls back."""
+        """Whether the budget will call back when it has room."""
         self.restart_count = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -162,7 +162,7 @@ class FanOutReader:
         )
 
     def _interrupt(self, shard: _SubscribedShard, *, silent: bool = False) -> None:
-        """Closes the subscription. Its task notices by the error that the stream raises."""
+        """Closes the subscription. The shard's task notices, because the stream raises an error."""
         if shard.stream is not None:
             shard.stream.close(silent=silent)
 
@@ -173,7 +173,7 @@ class FanOutReader:
             try:
                 await self._go_on(shard)
             except (AnabranchError, asyncio.CancelledError):
-                raise  # the consumer is ending, or the shard was removed
+                raise  # the consumer is stopping, or the shard was removed
             except Exception as error:  # noqa: BLE001 -- P7: restarted three times, then it ends the consumer
                 shard.restart_count += 1
                 self._results.report_restart(shard.session, error, shard.restart_count)
@@ -243,7 +243,7 @@ class FanOutReader:
             self._ports.emit(FanOutReturned(stream=session.stream.name, shard_id=session.shard_id))
 
     def _watch(self, shard: _SubscribedShard, stream: ShardSubscription | None) -> None:
-        """Looks again when the subscription would have been silent for too long (rule F7)."""
+        """Closes the subscription if it was silent for too long; otherwise checks again later (rule F7)."""
         silent_at_ms = shard.subscription.silent_at_ms
         if shard.stream is not stream or stream is None:
             return
@@ -258,8 +258,8 @@ class FanOutReader:
     # events
 
     async def _receive(self, shard: _SubscribedShard, stream: ShardSubscription) -> None:
-        """Returns when the subscription has ended in the usual way, the shard has ended, there is no room, or nothing
-        may be read any more.
+        """Returns when the subscription expired, the shard has ended, there is no room, or the shard may not be read
+        any more.
         """
         while (event_bytes := await stream.next_bytes()) is not None and self._may_read(shard):
             shard.wanted_bytes = event_reserve_bytes(event_bytes)
@@ -271,8 +271,8 @@ class FanOutReader:
                 return
 
     async def _receive_one(self, shard: _SubscribedShard, stream: ShardSubscription) -> bool:
-        """False if it was the last event to receive. When it returns, only the session holds the event: the reader must
-        not keep its bytes while it waits for the next one.
+        """False if it was the last event to receive. When it returns, only the session refers to the event, so its
+        bytes can be freed while the reader waits for the next one.
         """
         session, reserved = shard.session, shard.wanted_bytes
         try:
@@ -298,9 +298,9 @@ class FanOutReader:
         return tracing.receive("SubscribeToShard", session.stream.name, session.shard_id, receive)
 
     def _page(self, shard: _SubscribedShard, event: SubscribeToShardEvent) -> ReadPage:
-        """An event does not say when it was made. Not before its last record arrived, nor before the subscription was
-        accepted; and it may have waited here for long, in a process that was suspended. The service's clock is known to
-        the second: what was read is rounded down, what may be trimmed by now is rounded up.
+        """An event does not say when it was made: after its last record arrived, after the subscription was accepted,
+        and maybe long before now, if this process was suspended. We know the service's clock to the second, so the time
+        of the event is rounded down, and the present time, which tells what may be trimmed, is rounded up.
         """
         clock, stream = self._ports.clock, shard.stream
         began_seconds = None if stream is None else stream.server_seconds
@@ -327,7 +327,7 @@ class FanOutReader:
     # room
 
     async def _reserve(self, shard: _SubscribedShard) -> bool:
-        """Reserves what the next event needs. False if there was no room for too long, or nothing may be read."""
+        """Reserves what the next event needs. False if there was no room for too long, or the shard may not be read."""
         session, subscription, clock = shard.session, shard.subscription, self._ports.clock
         if self._has_room(shard) and self._budget.try_reserve(shard.wanted_bytes):
             return True
@@ -347,7 +347,7 @@ class FanOutReader:
         )
 
     async def _await_room(self, shard: _SubscribedShard) -> None:
-        """Waits until the event that did not fit would fit, or nothing may be read."""
+        """Waits until there is room for the event that did not fit, or the shard may not be read."""
         while self._may_read(shard) and not self._has_room(shard):
             await self._await_change(shard, None)
         shard.session.begin_read()
@@ -377,7 +377,7 @@ class FanOutReader:
     # the end of a subscription
 
     def _end(self, shard: _SubscribedShard, error: ReadError | None) -> None:
-        """`error`: None if the service ended it in the usual way."""
+        """`error`: None if the subscription expired."""
         subscription, clock = shard.subscription, self._ports.clock
         if not self._may_read(shard):
             return  # it was closed on purpose
@@ -393,7 +393,7 @@ class FanOutReader:
         self._apply(shard)
 
     def _report(self, shard: _SubscribedShard, outcome: Outcome, text: str, error: ReadError | None) -> None:
-        """A shard that is polled is not stalled: only an event says why it is not subscribed."""
+        """A shard that is polled meanwhile is not stalled, so only an event says why it is not subscribed."""
         session, subscription = shard.session, shard.subscription
         failures = max(1, subscription.failure_count)
         if subscription.is_polled and outcome == "in_use":
@@ -411,7 +411,7 @@ class FanOutReader:
             )
 
     def _apply(self, shard: _SubscribedShard) -> None:
-        """Polls the shard if it could not subscribe (rule F2)."""
+        """Polls the shard if its subscriptions fail (rule F2)."""
         session, subscription = shard.session, shard.subscription
         if not subscription.is_polled or subscription.reason is None:
             return
@@ -421,7 +421,7 @@ class FanOutReader:
         self._polling.add(session, subscription.reason)
 
     async def _repair(self, shard: _SubscribedShard, error: ServiceError) -> None:
-        """The service knows the consumer, the shard or the position no more: proves what is gone."""
+        """The service no longer knows the consumer, the shard or the position: finds out which one is gone."""
         is_missing = outcome_of(error) == "missing"
         if not (is_missing or shard.subscription.positions_are_used_up) or not self._may_read(shard):
             return
@@ -439,7 +439,7 @@ class FanOutReader:
 
 
 def _is_too_old(session: Session, page: ReadPage) -> bool:
-    """The run ends at a time that has come, but only a new subscription proves that the shard was read until then."""
+    """Whether `until` has passed, but this event may be older. A new subscription proves what was read until then."""
     until_seconds = session.unpacker.until_seconds
     if until_seconds is None or page.made_seconds is None:
         return False

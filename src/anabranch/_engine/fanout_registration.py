@@ -1,4 +1,4 @@
-"""The application's consumer of each stream: found or registered when a worker joins, removed by the last one to stop.
+"""The registered consumer of each stream: found or registered when a worker joins, removed by the last one to stop.
 
 `_core.reading.registration` decides each step (rule F5); this performs it. A worker writes its member row before it
 reads the registration, so that one that removes the consumer sees it.
@@ -46,7 +46,7 @@ from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 T = TypeVar("T")
 
 REMOVAL_MS_MIN = 5_000
-"""A removal may take so long, also if less is left until the deadline of the stop."""
+"""How long a removal may take if the deadline of the stop is nearer."""
 STORE_RETRY_MS = 500
 STORE_TRIES_MAX = 20
 
@@ -62,7 +62,7 @@ class FanOutPlan:
     removes: bool = False
     """Whether the last worker to stop removes what the application registered."""
     is_temporary: bool = False
-    """No later run can use it, so a run that fails removes it, too."""
+    """No later run can use the consumer, so a run that fails removes it, too."""
 
 
 class FanOutRegistration:
@@ -82,7 +82,7 @@ class FanOutRegistration:
         return own_name(self._plan.app, self._fleet.app.app_id)
 
     async def start(self, stream_keys: tuple[str, ...]) -> None:
-        """Call after this worker has joined. Raises why fan-out cannot be used."""
+        """Call after this worker has joined. Raises if fan-out cannot be used."""
         for stream_key in stream_keys:
             self._checks[stream_key] = CoalescedCall(partial(self._ensure, stream_key, look=True))
             await self._ensure(stream_key)
@@ -123,7 +123,7 @@ class FanOutRegistration:
             self._ports.emit(ConsumerRegistered(stream=row.name, consumer=consumer.name, arn=consumer.arn))
 
     async def _perform(self, step: Look | LookAgain | Register | Store, row: StreamRow, name: str) -> Found:
-        """What is known about the consumer afterwards."""
+        """Returns what is known about the consumer afterwards."""
         clock = self._ports.clock
         match step:
             case Look():
@@ -144,14 +144,14 @@ class FanOutRegistration:
         return await retry_kinesis_call(self._ports, call, retry_answered_ms=self._start_timeout_ms)
 
     async def _look(self, row: StreamRow, name: str) -> Found:
-        describe = partial(self._ports.kinesis.describe_stream_consumer, stream_arn=row.arn, name=name)
+        describe = partial(self._ports.kinesis.describe_stream_consumer, row.arn, name)
         try:
             return await self._kinesis(describe)
         except StreamNotFoundError:
             return "missing"
 
     async def _register(self, row: StreamRow, name: str) -> None:
-        """That it exists already means that another worker was faster, or that an answer was lost."""
+        """If it already exists, another worker was faster, or the response to our call was lost."""
         kinesis, refusal_count = self._ports.kinesis, 0
 
         async def register() -> None:
@@ -164,7 +164,8 @@ class FanOutRegistration:
                 if error.code != "LimitExceededException":
                     raise
                 others = sorted(other.name for other in await list_consumers(self._ports, row.arn))
-                refusal_count += 1  # the first may be about calls per second: some accounts may have more consumers
+                # The first refusal may be about calls per second, in an account with a higher limit of consumers.
+                refusal_count += 1
                 if len(others) >= CONSUMERS_PER_STREAM_MAX and refusal_count > 1:
                     raise FanOutError(
                         f"cannot register consumer {name}: stream {row.name} already has {len(others)} consumers, "
@@ -187,7 +188,9 @@ class FanOutRegistration:
         return await self._ask(WriteStream(replace(row, fanout=fanout), row.version))
 
     async def _ask(self, call: StoreCall[T]) -> T:
-        """A write whose answer was lost is a lost race, if it is repeated: the caller reads the row again."""
+        """Repeats the call until it has an answer. If the answer to a write was lost, the repeated write fails its
+        condition, and the caller reads the row again.
+        """
         clock, tries = self._ports.clock, 0
         while True:
             answer = await self._fleet.ask(call)

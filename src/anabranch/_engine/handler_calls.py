@@ -15,7 +15,6 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -23,7 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from traceback import StackSummary
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -38,12 +37,10 @@ from anabranch.policies import Retry
 from anabranch.reasons import TimeoutIgnored
 from anabranch.records import Context, Record
 
-Decode: TypeAlias = Callable[[Record[bytes]], Record[Any]] | None
-
 
 class HandlerOptions:
-    """How the user wants records handled. A record is decoded for each attempt; `decode` is None if values are the data
-    itself. A payload that fails to decode is never retried.
+    """How the user wants records handled. A record is decoded for each attempt; `decode` is None if the value of a
+    record is its data. A payload that does not decode is never retried.
     """
 
     def __init__(
@@ -54,9 +51,7 @@ class HandlerOptions:
         self.policy = policy
         self.decode_value = decode
         """As the user gave it."""
-        self.decode: Decode = None
-        if decode is not None:
-            self.decode = _record_decoder(decode)
+        self.decode = None if decode is None else _record_decoder(decode)
 
     def decode_leading(self, records: list[Record[bytes]]) -> tuple[list[Record[Any]], UndecodableError | None]:
         """The records before the first that does not decode, and its error. The list is a copy: a handler may change
@@ -109,23 +104,21 @@ def failed_attempt(
 _OURS: Final = str(Path(__file__).parent)
 _FRAMES_SHOWN: Final = 3
 
-Stack = traceback.StackSummary
+
+# Where in the code a call is, for diagnosis only: unknown parts are omitted. A waiting coroutine has no stack, so we
+# follow what each one awaits; a running one is found in the stack of its thread.
 
 
-# Where in the code a call is, for people. Nothing depends on it: unknown parts are omitted. A waiting coroutine has no
-# stack, so we follow what each one awaits; a running one is found in the stack of its thread.
-
-
-def thread_stack(thread_id: int | None) -> Stack:
+def thread_stack(thread_id: int | None) -> StackSummary:
     frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001 -- the documented way to see another thread
     return _summary(_from_outside(frame))
 
 
-def task_stack(task: "asyncio.Task[Any] | None") -> Stack:
+def task_stack(task: "asyncio.Task[Any] | None") -> StackSummary:
     return coroutine_stack(None if task is None else task.get_coro())
 
 
-def coroutine_stack(coroutine: Any) -> Stack:
+def coroutine_stack(coroutine: Any) -> StackSummary:
     """Without our own frames at the start: they are the same in every call."""
     frames: list[FrameType] = []
     while (frame := _frame_of(coroutine)) is not None:
@@ -134,7 +127,7 @@ def coroutine_stack(coroutine: Any) -> Stack:
     return _summary([*frames, *_above(frames[-1])] if frames else [])
 
 
-def place_in(stack: Stack) -> str | None:
+def place_in(stack: StackSummary) -> str | None:
     """The innermost frames on one line: `handle (app.py:12) > query (db.py:90)`. None if they are unknown."""
     shown = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in stack[-_FRAMES_SHOWN:]]
     return " > ".join(shown) or None
@@ -162,9 +155,9 @@ def _above(frame: FrameType) -> list[FrameType]:
     return []
 
 
-def _summary(frames: list[FrameType]) -> Stack:
+def _summary(frames: list[FrameType]) -> StackSummary:
     foreign = next((n for n, frame in enumerate(frames) if _is_foreign(frame)), 0)
-    return Stack.extract((frame, frame.f_lineno) for frame in frames[foreign:])
+    return StackSummary.extract((frame, frame.f_lineno) for frame in frames[foreign:])
 
 
 def _is_foreign(frame: FrameType) -> bool:
@@ -218,12 +211,9 @@ class TimeLimit:
         )
 
 
-ThreadCall = Callable[[], Any]
-
-
 class HandlerThreads:
     """Daemon threads for a plain handler, started on demand. An executor would join its threads at interpreter exit, so
-    one call that never returns would keep a stopped process alive. Used by one event loop; threads only see the queue.
+    one call that never returns would keep a stopped process alive. Used by one event loop.
     """
 
     def __init__(self, count_max: int) -> None:
@@ -234,7 +224,7 @@ class HandlerThreads:
         """Calls that wait for a thread or run in one."""
         self._closed = False
 
-    def begin(self, call: ThreadCall) -> asyncio.Future[Any]:
+    def begin(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Calls it in a thread with the caller's context variables. Cancelling the future does not end the call."""
         if self._closed:
             raise RuntimeError("the threads of this handler are closed")
@@ -242,10 +232,9 @@ class HandlerThreads:
             name = f"anabranch-handler_{self._thread_count}"
             threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()
             self._thread_count += 1
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Any] = loop.create_future()
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unsettled_count += 1
-        self._queue.put(_Job(self, loop, outcome, contextvars.copy_context(), call))
+        self._queue.put(_Job(self, call, contextvars.copy_context(), outcome))
         return outcome
 
     def settled(self) -> None:
@@ -263,48 +252,34 @@ class HandlerThreads:
             self._queue.put(None)
 
 
-class _Job:
+class _Job(NamedTuple):
     """One call in a thread."""
 
-    __slots__ = ("_call", "_context", "_loop", "_threads", "outcome")
-
-    def __init__(
-        self,
-        threads: HandlerThreads,
-        loop: asyncio.AbstractEventLoop,
-        outcome: asyncio.Future[Any],
-        context: contextvars.Context,
-        call: ThreadCall,
-    ) -> None:
-        self._threads = threads
-        self._loop = loop
-        self.outcome = outcome
-        self._context = context
-        self._call = call
+    threads: HandlerThreads
+    call: Callable[[], Any]
+    context: contextvars.Context
+    outcome: asyncio.Future[Any]
 
     def run(self) -> None:
         """In the thread."""
         try:
-            result = self._context.run(self._call)
+            result = self.context.run(self.call)
         except BaseException as error:  # noqa: BLE001 -- raised where the call is awaited
             self.set_exception(error)
         else:
-            self.set_result(result)
+            self._pass_on(self.outcome.set_result, result)
 
     def set_exception(self, error: BaseException) -> None:
         self._pass_on(self.outcome.set_exception, error)
 
-    def set_result(self, result: Any) -> None:
-        self._pass_on(self.outcome.set_result, result)
-
-    def _pass_on(self, settle: Callable[[Any], None], outcome: Any) -> None:
+    def _pass_on(self, settle: Callable[[Any], None], value: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._settle, settle, outcome)
+            self.outcome.get_loop().call_soon_threadsafe(self._settle, settle, value)
 
-    def _settle(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        self._threads.settled()
+    def _settle(self, settle: Callable[[Any], None], value: Any) -> None:
+        self.threads.settled()
         if not self.outcome.done():
-            settle(outcome)
+            settle(value)
 
 
 def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
@@ -363,7 +338,7 @@ class _Slot:
             raise
 
     def _forget(self) -> None:
-        """The process is dead, so its id may already belong to another."""
+        """The process is dead, and another process may already have its id."""
         self._process_id = None
         self.kill()
 
@@ -372,7 +347,7 @@ class _Slot:
         executor, self._executor, self._loading = self._executor, None, None
         process_id, self._process_id = self._process_id, None
         if process_id is not None:
-            process_id.add_done_callback(_kill)  # at once, if it is known; a process that just starts says it soon
+            process_id.add_done_callback(_kill)  # now, or as soon as a process that is starting reports its id
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -456,7 +431,7 @@ END_POLL_SECONDS = 0.1
 
 
 class NotStarted(Exception):  # noqa: N818 -- an outcome, passed out of a pool
-    """The call was not made: the lease may have expired while it waited in a queue."""
+    """The call was not made, because the lease may have expired while it waited in a queue."""
 
 
 class HandlerCall:
@@ -482,9 +457,9 @@ class HandlerCall:
                 "processes= needs a plain function, but this handler is async. Make it a plain function, or leave out "
                 "processes="
             )
-        self.wants_context = bool(processes) or _takes_context(handler)
-        """Whether a call needs a Context: the handler takes one, or a process needs the fence time."""
         self._passes_context = _takes_context(handler)
+        self.wants_context = bool(processes) or self._passes_context
+        """Whether a call needs a Context: the handler takes one, or a process needs the fence time."""
         self.direct: Callable[[Any], Awaitable[Any]] | None = (
             handler if self.is_async and not self.wants_context else None
         )
@@ -541,12 +516,12 @@ class HandlerCall:
             refuse_unfinished(result)
         return result
 
-    def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> traceback.StackSummary:
+    def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> StackSummary:
         """Where in the code this task's call is now. Pass the coroutine if the task does not await it directly.
         Calls in other processes cannot be seen.
         """
         if self._processes is not None:
-            return traceback.StackSummary()
+            return StackSummary()
         if self._threads is not None:
             return thread_stack(self._thread_ids.get(task))
         return coroutine_stack(task.get_coro() if coroutine is None else coroutine)
@@ -644,8 +619,8 @@ def _call_before(
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error, or what becomes it in the parent. One that the parent cannot unpickle would look like a dead process,
-    and `give_up_on` would not match it.
+    """The error, or an object that the parent unpickles as this error. An error that it cannot unpickle would look like
+    a dead process, and `give_up_on` would not match it.
     """
     for sent in (error, _RebuiltInParent(error)):
         with contextlib.suppress(Exception):
@@ -655,7 +630,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 class _RebuiltInParent(Exception):  # noqa: N818 -- never seen
-    """An error that pickles with its arguments and attributes: its `__init__`, which may take others, is not called."""
+    """Pickles an error by its arguments and attributes, without its `__init__`, which may take other arguments."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

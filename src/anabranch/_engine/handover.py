@@ -54,7 +54,7 @@ class ShardHandover:
                     self._emit_stopped(session, stopped)
                 committed_count = finished_count
                 continue
-            # The store is unreachable, or a call outlasts the deadline: what it finishes must be committed too.
+            # The store is unreachable, or a call outlasts the deadline: what that finishes must be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
 
     def _emit_stopped(self, session: Session, stopped: Stopped) -> None:
@@ -77,7 +77,7 @@ class ShardHandover:
         if left and self._forces:
             left = await self._end_calls(session, request, len(left))
         if self._fleet.is_draining:
-            return True  # the worker stops and frees its leases when it leaves
+            return True  # the worker is stopping, and frees its leases when it leaves
         if not self._is_asked_for(session, request):
             if session.state == "stopped":
                 self._fleet.keep(request.key)  # the shard stopped meanwhile: decline
@@ -95,7 +95,7 @@ class ShardHandover:
             if self._is_asked_for(session, request):
                 final, _ = self._checkpointer.plan(session, transferring=True)
                 if await self._fleet.transfer(request.key, final) == "unknown":
-                    self._checkpointer.mark_dirty(session)  # repeats it
+                    self._checkpointer.mark_dirty(session)  # the next commit repeats the write
                 self._fleet.wake()
         return True
 

@@ -10,6 +10,7 @@ tasks do all reads, so a poll creates none.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
+from functools import partial
 from typing import Protocol
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
@@ -150,7 +151,7 @@ class PollingReader:
         shard = self._shards.get(session)
         if shard is not None and not shard.is_busy and session.state == "reading":
             shard.is_busy = True
-            self._scheduler.call_at(shard.pace.next_read_at_ms, lambda: self._due(shard))
+            self._scheduler.call_at(shard.pace.next_read_at_ms, partial(self._due, shard))
 
     # when to read
 

@@ -50,7 +50,7 @@ class Processor:
         """
         return None
 
-    # its life
+    # from start to end
 
     def start(self) -> None:
         """The worker has joined."""
@@ -59,7 +59,7 @@ class Processor:
         """Cancels running calls, all or those of one session. Their records count as not started."""
 
     def revoke(self, session: Session) -> None:
-        """The lease is lost: its calls do not count any more."""
+        """The lease is lost: the session's calls no longer count."""
         self.queue.withdraw(session)
 
     def give_up(self) -> None:
@@ -69,7 +69,7 @@ class Processor:
         """The worker ends: cancels everything."""
 
     async def end(self) -> None:
-        """Waits for what was cancelled, for a limited time."""
+        """Waits for cancelled calls, for a limited time."""
 
     def release(self) -> None:
         """Stops waiting for calls that ignore their cancellation."""

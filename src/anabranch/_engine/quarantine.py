@@ -1,11 +1,11 @@
 """Isolates shards whose owners keep dying, and finally stops them (rule D5).
 
 A record that kills its process (a crash in C code, out of memory) kills every worker that tries it, and interrupts that
-worker's other shards. After two owners without progress a shard is a suspect. Before a suspect's record starts,
-everything else in this worker is finished and committed, and each of its first records is committed before the next. So
-the deadly record interrupts nothing else, and is the first one after the checkpoint. After five owners the shard stops
-there and names it. A suspect that survives a turn at full speed is cleared: its earlier owners got no further, and
-probably died for other reasons.
+worker's other shards. After two owners without progress a shard is a suspect. Before a suspect's record starts, all
+other records of this worker are finished and committed, and each of the suspect's first records is committed before the
+next. So the deadly record interrupts nothing else, and is the first one after the checkpoint. After five owners the
+shard stops there and names the record. A suspect that survives a turn at full speed is cleared: its earlier owners did
+not get that far, and probably died for other reasons.
 
 An idle suspect cannot have caused a crash, and its row says so. Otherwise one deadly record would in the end stop all
 shards of its worker. Suspects and other shards take turns, so neither starves.
@@ -54,14 +54,14 @@ class Quarantine:
         self._changes = changes
         self._sessions: dict[Session, None] = {}
         self._suspects: dict[Session, int] = {}
-        """With the number of owners that died at each."""
+        """Each with the number of owners that died at it."""
         self._counted: dict[Session, None] = {}
-        """Suspects whose row counts this owner: those just taken, and the one that is being tried."""
+        """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
         self._alone: Session | None = None
         self._rest_ms = TURN_MS
         self._alarm = Alarm(ports.clock)
 
-    # who is in it
+    # which sessions
 
     def add(self, session: Session) -> None:
         """For every session, when its lease is taken."""
@@ -83,7 +83,7 @@ class Quarantine:
             self._isolation.hold(session)
 
     def has_given_up_on(self, session: Session) -> bool:
-        """Whether the shard is not even read any more: one more owner died while reading it to name the record."""
+        """Whether the shard is not even read: one more owner died while it read the shard to name the record."""
         return session.row.takes_without_progress - 1 >= (OWNERS_MAX if self._processor.manual_ack else OWNERS_MAX + 1)
 
     def remove(self, session: Session) -> None:
@@ -131,7 +131,7 @@ class Quarantine:
                 await self._alarm.wait()
                 continue
             if self._fleet.is_performing:
-                await self._sleep(CHECK_MS)  # a lease that is being taken counts this owner until that is written back
+                await self._sleep(CHECK_MS)  # the row of a lease that is being taken counts this owner, too
                 continue
             await self._try_alone(suspect)
             await self._uncount_all()
@@ -176,7 +176,7 @@ class Quarantine:
             self._clear_suspect(suspect)
 
     async def _wait_until_idle(self) -> bool:
-        """Waits for running calls while nothing new starts; longer after each time that was not enough."""
+        """Waits for running calls while nothing new starts. Each wait that was too short doubles the next one."""
         clock = self._ports.clock
         until_ms = clock.now_ms() + self._rest_ms
         while self._processor.running():
@@ -207,13 +207,13 @@ class Quarantine:
             await self._sleep(TURN_MS)
 
     async def _count_crash(self, suspect: Session) -> None:
-        """If this process dies from now on, this suspect is the cause."""
+        """Counts this owner: if the process dies from now on, this suspect is the cause."""
         if suspect in self._suspects and suspect not in self._counted:
             self._counted[suspect] = None
             await self._write_count(suspect, crash_counted=True)
 
     async def _uncount_all(self) -> None:
-        """Suspects are idle again: a crash from now on has another cause. Then the other shards go on."""
+        """All suspects are idle: a crash from now on has another cause. Then lets the other shards continue."""
         if not self._counted and self._alone is None:
             return
         while self._counted:

@@ -1,4 +1,4 @@
-"""One look at a run: emits what its monitor has to say. Decides nothing itself."""
+"""Checks a run once a second, and emits the events that its monitor returns. Decides nothing itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -30,12 +30,12 @@ class RunWatch:
         self._sessions = sessions
         self._service_clock = service_clock
         self._marks: dict[Session, int] = {}
-        """Counts that only grow, as of the last look: what has not changed is not looked at."""
+        """The sum of each session's counters at the last check. Sessions whose sum is the same are not checked."""
         self._monitor = RunMonitor(alerts, ports.clock.now_ms())
 
     def look(self) -> bool:
-        """There may be thousands of shards: only those whose counters have changed cost something. Returns whether to
-        look at the measures, too, which cost more.
+        """Checks only shards whose counters have changed, because there may be thousands. Returns whether to look at
+        the measures, too, which cost more.
         """
         now_ms, monitor, emit = self._ports.clock.now_ms(), self._monitor, self._ports.emit
         for session in self._sessions.values():
@@ -77,7 +77,7 @@ class RunWatch:
 
 
 def tell_alert(emit: Callable[[Event], None], alert: Alert, event: AlertEvent) -> None:
-    """An error in the hook is an event: it ends nothing."""
+    """An error in the hook is reported as an event, and ends nothing."""
     emit(event)
     if alert.hook is not None:
         try:

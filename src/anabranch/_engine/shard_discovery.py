@@ -1,4 +1,4 @@
-"""Finds the shards to read: roots where a stream starts, children at the end of a shard, missed ones by listing.
+"""Finds the shards to read: roots at the start of a stream, children at the end of a shard, missed ones by listing.
 
 The core plans (`_core.shards`); this module writes, in an order that survives a crash at any point: a stream is read
 only after its root leases exist, and children get their rows before their parent is finished.
@@ -7,7 +7,7 @@ only after its root leases exist, and children get their rows before their paren
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,11 +18,13 @@ from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon,
 from anabranch._core.session import Session
 from anabranch._core.shards.bootstrap import (
     Start,
+    accounted_for,
     ends_to_restore,
     had_row,
     listing_filter,
     missing_leases,
     propose_stream,
+    unfinished_shards,
 )
 from anabranch._core.shards.gate import (
     ShardEnd,
@@ -38,7 +40,7 @@ from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.ports import Ports
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName
-from anabranch._wire.messages import ListShardsResponse, StreamSummary
+from anabranch._wire.messages import StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (
     AnabranchError,
@@ -115,31 +117,21 @@ async def list_all_shards(
     ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, *, retry_answered_ms: int = RETRY_FOR_MS
 ) -> list[Shard]:
     """All pages of a listing. `retry_answered_ms` applies to each page, as in `retry_kinesis_call`."""
+    # The service accepts a filter with the first page only; the token implies it for the others.
+    list_page = partial(ports.kinesis.list_shards, stream, shard_filter=shard_filter)
     shards: list[Shard] = []
-    token: str | None = None
     while True:
-        page = await _list_page(ports, stream, shard_filter, token, retry_answered_ms)
+        page = await retry_kinesis_call(ports, list_page, retry_answered_ms=retry_answered_ms)
         shards.extend(page.shards)
-        token = page.next_token
-        if token is None:
+        if page.next_token is None:
             return shards
+        list_page = partial(ports.kinesis.list_shards, stream, next_token=page.next_token)
 
 
 async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
     """Whether a listing shows the shard as open."""
     listed = await list_all_shards(ports, stream, None)
     return any(shard.is_open for shard in listed if shard.shard_id == shard_id)
-
-
-async def _list_page(
-    ports: Ports, stream: StreamName, shard_filter: ShardFilter | None, token: str | None, retry_answered_ms: int
-) -> ListShardsResponse:
-    """The service accepts a filter with the first page only; the token implies it for the others."""
-    return await retry_kinesis_call(
-        ports,
-        lambda: ports.kinesis.list_shards(stream, shard_filter=None if token else shard_filter, next_token=token),
-        retry_answered_ms=retry_answered_ms,
-    )
 
 
 class CoalescedCall:
@@ -153,7 +145,7 @@ class CoalescedCall:
         self._begun_count = 0
 
     async def wait(self) -> None:
-        """Waits for a call that starts after now. Its error goes to the waiter that made it; others call again."""
+        """Waits for a call that starts after now. An error goes to the waiter that made the call; others call again."""
         asked_at = self._begun_count
         async with self._lock:
             if self._begun_count > asked_at:
@@ -167,9 +159,9 @@ class CoalescedCall:
 
 
 class TrimReporter:
-    """Reports records that left the stream before they were read (rule T4), and keeps the trim horizon of each stream.
+    """Reports records that may have been trimmed before they were read (rule T4), and keeps each stream's trim horizon.
 
-    Whether the trimmed range had records cannot be known. A possible loss is reported once: reading then goes on after
+    Nobody can know whether the trimmed range had records. Each range is reported once, because reading continues after
     it.
     """
 
@@ -205,9 +197,21 @@ class TrimReporter:
 
 END_RETRY_MS = 500
 INQUIRY_INTERVAL_MS = 5_000
-"""How often to look whether all members have said that they do not hold a lease that has no row."""
+"""How often to check whether all members have answered that they do not hold the leases without rows."""
 TRANSIENT = (ServiceError, TransportError, CredentialsError, LeaseStoreError)
 """Errors that may pass: even a denied access can be granted later."""
+
+
+class _Settled(NamedTuple):
+    """A listing that needed no work."""
+
+    planner: str
+    """The member that found this."""
+    shard_ids: tuple[str, ...]
+    unfinished: tuple[str, ...] | None
+    """If some listed shards still wait for their parents: the shards with an unfinished lease. Once one of these ends,
+    there may be work. None: every shard has its row or needs none.
+    """
 
 
 class ShardDiscovery:
@@ -233,8 +237,8 @@ class ShardDiscovery:
         self._stream_checks: dict[str, CoalescedCall] = {}
         self._trim_reporter = TrimReporter(ports)
         self._listings = Alarm(ports.clock)
-        self._settled: dict[str, tuple[str, tuple[str, ...]]] = {}
-        """The member and the listed shards with which nothing was left to do, by stream."""
+        self._settled: dict[str, _Settled] = {}
+        """The last listing that needed no work, by stream."""
         self._is_inquiring = False
         """Whether the last listing found leases without a row that somebody may still hold."""
         self._incomplete: dict[str, None] = {}
@@ -266,11 +270,11 @@ class ShardDiscovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all shards have leases, according to the last listings."""
+        """Whether no listed shard lacks a row that it should have."""
         return not self._incomplete
 
     def list_soon(self) -> None:
-        """A worker that ends by itself must not overlook a shard: it lists the shards at its start."""
+        """Lists the shards now: a worker that stops by itself must not overlook one."""
         self._incomplete |= dict.fromkeys(self._rows)
         self._listings.ring()
 
@@ -289,7 +293,7 @@ class ShardDiscovery:
         self._names[row.stream_key] = stream
         self._trim_reporter.observe(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
-        self._stream_checks[row.stream_key] = CoalescedCall(partial(self._same_stream, row.stream_key, None))
+        self._stream_checks[row.stream_key] = CoalescedCall(partial(self._check_stream, row.stream_key))
         if summary.record_distribution == "AUTO":
             self._auto[row.stream_key] = None
             self._ports.emit(KeysUnordered(stream=summary.name))
@@ -325,9 +329,6 @@ class ShardDiscovery:
         """None if the children are unknown or the service does not answer; the caller retries."""
         try:
             return await self._plan_end(session)
-        except StreamNotFoundError as error:
-            await self._same_stream(session.key.stream_key, error)
-            session.report(ChildrenUnlisted(error=str(error)))
         except TRANSIENT as error:
             session.report(ChildrenUnlisted(error=str(error)))
         return None
@@ -336,15 +337,14 @@ class ShardDiscovery:
         row = self._rows[session.key.stream_key]
         leases = await self._fleet.lease_rows(row)
         if all(lease.key != session.key for lease in leases):
-            return None  # the store lost this shard: conclude nothing, the lease loop will notice (rule L14)
+            return None  # the store lost this shard's row: this proves nothing, and the lease loop notices (rule L14)
         read_end = session.end
         assert read_end is not None, "the shard has not ended"
         graph = self._graphs[row.stream_key].united(child_shards=read_end.children, rows=leases)
         through = session.read_through_seconds
         end = None if read_end.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
-            listing = await list_all_shards(self._ports, session.stream, None)
-            await self._same_stream(row.stream_key, None)
+            listing = await self._list(row, None)
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if read_end.trimmed:
@@ -357,12 +357,16 @@ class ShardDiscovery:
 
     async def _write_end(self, session: Session, end: ShardEnd, checkpointer: Checkpointer, planner: str) -> bool:
         unheld = await self._fleet.find_unheld(end.restored) if end.restored else ()
+        postponed: dict[str, None] = {}
         for row in end.rows:
             is_restored = row.key in end.restored
-            if is_restored and row.key not in unheld:
+            may_be_held = is_restored and row.key not in unheld
+            if may_be_held or any(parent in postponed for parent in row.waits_for):
+                postponed[row.key.shard_id] = None
+            elif not await self._create(row, planner, is_restored=is_restored, is_deleted=is_restored):
                 return False
-            if not await self._create(row, planner, is_restored=is_restored, is_deleted=is_restored):
-                return False
+        if postponed:
+            return False
         key = session.key
         outcome = await checkpointer.write(session, finish=end.finish)
         if outcome == "lost":
@@ -373,8 +377,8 @@ class ShardDiscovery:
     # missing shards and lost records
 
     async def on_gone(self, session: Session, error: ServiceError) -> None:
-        """The service does not know the shard or the position. Proves that before it concludes anything (rule S3)."""
-        await self._same_stream(session.key.stream_key, error)
+        """The service does not know the shard or the position. Checks whether the shard is really gone (rule S3)."""
+        await self._check_stream(session.key.stream_key, error)
         if not await self._is_gone(session.stream, session.shard_id):
             return
         await self._narrow_loss(session)
@@ -382,21 +386,21 @@ class ShardDiscovery:
             self._trim_reporter.report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
-        """Reading starts at the beginning of a shard: makes sure that it is still the same stream. Another stream of
-        that name has such a shard, too.
+        """Reading starts at the beginning of a shard: checks that the stream was not created again. The new stream has
+        shards of the same names.
         """
         await self._stream_checks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
         """Records may have been trimmed before they were read."""
-        await self._same_stream(session.key.stream_key, None)
+        await self._check_stream(session.key.stream_key)
         await self._narrow_loss(session)
         self._trim_reporter.report_loss(session)
 
     async def _narrow_loss(self, session: Session) -> None:
-        """Narrows down what a never-read child shard may have lost (rule T4). The rows of its ancestors may say more
-        than when its own row was created; only a listing says who its parents are. A listing also says whether the
-        shard opened after the trim horizon, so that it lost nothing.
+        """Narrows down what a child shard that was never read may have lost (rule T4). The rows of its ancestors may
+        know more than when its own row was created. Only a listing names its parents, and shows whether it opened after
+        the trim horizon and so lost nothing.
         """
         if not session.is_unread_child:
             return
@@ -419,8 +423,8 @@ class ShardDiscovery:
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
                 session.learn_read_through(horizon_seconds + HORIZON_MARGIN_SECONDS)
 
-    async def _same_stream(self, stream_key: str, error: ServiceError | None) -> StreamSummary:
-        """Returns the stream's summary. Raises if the stream was deleted or recreated (rule S3)."""
+    async def _check_stream(self, stream_key: str, error: ServiceError | None = None) -> None:
+        """Raises if the stream was deleted, or deleted and created again (rule S3)."""
         ports, row = self._ports, self._rows[stream_key]
         summary = await find_summary(ports, self._names[stream_key])
         verdict = classify_missing_shard(row, summary)
@@ -436,7 +440,6 @@ class ShardDiscovery:
                 "restart the worker to read the new stream"
             ) from error
         self._trim_reporter.observe(stream_key, summary)
-        return summary
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service says that the shard does not exist. Any other response proves nothing."""
@@ -445,7 +448,7 @@ class ShardDiscovery:
         except StreamNotFoundError:
             return True
         except AnabranchError:
-            return False
+            pass
         return False
 
     # listing
@@ -476,32 +479,36 @@ class ShardDiscovery:
                 next_ms = clock.now_ms() + interval_ms
 
     async def _list_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
-        """Uses a listing only if the stream is still the same after it."""
-        unknown: StreamNotFoundError | None = None
-        listing: list[Shard] = []
-        try:
-            listing = await list_all_shards(self._ports, self._names[row.stream_key], listing_filter(row.origin))
-        except StreamNotFoundError as error:
-            unknown = error
-        await self._same_stream(row.stream_key, unknown)
-        if unknown is not None:
-            raise unknown
+        listing = await self._list(row, listing_filter(row.origin))
         if self._is_settled(row, listing):
             self._incomplete.pop(row.stream_key, None)
             return
         await self._create_missing(row, listing, cleans_up=cleans_up)
 
+    async def _list(self, row: StreamRow, shard_filter: ShardFilter | None) -> list[Shard]:
+        """A listing, used only if the stream is still the same after it."""
+        try:
+            listing = await list_all_shards(self._ports, self._names[row.stream_key], shard_filter)
+        except StreamNotFoundError as error:
+            await self._check_stream(row.stream_key, error)
+            raise
+        await self._check_stream(row.stream_key)
+        return listing
+
     def _is_settled(self, row: StreamRow, listing: list[Shard]) -> bool:
-        """Whether there is nothing to do with this listing, as by the last look at all rows, finished ones included."""
-        if any(key.stream_key == row.stream_key for key in self._fleet.vanished):
+        """Whether this listing needs no work, without reading all rows."""
+        fleet, settled = self._fleet, self._settled.get(row.stream_key)
+        if settled is None or any(key.stream_key == row.stream_key for key in fleet.vanished):
             return False
-        return self._settled.get(row.stream_key) == (self._fleet.member_id, _names(listing))
+        if (settled.planner, settled.shard_ids) != (fleet.member_id, _names(listing)):
+            return False
+        return settled.unfinished is None or settled.unfinished == fleet.unfinished(row.stream_key)
 
     async def _create_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
         planner = self._fleet.member_id
         leases = await self._fleet.lease_rows(row)
         if not leases and not self._fleet.is_read(row.stream_key):
-            self._fleet.raise_store_reset()  # we never remove all rows: the store was reset (rule L14)
+            self._fleet.raise_store_reset()  # we never delete all rows, so the store was reset (rule L14)
         graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
         self._graphs[row.stream_key] = graph
         scope = {shard.shard_id: shard for shard in listing}
@@ -520,13 +527,17 @@ class ShardDiscovery:
         if not missing and not ends:
             self._fleet.forget_vanished(row.stream_key)
             if all(lease.key.shard_id in scope for lease in leases if lease.is_finished):
-                self._settled[row.stream_key] = (planner, _names(listing))
+                behind = accounted_for(graph, leases)
+                have_rows = all(shard_id in behind for shard_id in scope)
+                # Others wait for their parents: they are created at their end, or by a listing if they are trimmed.
+                unfinished = None if have_rows else unfinished_shards(leases)
+                self._settled[row.stream_key] = _Settled(planner, _names(listing), unfinished)
         if cleans_up:
             await self._clean_up(row, graph, leases)
 
     async def _create(self, lease: LeaseRow, planner: str, *, is_restored: bool, is_deleted: bool) -> bool:
-        """False: it was not created, or there was no answer. `is_restored`: it may have had a row before, and no live
-        member holds it. `is_deleted`: it is known to have had one.
+        """Returns False if it was not created or there was no answer. `is_restored`: it may have had a row before, and
+        no live member holds it. `is_deleted`: it is known to have had one.
         """
         is_deleted = is_deleted or lease.key in self._fleet.vanished
         row = self._restored(lease) if is_restored else lease
@@ -538,8 +549,9 @@ class ShardDiscovery:
 
     def _restored(self, lease: LeaseRow) -> LeaseRow:
         """As it was last seen, except that a stopped record is tried again (rule L18)."""
-        # It may have been written since then. Version and fence token must still grow, and neither grows once a second.
-        # Without an epoch, its parents are looked at when it is taken, and the version is the floor of the epoch.
+        # The row may have been written after it was last seen, and version and fence token must still grow. Both grow
+        # less than once a second, so the time in seconds is larger. With epoch 0, the take derives the epoch from the
+        # parents and the version.
         seconds = self._ports.clock.wall_ms() // 1000
         if lease.is_finished:
             return replace(lease, version=seconds, epoch=seconds)

@@ -33,7 +33,7 @@ from anabranch.records import Record
 from anabranch.reports import ShardState
 
 RATE_INTERVAL_MS: Final = 5_000
-"""As often as a viewer asks for it, so that no work is missed."""
+"""As often as a viewer asks, so that each record is in a rate that the viewer sees."""
 STALLED_AFTER_MS: Final = 10_000
 """After this long without a finished record, a shard is reported as stalled, with its oldest unfinished record."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000
@@ -55,7 +55,7 @@ class _Progress(msgspec.Struct):
 
 
 class _FullBudget(msgspec.Struct, frozen=True):
-    """A byte budget for which shards wait, reported for one of them."""
+    """A full byte budget, as it was reported for one of the shards that wait for it."""
 
     session: Session
     reason: BudgetFull
@@ -74,7 +74,7 @@ class _Calls:
             self._running = {(session, record.position): record for session, record in processor.running()}
 
     def is_held(self, session: Session) -> bool:
-        """Whether it starts nothing, because a quarantined shard is handled alone."""
+        """Whether its records are held, because a quarantined shard is handled alone."""
         return self._processor.queue.is_held(session)
 
     def unfinished_reason(self, session: Session, first: Record[bytes], seconds: int) -> Reason:
@@ -113,12 +113,12 @@ class ShardReports:
         self._progress: dict[LeaseKey, _Progress] = {}
         self._full_budget_reported_ms: int | None = None
         self._full_budget: _FullBudget | None = None
-        """As reported; None if its end was reported, too."""
+        """The report that is open; None if there is none, or its end was reported, too."""
 
     def report(
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
     ) -> tuple[ShardStatus, ...]:
-        """`blocked`: why all shards of this process are stalled."""
+        """Measures all shards and emits what changed. `blocked`: why all shards of this process are stalled."""
         calls = _Calls(self._processor, now_ms, self._letters())
         progresses = {session.key: self._measure(session, now_ms) for session in sessions}
         self._progress = progresses
@@ -199,7 +199,7 @@ class ShardReports:
     def _report_stall(
         self, progress: _Progress, reason: Reason | None, service_seconds: float | None, now_ms: int
     ) -> None:
-        """Emits that the shard is stalled, also if the reason is another one now, and that it moves again."""
+        """Emits an event if the shard stalled, if it is stalled for another reason now, or if it recovered."""
         session, before = progress.session, progress.reason
         stream, shard_id = session.stream.name, session.shard_id
         progress.reason = reason
@@ -208,7 +208,7 @@ class ShardReports:
             self._emit(ShardRecovered(stream=stream, shard_id=shard_id, reason=before, seconds=seconds, lag=lag))
         elif reason is not None and (before is None or before.code != reason.code):
             progress.stalled_at_ms = now_ms if before is None else progress.stalled_at_ms
-            if session.stopped is None:  # for that there is ShardStopped
+            if session.stopped is None:  # otherwise ShardStopped has reported it
                 self._emit(ShardStalled(stream=stream, shard_id=shard_id, reason=reason))
 
     def _subscription(self, session: Session) -> SubscriptionStatus | None:
@@ -250,7 +250,7 @@ class ShardReports:
 
 
 def _is_subscribed(status: ShardStatus) -> bool:
-    """Also if it needs no subscription."""
+    """True also for a shard that needs no subscription."""
     return status.subscription is None or status.subscription.state == "active"
 
 
@@ -289,7 +289,7 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, call
     request, waited_ms = session.holding.request, now_ms - progress.progressed_at_ms
     lane, first = session.lane, session.lane.first_unfinished
     if first is None or waited_ms < STALLED_AFTER_MS:
-        # A hand-over that waits for a record for long has the record for a reason.
+        # If a hand-over has waited for a record for long, the record is the reason.
         return HandedOver(to_member=request.requester) if session.state == "draining" and request is not None else None
     if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
         return full

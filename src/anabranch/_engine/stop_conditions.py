@@ -22,7 +22,7 @@ from anabranch._ports import Clock
 CHECK_EVERY_MS = 100
 STOPPED_CHECK_EVERY_MS = 1_000
 STOPPED_MS_MAX = 60_000
-"""How long all shards may be stopped: time for a person to act, or for another worker to hand over a shard."""
+"""How long all shards may be stopped. A person may act meanwhile, or another worker may hand over a shard."""
 
 
 class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class StopWatcher:
 
     def _end_reason(self, now_ms: int) -> str | None:
         if not self._discovery.is_complete:
-            return None  # somebody may have deleted the row of a shard (rule L18)
+            return None  # the row of a shard may have been deleted (rule L18)
         if self._conditions.at_tip and self._is_at_tip():
             return "it has reached its end (until=)"
         if self._conditions.is_set and self._is_idle(now_ms):

@@ -12,9 +12,8 @@ from anabranch.errors import UsageError
 
 
 class BackgroundTask:
-    """The one background task of a consumer or producer. Everything else runs in task groups inside it, so nothing
-    binds to the caller's task: an object can be opened in one task and closed in another. Only this class and
-    `Dispatcher` create tasks outside a group.
+    """The one background task of a consumer or producer. Everything else runs in task groups inside it, so both
+    can be opened in one task and closed in another. Only this class and `Dispatcher` create tasks outside a group.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class BackgroundTask:
         """Waits until the task has ended. Cancelling the waiter does not cancel the task."""
         if self._task is None or self._task.done():
             return
-        if self._is_here(self._task):
+        if self.is_here:
             await asyncio.wait([self._task])
         else:
             await self._wait_elsewhere()
@@ -62,18 +61,14 @@ class BackgroundTask:
         self._ended.add_done_callback(tell)
         await ended.wait()
 
-    @staticmethod
-    def _is_here(task: asyncio.Task[None]) -> bool:
-        return task.get_loop() is asyncio.get_running_loop()
-
     @property
     def is_here(self) -> bool:
         """Whether the task runs, or ran, on the caller's event loop."""
-        return self._task is None or self._is_here(self._task)
+        return self._task is None or self._task.get_loop() is asyncio.get_running_loop()
 
     def call(self, callback: Callable[[], None]) -> None:
         """Calls it on the task's event loop; directly if that is the caller's."""
-        if self._task is None or self._is_here(self._task):
+        if self._task is None or self.is_here:
             callback()
             return
         loop = self._task.get_loop()

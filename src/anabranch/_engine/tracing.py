@@ -1,8 +1,7 @@
 """OpenTelemetry spans for puts, reads and handler calls, joined by the trace parent that records carry (rule O1).
 
-Only OpenTelemetry's API is used: the program chooses and configures the SDK. Without `trace=` nothing of this is
-created, and nothing is called. An SDK that raises costs a span and is an event; records are still handled and
-put.
+Only OpenTelemetry's API is used: the program chooses and configures the SDK. Without `trace=` nothing here is created
+or called. If the SDK raises, a span is lost and an event reports it; records are still handled and put.
 """
 
 import time
@@ -130,22 +129,19 @@ class Tracing:
     def begin_put(self, stream: str, partition_key: str) -> PutSpan | None:
         """A child of the caller's current span. None if it is not sampled: then its record carries nothing."""
         try:
-            return self._begin_put(stream, partition_key)
+            span = self._tracer.start_span(
+                f"put {stream}",
+                kind=self._trace.SpanKind.PRODUCER,
+                attributes=_attributes(stream, "send") | {"anabranch.partition_key": partition_key},
+            )
+            found = span.get_span_context()
+            if not (found.is_valid and found.trace_flags.sampled):
+                span.end()
+                return None
+            parent = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
         except Exception as error:  # noqa: BLE001 -- the record is put without a span
             self._failures.failed(error)
             return None
-
-    def _begin_put(self, stream: str, partition_key: str) -> PutSpan | None:
-        span = self._tracer.start_span(
-            f"put {stream}",
-            kind=self._trace.SpanKind.PRODUCER,
-            attributes=_attributes(stream, "send") | {"anabranch.partition_key": partition_key},
-        )
-        found = span.get_span_context()
-        if not (found.is_valid and found.trace_flags.sampled):
-            span.end()
-            return None
-        parent = f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
         return PutSpan(span, parent, self._failures)
 
     # the consumer
@@ -165,32 +161,27 @@ class Tracing:
     def _receive_span(
         self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
     ) -> None:
+        trace = self._trace
         try:
-            self._make_receive_span(operation, stream, shard_id, started_ns, count, error)
+            span = self._tracer.start_span(
+                f"receive {stream}",
+                context=self._no_parent,
+                kind=trace.SpanKind.CLIENT,
+                start_time=started_ns,
+                attributes=_attributes(stream, "receive")
+                | {
+                    "messaging.operation.name": operation,
+                    "messaging.destination.partition.id": shard_id,
+                    "messaging.batch.message_count": count,
+                },
+            )
+            if error is not None:
+                span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+            span.end()
         except Exception as failure:  # noqa: BLE001 -- the records were read
             self._failures.failed(failure)
         else:
             self._failures.succeeded()
-
-    def _make_receive_span(
-        self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
-    ) -> None:
-        trace = self._trace
-        span = self._tracer.start_span(
-            f"receive {stream}",
-            context=self._no_parent,
-            kind=trace.SpanKind.CLIENT,
-            start_time=started_ns,
-            attributes=_attributes(stream, "receive")
-            | {
-                "messaging.operation.name": operation,
-                "messaging.destination.partition.id": shard_id,
-                "messaging.batch.message_count": count,
-            },
-        )
-        if error is not None:
-            span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
-        span.end()
 
     def handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
         """A span around one handler call. It belongs to the trace of the put, if the record carries that."""
@@ -211,7 +202,7 @@ class Tracing:
         )
 
     def handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
-        """A span around the call with a batch. It links to the traces of its records, because it has no one parent."""
+        """A span around the call with a batch. It links to the traces of its records instead of having one parent."""
         return _CurrentSpan(self._failures, lambda: self._handling_batch(records, attempt))
 
     def _handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
@@ -232,7 +223,7 @@ class Tracing:
         )
 
     def _parent(self, trace_parent: str | None) -> Any:
-        """Not the ambient context: that of the task that started the consumer, whose trace would never end."""
+        """Not the current context: that of the task that started the consumer, whose trace would never end."""
         if trace_parent is None:
             return self._no_parent
         return self._trace.set_span_in_context(

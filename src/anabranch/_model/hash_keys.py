@@ -4,7 +4,7 @@ A hash key is a 128-bit unsigned integer: the MD5 of the partition key's UTF-8 b
 hash key that overrides it. Every open shard holds one inclusive range; the ranges of all open shards cover every hash
 key exactly once. AWS chose MD5; it has no security purpose here.
 
-No msgspec.Struct here: this module will be compiled.
+No msgspec.Struct here: the platform wheel compiles this module.
 """
 
 import hashlib

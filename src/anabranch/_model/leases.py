@@ -7,6 +7,8 @@ of a worker process, and `ControlRow`s for commands. Rows are immutable; every w
 - The `version` of a lease grows by one with every write, its `epoch` with every take. Neither ever goes back.
 - The `watermark` only advances within one `seek_epoch`. A finish is final within one generation.
 - A newer minor version may add fields to a row, at its top level. An older one keeps them in `extra`.
+- The garbage collector does not track lease rows and what is in them: nothing in a row refers back, and a worker may
+  replace thousands of rows a second.
 """
 
 from base64 import urlsafe_b64encode
@@ -93,10 +95,14 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a newer version. Every write keeps them."""
 
 
-class LeaseKey(msgspec.Struct, frozen=True, order=True):
+class LeaseKey(msgspec.Struct, frozen=True, order=True, gc=False):
     stream_key: str
     generation: int
     shard_id: str
+
+    @property
+    def stream_name(self) -> str:
+        return self.stream_key.split(":")[1]
 
     @property
     def short_name(self) -> str:
@@ -127,7 +133,7 @@ def parse_short_name(name: str, stream_keys: Iterable[str]) -> LeaseKey | None:
     return LeaseKey(known, int(generation), f"{_SHARD_PREFIX}{int(shard):0{_SHARD_DIGITS}d}")
 
 
-class OpenKey(msgspec.Struct, frozen=True):
+class OpenKey(msgspec.Struct, frozen=True, gc=False):
     """A partition key with an unfinished record between watermark and frontier (rule M1)."""
 
     digest: bytes
@@ -136,14 +142,14 @@ class OpenKey(msgspec.Struct, frozen=True):
     attempts: int = 0
     state: Literal["open", "dead_lettering", "skipping"] = "open"
     """What becomes of its first open record. `dead_lettering`: its letter may be written or not; every owner writes it
-    again, and none calls the handler (rule D1). `skipping`: an operator said so (rule C3).
+    again, and none calls the handler (rule D1). `skipping`: an operator requested it (rule C3).
     """
     error_type: str = ""
     fingerprint: str = ""
     """Both of the letter, for an owner that did not see the error."""
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """How far a shard is handled.
 
     All records up to `watermark` are finished. Between `watermark` and `frontier`, a record is unfinished only if its
@@ -185,7 +191,7 @@ that it has a higher one (rule L18).
 """
 
 
-class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: LeaseKey
     start: StartingPosition = TRIM_HORIZON
     """Where reading starts without a watermark: the origin for a root, the beginning for every other shard."""

@@ -49,10 +49,9 @@ from anabranch._model.streams import TRIM_HORIZON
 from anabranch._ports import LeaseStore
 from anabranch.config import Aws
 from anabranch.errors import LeaseStoreInvalidError, UsageError
-from anabranch.stores import row_codec
 from anabranch.stores.dynamodb_table import DynamoDbTable
-from anabranch.stores.row_codec import Columns
-from anabranch.stores.row_store import Row
+from anabranch.stores.row_codec import CODECS, Columns
+from anabranch.stores.row_store import Kind, Row, requested
 
 __all__ = ["DEFAULT_TABLE", "DynamoDbLeaseStore"]
 
@@ -104,31 +103,21 @@ class _Shape:
     version are kept as they are.
     """
 
-    def __init__(
-        self,
-        columns: tuple[str, ...],
-        flatten: Callable[[Any], Columns],
-        read: Callable[[Columns], Any],
-        example: Row,
-        *,
-        in_key: tuple[str, ...],
-        count: str = "",
-    ) -> None:
+    def __init__(self, kind: Kind, example: Row, *, in_key: tuple[str, ...], count: str = "") -> None:
         """`in_key` are the columns that the item's key has. `example` has the defaults. `count` is the attribute of the
         row's version.
         """
         renamed = _RENAMED | {"count": count}
-        self._columns = columns
-        self._flatten = flatten
-        self._read = read
+        self._columns, self._flatten, self._read = CODECS[kind]
         self._in_key = in_key
-        self._fields = {name: renamed.get(name, name) for name in columns if name not in in_key and name != "extra"}
-        self._defaults = dict(zip(columns, flatten(example), strict=True))
+        stored = [name for name in self._columns if name not in in_key and name != "extra"]
+        self._fields = {name: renamed.get(name, name) for name in stored}
+        self._defaults = dict(zip(self._columns, self._flatten("", "", example), strict=True))
         self._known = {*self._fields.values(), *_NOT_FIELDS}
 
     def values(self, row: Row) -> dict[str, Any]:
         """The attributes of all fields; None where the field has its default."""
-        column = dict(zip(self._columns, self._flatten(row), strict=True))
+        column = dict(zip(self._columns, self._flatten("", "", row), strict=True))
         found = {}
         for name, attribute in self._fields.items():
             value = column[name]
@@ -158,50 +147,26 @@ class _Shape:
         return self._read(tuple(column[name] for name in self._columns))
 
 
-_APP: Final = _Shape(
-    row_codec.APP_COLUMNS,
-    row_codec.app_columns,
-    row_codec.app_row,
-    AppRow(app="", app_id="", created_wall_ms=-1),
-    in_key=(),
-)
+_APP: Final = _Shape("app", AppRow(app="", app_id="", created_wall_ms=-1), in_key=())
 _STREAM: Final = _Shape(
-    row_codec.STREAM_COLUMNS,
-    lambda row: row_codec.stream_columns("", "", row),
-    row_codec.stream_row,
+    "stream",
     StreamRow(stream_key="", name="", arn="", created_seconds=0.0, origin=TRIM_HORIZON),
     in_key=("application", "app_id", "stream"),
     count="version",
 )
 _LEASE: Final = _Shape(
-    row_codec.LEASE_COLUMNS,
-    lambda row: row_codec.lease_columns("", "", row),
-    row_codec.lease_row,
+    "lease",
     LeaseRow(key=LeaseKey("", 0, "")),
     in_key=("application", "app_id", "stream", "generation", "shard"),
     count="lease_count",
 )
 _MEMBER: Final = _Shape(
-    row_codec.MEMBER_COLUMNS,
-    lambda row: row_codec.member_columns("", "", replace(row, wanted=())),
-    row_codec.member_row,
+    "member",
     MemberRow(member_id="", expiry_ms=0, protocol=""),
     in_key=("application", "app_id", "member", "wanted"),
 )
-_STATUS: Final = _Shape(
-    row_codec.STATUS_COLUMNS,
-    lambda row: row_codec.status_columns("", "", row),
-    row_codec.status_row,
-    StatusRow(member_id="", revision=0),
-    in_key=("application", "app_id", "member"),
-)
-_COMMAND: Final = _Shape(
-    row_codec.CONTROL_COLUMNS,
-    lambda row: row_codec.control_columns("", "", row),
-    row_codec.control_row,
-    ControlRow(command_id="", action=""),
-    in_key=("application", "app_id", "command"),
-)
+_STATUS: Final = _Shape("status", StatusRow(member_id="", revision=0), in_key=("application", "app_id", "member"))
+_COMMAND: Final = _Shape("command", ControlRow(command_id="", action=""), in_key=("application", "app_id", "command"))
 
 
 _HEARTBEAT_FIELDS: Final = (
@@ -316,7 +281,7 @@ class DynamoDbLeaseStore(LeaseStore):
 
     async def poll(self) -> Poll:
         app_id = self._opened
-        # The application comes last: of another one nothing is believed.
+        # The application's row comes last: if it is another application's, the caller ignores the other rows.
         items = await self.table.query(f"a#{self.app}")
         app, members, pending = None, [], []
         for item in items:
@@ -333,7 +298,7 @@ class DynamoDbLeaseStore(LeaseStore):
         return Poll(
             app=app,
             members=tuple(sorted(members, key=lambda row: row.member_id)),
-            commands=tuple(sorted(commands, key=_requested)),
+            commands=tuple(sorted(commands, key=requested)),
             evidence=None,
         )
 
@@ -577,16 +542,15 @@ class DynamoDbLeaseStore(LeaseStore):
         return written.holds
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted((self._command_row(item) for item in await self.table.query(self._viewed, "c#")), key=_requested)
+        return sorted((self._command_row(item) for item in await self.table.query(self._viewed, "c#")), key=requested)
 
     async def _pending_command(self, command_id: str) -> ControlRow | None:
         item = await self.table.get(self._command_key(command_id))
         row = None if item is None else self._command_row(item)
         if row is not None and row.state == "pending":
             return row
-        await self.table.delete(
-            ItemWrite(self._pending_key(command_id))
-        )  # its answer was written, and then a call failed
+        # It was answered, and the call that should have deleted this item failed.
+        await self.table.delete(ItemWrite(self._pending_key(command_id)))
         return None
 
     # keys and rows
@@ -679,10 +643,6 @@ def stream_name(key: LeaseKey) -> str:
     """From `account:stream:creation`."""
     parts = key.stream_key.split(":")
     return parts[1] if len(parts) == len(("account", "stream", "creation")) else key.stream_key
-
-
-def _requested(row: ControlRow) -> tuple[int, str]:
-    return row.requested_wall_ms, row.command_id
 
 
 def _sort_key(attributes: Any) -> str:

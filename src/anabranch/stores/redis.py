@@ -300,7 +300,7 @@ class RedisLeaseStore(RowLeaseStore):
     # beyond the port
 
     async def applications(self) -> list[str]:
-        """Looks at all keys of the database: only people who look for something do this."""
+        """Scans all keys of the database, so only the command line uses it."""
         names, cursor = [], b"0"
         while True:
             (page,) = await self._send(("SCAN", cursor, "MATCH", f"{_PREFIX}{{*}}:app", "COUNT", _SCANNED_TOGETHER))

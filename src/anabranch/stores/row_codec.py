@@ -5,7 +5,7 @@ position up to which all records are handled. SQLite has a column for each; the 
 """
 
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 import msgspec
 
@@ -25,7 +25,7 @@ from anabranch._model.leases import (
 )
 from anabranch._model.streams import Position, StartingPosition, at_timestamp
 from anabranch.reasons import Reason, parse_reason
-from anabranch.stores.row_store import Kind, Row
+from anabranch.stores.row_store import KINDS, Kind, Row
 
 Columns = tuple[Any, ...]
 Fields = dict[str, Any]
@@ -348,59 +348,49 @@ def _start(text: str) -> StartingPosition:
     return msgspec.convert({"type": kind, "sequence_number": argument or None}, StartingPosition)
 
 
+class RowCodec(NamedTuple):
+    columns: tuple[str, ...]
+    flatten: Callable[[str, str, Any], Columns]
+    """The columns of a row, from its application, `app_id` and the row."""
+    read: Callable[[Columns], Any]
+    """The row, from its columns."""
+
+
+CODECS: Final[dict[Kind, RowCodec]] = {
+    "app": RowCodec(APP_COLUMNS, lambda _, __, row: app_columns(row), app_row),
+    "stream": RowCodec(STREAM_COLUMNS, stream_columns, stream_row),
+    "lease": RowCodec(LEASE_COLUMNS, lease_columns, lease_row),
+    "member": RowCodec(MEMBER_COLUMNS, member_columns, member_row),
+    "status": RowCodec(STATUS_COLUMNS, status_columns, status_row),
+    "command": RowCodec(CONTROL_COLUMNS, control_columns, control_row),
+}
+
+
 # JSON
+_PLACE: Final = frozenset({"application", "app_id"})
+"""These fields are part of a row's key, and not stored again in its value."""
+_ADDED: Final = ("consumer_name", "consumer_arn", "consumer_state")
+"""Rows of earlier versions do not have these."""
+_FIELDS: Final = {kind: codec.columns for kind, codec in CODECS.items()} | {"app": ("app", "id", *APP_COLUMNS[2:])}
+
+
 def encode_row(row: Row) -> bytes:
     """A row as JSON, with the fields of a newer version beside those that this one knows."""
-    names, columns = _flat(row)
-    fields = dict(zip(names, columns, strict=True))
+    kind = KINDS[type(row)]
+    fields = dict(zip(_FIELDS[kind], CODECS[kind].flatten("", "", row), strict=True))
     extra = _EXTRA.decode(fields.pop("extra"))
     return msgspec.json.encode(extra | {name: value for name, value in fields.items() if name not in _PLACE})
 
 
 def decode_row(kind: Kind, data: bytes) -> Row:
     """The opposite of `encode_row`. Raises `ValueError` if the bytes are not a row of that kind."""
-    if kind not in get_args(Kind):
+    if kind not in CODECS:
         raise ValueError(f"unknown kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
-    names, read = _READERS[kind]
+    names = _FIELDS[kind]
     fields = _EXTRA.decode(data)
     extra = {name: value for name, value in fields.items() if name not in names}
     known = dict.fromkeys(_ADDED) | fields | {"extra": _json(extra)}
     missing = [name for name in names if name not in known and name not in _PLACE]
     if missing:
         raise ValueError(f"a row of kind {kind!r} must have the fields {', '.join(missing)}")
-    return read(tuple(known.get(name, "") for name in names))
-
-
-_PLACE: Final = frozenset({"application", "app_id"})
-"""These fields are part of a row's key, and not stored again in its value."""
-
-
-_ADDED: Final = ("consumer_name", "consumer_arn", "consumer_state")
-"""Rows of earlier versions do not have these."""
-
-
-def _flat(row: Row) -> tuple[tuple[str, ...], Columns]:
-    match row:
-        case AppRow():
-            return _APP_NAMES, app_columns(row)
-        case StreamRow():
-            return STREAM_COLUMNS, stream_columns("", "", row)
-        case LeaseRow():
-            return LEASE_COLUMNS, lease_columns("", "", row)
-        case MemberRow():
-            return MEMBER_COLUMNS, member_columns("", "", row)
-        case StatusRow():
-            return STATUS_COLUMNS, status_columns("", "", row)
-        case ControlRow():
-            return CONTROL_COLUMNS, control_columns("", "", row)
-
-
-_APP_NAMES: Final = ("app", "id", *APP_COLUMNS[2:])
-_READERS: Final[dict[str, tuple[tuple[str, ...], Callable[[Columns], Row]]]] = {
-    "app": (_APP_NAMES, app_row),
-    "stream": (STREAM_COLUMNS, stream_row),
-    "lease": (LEASE_COLUMNS, lease_row),
-    "member": (MEMBER_COLUMNS, member_row),
-    "status": (STATUS_COLUMNS, status_row),
-    "command": (CONTROL_COLUMNS, control_row),
-}
+    return cast("Row", CODECS[kind].read(tuple(known.get(name, "") for name in names)))

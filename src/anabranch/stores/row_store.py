@@ -32,7 +32,19 @@ from anabranch._model.leases import (
 from anabranch._ports import LeaseStore
 from anabranch.errors import UsageError
 
-__all__ = ["Changed", "Found", "Kind", "Row", "RowKey", "RowLeaseStore", "Scope", "Update", "key_of"]
+__all__ = [
+    "KINDS",
+    "Changed",
+    "Found",
+    "Kind",
+    "Row",
+    "RowKey",
+    "RowLeaseStore",
+    "Scope",
+    "Update",
+    "key_of",
+    "requested",
+]
 
 Kind = Literal["app", "command", "lease", "member", "status", "stream"]
 Row = AppRow | ControlRow | LeaseRow | MemberRow | StatusRow | StreamRow
@@ -185,7 +197,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return Poll(
             app=app,
             members=tuple(sorted((row for row in found.rows if isinstance(row, MemberRow)), key=_name)),
-            commands=tuple(sorted(commands, key=_requested)),
+            commands=tuple(sorted(commands, key=requested)),
             evidence=found.evidence,
         )
 
@@ -287,7 +299,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return rows.write_control(before, row) is not None
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted(await self._scan_rows("command", ControlRow), key=_requested)
+        return sorted(await self._scan_rows("command", ControlRow), key=requested)
 
     # keys
 
@@ -369,10 +381,10 @@ def _name(row: Row) -> tuple[str | int, ...]:
 
 def key_of(row: Row, app: str, app_id: str) -> RowKey:
     """Where a row is stored. `app_id` is empty for the application's own row."""
-    return RowKey(_KINDS[type(row)], app, app_id, _name(row))
+    return RowKey(KINDS[type(row)], app, app_id, _name(row))
 
 
-_KINDS: dict[type[Row], Kind] = {
+KINDS: dict[type[Row], Kind] = {
     AppRow: "app",
     ControlRow: "command",
     LeaseRow: "lease",
@@ -386,5 +398,5 @@ def _member(stored: Sequence[Row | None]) -> MemberRow | None:
     return cast("MemberRow | None", stored[0])
 
 
-def _requested(row: ControlRow) -> tuple[int, str]:
+def requested(row: ControlRow) -> tuple[int, str]:
     return row.requested_wall_ms, row.command_id

@@ -1,11 +1,12 @@
 """The lease store for one worker that keeps its positions in an S3 object (rule R3): cheap, and nothing to create.
 
 A worker that has joined keeps its rows in memory. One object, `<prefix>/<app>/latest.json`, is saved every minute and
-at the stop, in place of the version that this worker wrote last. A worker that starts takes the object over by writing
-it: the one before finds another's object at its next save, and ends. If S3 confirms nothing for a while, heartbeats
-fail, so that nothing more is started.
+at the stop, on condition that it is still the version that this worker wrote last. A worker that starts takes over by
+writing the object: the worker before it sees that at its next save, and ends. If S3 confirms nothing for a while,
+heartbeats fail, so that no more handler calls start.
 
-Who has not joined (a worker that starts, a tool) reads the object for each call, and writes it for each change.
+A handle that has not joined (of a worker that starts, or a tool) reads the object for each call, and writes it for each
+change.
 """
 
 import asyncio
@@ -68,8 +69,8 @@ _NOT_SAVED: Final = "what was handled since the last save will be handled again"
 _OBJECT: Final = "latest.json"
 _PROBE: Final = "probe"
 _PROBE_WRITES: Final = (None, None, '"0123456789abcdef0123456789abcdef"')
-"""The ETags that they name. The first one may create the object; then there is something that the others must not
-replace.
+"""The ETag that each probe write expects; None: no object. The first write may create the object. The second then
+expects none and the third another one, so both must be refused.
 """
 
 
@@ -298,8 +299,8 @@ class S3LeaseStore(RowLeaseStore):
         return sorted(unquote(name) for name in found)
 
     async def check_conditions(self) -> None:
-        """Raises if the server does not honour the conditions of writes. Needs an object of its own, because a server
-        that ignores them writes. A check that was given up is continued by the next one, so that a slow link has time.
+        """Raises if the server ignores the conditions of writes. Uses an object of its own, because such a server would
+        overwrite it. If a check is cancelled, the next one continues it, so that it also ends on a slow link.
         """
         for replaces in _PROBE_WRITES[self._probes_answered :]:
             with self._translated():

@@ -10,23 +10,23 @@ import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from msgspec.structs import replace
 
 from anabranch._model.leases import AppRow, MemberRow, Poll
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores import row_codec, sqlite_tables as tables
+from anabranch.stores import sqlite_tables as tables
 from anabranch.stores.row_codec import Columns
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update
 from anabranch.stores.sqlite_database import Database, check_place, file_system, has_true_locks
-from anabranch.stores.sqlite_tables import Table
+from anabranch.stores.sqlite_tables import TABLES
 
 __all__ = ["SqliteLeaseStore"]
 
@@ -122,39 +122,6 @@ os.register_at_fork(after_in_child=_close_after_fork)
 
 _log = logging.getLogger(__name__)
 
-_TABLES: Final[dict[Kind, tuple[Table[Any], Callable[[RowKey, Any], Columns]]]] = {
-    "app": (
-        Table("anabranch_applications", row_codec.APP_COLUMNS, 1, row_codec.app_row),
-        lambda _, row: row_codec.app_columns(row),
-    ),
-    "stream": (
-        Table("anabranch_streams", row_codec.STREAM_COLUMNS, 3, row_codec.stream_row),
-        lambda key, row: row_codec.stream_columns(key.app, key.app_id, row),
-    ),
-    "lease": (
-        Table("anabranch_leases", row_codec.LEASE_COLUMNS, 5, row_codec.lease_row, unfinished=" AND completed = 0"),
-        lambda key, row: row_codec.lease_columns(key.app, key.app_id, row),
-    ),
-    "command": (
-        Table(
-            "anabranch_commands",
-            row_codec.CONTROL_COLUMNS,
-            3,
-            row_codec.control_row,
-            unfinished=" AND state = 'pending'",
-        ),
-        lambda key, row: row_codec.control_columns(key.app, key.app_id, row),
-    ),
-    "member": (
-        Table("anabranch_members", row_codec.MEMBER_COLUMNS, 3, row_codec.member_row),
-        lambda key, row: row_codec.member_columns(key.app, key.app_id, row),
-    ),
-    "status": (
-        Table("anabranch_statuses", row_codec.STATUS_COLUMNS, 3, row_codec.status_row),
-        lambda key, row: row_codec.status_columns(key.app, key.app_id, row),
-    ),
-}
-
 
 class SqliteLeaseStore(RowLeaseStore):
     """Leases in one file, for the processes of one machine.
@@ -192,7 +159,7 @@ class SqliteLeaseStore(RowLeaseStore):
 
         def work(connection: sqlite3.Connection) -> list[Row | None]:
             database.observe(connection)
-            return [_TABLES[key.kind][0].get(connection, _place(key)) for key in keys]
+            return [TABLES[key.kind].get(connection, _place(key)) for key in keys]
 
         return Found(await database.read(work), self._evidence)
 
@@ -207,14 +174,13 @@ class SqliteLeaseStore(RowLeaseStore):
 
         def work(connection: sqlite3.Connection) -> Changed:
             database.observe(connection)
-            before = [_TABLES[key.kind][0].get(connection, _place(key)) for key in keys]
+            before = [TABLES[key.kind].get(connection, _place(key)) for key in keys]
             after = update(before)
             for key, old, new in zip(keys, before, after, strict=True):
-                table, columns = _TABLES[key.kind]
                 if new is None and old is not None:
-                    table.delete(connection, _place(key))
+                    TABLES[key.kind].delete(connection, _place(key))
                 elif new is not old:
-                    table.put(connection, columns(key, new))
+                    TABLES[key.kind].put(connection, key.app, key.app_id, new)
             return Changed(before, after, None)
 
         changed = await database.write(work)
@@ -311,7 +277,7 @@ def _scan(database: Database, scopes: list[Scope], connection: sqlite3.Connectio
     found: list[Row | None] = []
     for scope in scopes:
         place = (scope.app,) if scope.kind == "app" else (scope.app, scope.app_id)
-        found += _TABLES[scope.kind][0].scan(connection, place, with_finished=scope.with_finished)
+        found += TABLES[scope.kind].scan(connection, place, with_finished=scope.with_finished)
     return found
 
 

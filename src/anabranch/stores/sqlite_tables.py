@@ -7,24 +7,15 @@ file may be the user's own database. A column holds one field of a row (`row_cod
 
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Final, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
-from anabranch._model.leases import (
-    AppRow,
-)
+from anabranch._model.leases import AppRow
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores.row_codec import (
-    APP_COLUMNS,
-    CONTROL_COLUMNS,
-    LEASE_COLUMNS,
-    MEMBER_COLUMNS,
-    STREAM_COLUMNS,
-    Columns,
-    Fields,
-)
+from anabranch.stores.row_codec import CODECS, Columns, Fields
+from anabranch.stores.row_store import Kind
 
 VERSION: Final = 2
 
@@ -241,26 +232,17 @@ def read_uuid(connection: sqlite3.Connection) -> str:
     return "" if found is None else str(found[0])
 
 
-Row = TypeVar("Row")
-
-
 class UnreadableRowError(Exception):
     """A row that this version did not write, or that was edited by hand."""
 
 
-class Table(Generic[Row]):
-    def __init__(
-        self,
-        name: str,
-        column_names: tuple[str, ...],
-        key_width: int,
-        decode: Callable[[Columns], Row],
-        *,
-        unfinished: str = "",
-    ) -> None:
+class Table:
+    """The rows of one kind. Its first `key_width` columns are the key."""
+
+    def __init__(self, kind: Kind, name: str, key_width: int, *, unfinished: str = "") -> None:
         self.name = name
         self._key_width = key_width
-        self._decode = decode
+        column_names, self._flatten, self._decode = CODECS[kind]
         key = column_names[:key_width]
         names = ", ".join(column_names)
         marks = ", ".join("?" * len(column_names))
@@ -274,22 +256,22 @@ class Table(Generic[Row]):
         self._put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
         self._delete = f"DELETE FROM {name} WHERE {where}"  # noqa: S608 -- see above
 
-    def get(self, connection: sqlite3.Connection, key: Columns) -> Row | None:
+    def get(self, connection: sqlite3.Connection, key: Columns) -> Any:
         found = connection.execute(self._get, key).fetchone()
         return None if found is None else self._row(found)
 
-    def scan(self, connection: sqlite3.Connection, scope: Columns, *, with_finished: bool = True) -> list[Row]:
+    def scan(self, connection: sqlite3.Connection, scope: Columns, *, with_finished: bool = True) -> list[Any]:
         """The rows of a scope (application, and `app_id`), sorted by key."""
         query = self._scan_all if with_finished else self._scan_unfinished
         return [self._row(found) for found in connection.execute(query, scope)]
 
-    def put(self, connection: sqlite3.Connection, values: Columns) -> None:
-        connection.execute(self._put, values)
+    def put(self, connection: sqlite3.Connection, app: str, app_id: str, row: Any) -> None:
+        connection.execute(self._put, self._flatten(app, app_id, row))
 
     def delete(self, connection: sqlite3.Connection, key: Columns) -> None:
         connection.execute(self._delete, key)
 
-    def _row(self, found: Columns) -> Row:
+    def _row(self, found: Columns) -> Any:
         try:
             return self._decode(found)
         except (TypeError, ValueError) as error:
@@ -297,16 +279,25 @@ class Table(Generic[Row]):
             raise UnreadableRowError(f"the row ({key}) of {self.name} cannot be read: {error}") from error
 
 
+TABLES: Final[dict[Kind, Table]] = {
+    "app": Table("app", "anabranch_applications", 1),
+    "stream": Table("stream", "anabranch_streams", 3),
+    "lease": Table("lease", "anabranch_leases", 5, unfinished=" AND completed = 0"),
+    "command": Table("command", "anabranch_commands", 3, unfinished=" AND state = 'pending'"),
+    "member": Table("member", "anabranch_members", 3),
+    "status": Table("status", "anabranch_statuses", 3),
+}
+
 _MIGRATED: Final[dict[str, tuple[tuple[str, ...], Fields]]] = {
-    "anabranch_applications": (APP_COLUMNS, {"watch": 0, "place": "here", "other_store": "", "extra": "{}"}),
+    "anabranch_applications": (CODECS["app"].columns, {"watch": 0, "place": "here", "other_store": "", "extra": "{}"}),
     "anabranch_streams": (
-        STREAM_COLUMNS,
+        CODECS["stream"].columns,
         {"consumer_name": None, "consumer_arn": None, "consumer_state": None, "extra": "{}"},
     ),
-    "anabranch_leases": (LEASE_COLUMNS, {"extra": "{}"}),
-    "anabranch_commands": (CONTROL_COLUMNS, {"extra": "{}"}),
+    "anabranch_leases": (CODECS["lease"].columns, {"extra": "{}"}),
+    "anabranch_commands": (CODECS["command"].columns, {"extra": "{}"}),
     "anabranch_members": (
-        MEMBER_COLUMNS,
+        CODECS["member"].columns,
         {"order_mode": "shard", "streams": "", "change_count": 0, "changed": "", "wanted": "", "extra": "{}"},
     ),
 }

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch import Alert
+from anabranch._core.leases.store_calls import NoAnswer
 from anabranch._core.monitor import AlertState, FleetLag, Lag, RunMonitor
 from anabranch.errors import ConfigurationError
 from anabranch.events import AlertCleared, AlertFired, ConsumerProgress, ShardProgress, ShardStillStopped
@@ -27,7 +28,6 @@ SHARD = ShardMeasures(
 )
 MEASURES = ConsumerMeasures(
     app="billing",
-    worker_id="a",
     counters=Counters(),
     shards=(SHARD,),
     budget_used_bytes=0,
@@ -38,10 +38,9 @@ MEASURES = ConsumerMeasures(
     store_calls=TimeBuckets(),
     store_failure_count=0,
     store_throttle_count=0,
-    loop_lag_ms=0,
     loop_lags=TimeBuckets(),
 )
-AWAY = ("connection refused", "no_answer")
+AWAY = NoAnswer("connection refused")
 
 
 def kinds(events):

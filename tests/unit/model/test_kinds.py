@@ -16,7 +16,7 @@ class Thing:
     "value, kind",
     [
         (1, float), (1.5, float), (1, int), ("a", str), (None, int | None), (2, int | None), ("a", Literal["a", "b"]),
-        ("c", Literal["a", "b"]), (Thing(), Thing), (7, Thing | int), (object(), Any), ([], Any | None),
+        (Thing(), Thing), (7, Thing | int), (object(), Any), ([], Any | None),
     ],
 )  # fmt: skip
 def test_a_value_of_its_kind_is_right(value, kind):
@@ -33,7 +33,8 @@ def test_a_value_of_its_kind_is_right(value, kind):
         (1.5, int, "size is 1.5; it must be a whole number"),
         (True, int, "size is True; it must be a whole number"),
         (5, str | None, "size is 5; it must be text or None"),
-        ([], Literal["a", "b"], "size is []; it must be text"),
+        ([], Literal["a", "b"], "size is []; it must be 'a' or 'b'"),
+        ("c", bool | Literal["a"], "size is 'c'; it must be True, False or 'a'"),
         ("x", Thing | int, "size is 'x'; it must be of type Thing or a whole number"),
     ],
 )

@@ -9,7 +9,7 @@ from anabranch import Application
 from anabranch._core.tracker import digest_of
 from anabranch._model.leases import AppRow, Checkpoint, LeaseKey, LeaseRow, MemberRow, OpenKey, Stopped, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Position
-from anabranch.errors import UsageError
+from anabranch.errors import LeaseStoreError, UsageError
 from anabranch.reasons import StoppedByHandler
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
@@ -102,6 +102,31 @@ def test_a_record_that_did_not_fail_is_not_skipped(store):
             assert (await application.skip(SHARD, "50")).state == "applied"  # it waits for a retry
         lease = await store.read_lease(KEY)
         assert lease.checkpoint.open_keys[0].state == "skipping"
+
+    run(main, store)
+
+
+def test_a_store_that_stops_answering_is_named_and_the_command_stays_pending(monkeypatch):
+    monkeypatch.setattr("anabranch.application._ALONE_SECONDS", 0.01)
+
+    class SilentStore(MemoryLeaseStore):
+        is_silent = True
+
+        async def take_lease(self, *arguments, **options):
+            if self.is_silent:
+                await asyncio.Event().wait()
+            return await super().take_lease(*arguments, **options)
+
+    store = SilentStore()
+
+    async def main():
+        await prepare(store)
+        async with Application("billing", leases=store) as application:
+            with pytest.raises(LeaseStoreError, match="gave no answer within"):
+                await application.skip(SHARD, "50")
+            assert [command.state for command in await application.commands()] == ["pending"]
+            store.is_silent = False
+            assert (await application.skip(SHARD, "50")).state == "applied"
 
     run(main, store)
 

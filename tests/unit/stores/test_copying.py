@@ -231,5 +231,5 @@ def test_a_second_store_with_the_same_url_does_not_get_a_copy_too():
 )
 def test_a_worker_refuses_to_start_where_its_application_is_not(place, words):
     with pytest.raises(LeaseStoreInvalidError, match=words) as caught:
-        StoreDialogue(random.Random(1))._at_home(replace(APP, place=place, other_store="elsewhere://\nidentity"))
+        StoreDialogue(random.Random(1))._check_place(replace(APP, place=place, other_store="elsewhere://\nidentity"))
     assert caught.value.code == "moved"

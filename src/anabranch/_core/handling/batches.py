@@ -59,7 +59,7 @@ class BatchLane:
         self._was_retried = False
         """Whether the batch was already handed out whole a second time, since a record of it was last finished."""
         self._retry_at_ms: int | None = None
-        """When the current piece is due again; None while it runs."""
+        """When the current piece is due again; None while it is handled."""
         self._stopped = False
         self.one_at_a_time = False
         """Every batch has one record, whatever the limits."""
@@ -213,7 +213,7 @@ class BatchLane:
         return True
 
     def give_back(self) -> None:
-        """The current piece was not started: it is due again, as it is."""
+        """The current piece was not started: it is due again, unchanged."""
         assert self._out is not None
         self._retry_at_ms = 0
 

@@ -38,7 +38,7 @@ class RetryAt(msgspec.Struct, frozen=True):
     at_ms: int
     pause_ms: int
     halve: bool = False
-    """A batch is not tried whole again."""
+    """The batch is not tried whole again."""
 
 
 class StopShard(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ Decision: TypeAlias = RetryAt | LastStep
 
 
 class OutageGuard:
-    """Tells an outage from poison: of one shard, and of the records that get the policy's last step (rule D9)."""
+    """Tells an outage from bad records, by the records of one shard that get the policy's last step (rule D9)."""
 
     def __init__(self) -> None:
         self._at_ms: deque[int] = deque()
@@ -150,23 +150,23 @@ def last_step(policy: Retry, stop: StoppedByHandler | StoppedByPayload, situatio
 
 
 def blamed(error: BaseException) -> BaseException:
-    """What went wrong: `raise BatchFailure(...) from error` only says with which records."""
+    """What went wrong: for `raise BatchFailure(...) from error`, which only names the records, it is the cause."""
     cause = error.__cause__
     if not isinstance(error, BatchFailure) or cause is None or type(cause).__name__ == "_RemoteTraceback":
-        return error  # the text of a traceback in another process is no cause
+        return error  # a traceback from another process, as text, is not a cause
     return cause
 
 
 def first_failed(records: Sequence[Record[bytes]], failure: BatchFailure) -> int:
-    """The index of the first record that the handler reported as failed (rule D2). It is 0 if the handler named none of
-    these: nothing is finished.
+    """The index of the first record that the handler reported as failed (rule D2); 0 if it named none of these
+    records, because then nothing is finished.
     """
     failed = {record.position for record in failure.failed}
     return next((number for number, record in enumerate(records) if record.position in failed), 0)
 
 
 def undecodable(policy: Retry, error: UndecodableError, situation: Situation) -> LastStep:
-    """It is never retried: the next attempt would fail, too."""
+    """What follows a payload that does not decode: never a retry, because the next attempt would fail, too."""
     record, cause = error.record, error_text(error.cause)
     stop = StoppedByPayload(position=str(record.position), partition_key=record.partition_key, error=cause)
     return last_step(policy, stop, situation)

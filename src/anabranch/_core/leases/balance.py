@@ -41,62 +41,65 @@ class LeaseDemand(msgspec.Struct, frozen=True):
     """The members that may hold it, sorted: those that read its stream. None: all."""
 
 
-def balance(seats: Iterable[MemberCapacity], claims: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
+def balance(members: Iterable[MemberCapacity], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
     """The desired owner of each lease. A lease that no member has room for is absent."""
-    places = sorted(seats, key=lambda seat: seat.member_id)
-    everybody = tuple(place.member_id for place in places)
+    members = sorted(members, key=lambda member: member.member_id)
+    everybody = tuple(member.member_id for member in members)
     groups: dict[tuple[str, ...], list[LeaseDemand]] = {}
-    for claim in sorted(claims, key=lambda claim: claim.key):
-        groups.setdefault(everybody if claim.takers is None else claim.takers, []).append(claim)
+    for demand in sorted(demands, key=lambda demand: demand.key):
+        groups.setdefault(everybody if demand.takers is None else demand.takers, []).append(demand)
     desired: dict[LeaseKey, str] = {}
     loads = dict.fromkeys(everybody, 0)
-    # First what few members can hold. The other leases then even out the loads.
+    # First the leases that only few members can hold. The others then even out the loads.
     for takers in sorted(groups, key=lambda takers: (len(takers), takers)):
-        owners = _balance_group([place for place in places if place.member_id in takers], groups[takers], loads)
+        owners = _balance_group([member for member in members if member.member_id in takers], groups[takers], loads)
         desired.update(owners)
-        for claim in groups[takers]:
-            if (owner := owners.get(claim.key)) in loads:
-                loads[owner] += claim.weight
+        for demand in groups[takers]:
+            if (owner := owners.get(demand.key)) in loads:
+                loads[owner] += demand.weight
     return desired
 
 
 def _balance_group(
-    places: list[MemberCapacity], wanted: list[LeaseDemand], loads: Mapping[str, int]
+    members: list[MemberCapacity], wanted: list[LeaseDemand], loads: Mapping[str, int]
 ) -> dict[LeaseKey, str]:
-    """Shares leases that the same members can hold. `loads` is what the members hold of others."""
-    held: dict[str, list[LeaseDemand]] = {seat.member_id: [] for seat in places}
+    """Divides leases among the members that can hold them. `loads`: how many shards of other groups
+    the plan has given each member so far.
+    """
+    held: dict[str, list[LeaseDemand]] = {member.member_id: [] for member in members}
     loose: list[LeaseDemand] = []
-    for claim in wanted:
-        if claim.owner in held:
-            held[claim.owner].append(claim)
+    for demand in wanted:
+        if demand.owner in held:
+            held[demand.owner].append(demand)
         else:
-            loose.append(claim)
-    moving = {member_id: sum(claim.weight for claim in mine) for member_id, mine in held.items()}
-    shares = _shares(places, moving, sum(claim.weight for claim in wanted), loads)
+            loose.append(demand)
+    held_counts = {member_id: sum(demand.weight for demand in mine) for member_id, mine in held.items()}
+    shares = _shares(members, held_counts, sum(demand.weight for demand in wanted), loads)
     desired: dict[LeaseKey, str] = {}
     room: dict[str, int] = {}
     for member_id, mine in held.items():
         kept, surplus = _keep(mine, shares[member_id])
-        desired.update((claim.key, member_id) for claim in kept)
-        room[member_id] = max(0, shares[member_id] - sum(claim.weight for claim in kept))
+        desired.update((demand.key, member_id) for demand in kept)
+        room[member_id] = max(0, shares[member_id] - sum(demand.weight for demand in kept))
         loose.extend(surplus)
-    _seat(sorted(loose, key=lambda claim: claim.key), room, desired)
+    _assign(sorted(loose, key=lambda demand: demand.key), room, desired)
     return desired
 
 
 def _shares(
-    places: list[MemberCapacity], moving: dict[str, int], total: int, loads: Mapping[str, int]
+    members: list[MemberCapacity], held_counts: dict[str, int], total: int, loads: Mapping[str, int]
 ) -> dict[str, int]:
     """How many active shards of a group each member should hold.
 
-    All members fill up to the same level, which counts what they hold already of other groups, unless they reach their
-    limit before. The remainder goes to the members that hold the most, so that few leases move.
+    All members fill up to the same level, unless they reach their limit first. The level includes the shards of other
+    groups that the plan has given them. The remainder goes to the members that hold the most above their share, so that
+    few leases move.
     """
     limits = {
-        seat.member_id: total
-        if seat.shards_max is None
-        else max(0, min(total, seat.shards_max - loads[seat.member_id]))
-        for seat in places
+        member.member_id: total
+        if member.shards_max is None
+        else max(0, min(total, member.shards_max - loads[member.member_id]))
+        for member in members
     }
 
     def filled(level: int) -> dict[str, int]:
@@ -112,7 +115,7 @@ def _shares(
     shares, higher = filled(low), filled(low + 1)
     left = total - sum(shares.values())
     rising = [member_id for member_id, share in shares.items() if higher[member_id] > share]
-    for member_id in sorted(rising, key=lambda name: (-moving[name], name))[:left]:
+    for member_id in sorted(rising, key=lambda name: (shares[name] - held_counts[name], name))[:left]:
         shares[member_id] += 1
     return shares
 
@@ -121,25 +124,25 @@ def _keep(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDemand], list[
     """Splits a member's leases into kept and surplus. Leases that must not move yet are always kept."""
     kept, surplus = [], []
     count = 0
-    for claim in sorted(mine, key=lambda claim: claim.movable):
-        if claim.weight == 0:
-            kept.append(claim)
-        elif not claim.movable or count < share:
-            kept.append(claim)
-            count += claim.weight
+    for demand in sorted(mine, key=lambda demand: demand.movable):
+        if demand.weight == 0:
+            kept.append(demand)
+        elif not demand.movable or count < share:
+            kept.append(demand)
+            count += demand.weight
         else:
-            surplus.append(claim)
+            surplus.append(demand)
     return kept, surplus
 
 
-def _seat(loose: list[LeaseDemand], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
+def _assign(loose: list[LeaseDemand], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
     """Gives each lease without an owner to the member with the most room."""
     most_first = [(-count, member_id) for member_id, count in room.items()]
     heapify(most_first)
-    for claim in loose:
-        if most_first and -most_first[0][0] >= claim.weight:
+    for demand in loose:
+        if most_first and -most_first[0][0] >= demand.weight:
             count, member_id = most_first[0]
-            desired[claim.key] = member_id
-            heapreplace(most_first, (count + claim.weight, member_id))
-        elif claim.owner is not None:
-            desired[claim.key] = claim.owner
+            desired[demand.key] = member_id
+            heapreplace(most_first, (count + demand.weight, member_id))
+        elif demand.owner is not None:
+            desired[demand.key] = demand.owner

@@ -32,7 +32,7 @@ def aimed_at(stopped: Stopped) -> str:
 
 
 def passed(position: Position) -> CommandOutcome:
-    """Whether there is such a record is not known."""
+    """The checkpoint is past this position. Whether a record had it is unknown."""
     return CommandOutcome("applied", f"nothing to skip: the checkpoint is already past {position}")
 
 

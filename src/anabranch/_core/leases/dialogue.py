@@ -19,8 +19,8 @@ T = TypeVar("T")
 RETRY_MS: Final = 500
 THROTTLED_RETRY_MS_MAX: Final = 8_000
 TRIES_MAX: Final = 60
-TOLD_TRIES: Final = 2
-"""So many failures in a row are reported: one may be chance."""
+FAILURES_REPORTED_MIN: Final = 2
+"""From so many failures in a row on, they are reported. A single one may be chance."""
 
 
 class StoreDialogue:
@@ -35,13 +35,8 @@ class StoreDialogue:
         self._failure_count = 0
         """Store calls without an answer. After one, the next call may reach another storage (rule L13)."""
 
-    def call(self, call: StoreCall[T], moment: Moment) -> Steps[T | None]:
-        """A read, or a write whose outcome no lease depends on; None if there was no answer."""
-        answer = yield from self.ask(call, moment)
-        return None if isinstance(answer, NoAnswer) else answer
-
     def ask(self, call: StoreCall[T], moment: Moment) -> Steps[T | NoAnswer]:
-        """As `call`, where None is an answer, too."""
+        """A read, or a write whose outcome no lease depends on."""
         self._moment = moment
         return (yield from self._ask(call))
 
@@ -70,11 +65,11 @@ class StoreDialogue:
         for tries in range(1, TRIES_MAX + 1):
             result = yield from attempt()
             if not isinstance(result, NoAnswer):
-                if tries > TOLD_TRIES:
+                if tries > FAILURES_REPORTED_MIN:
                     seconds = (self._moment.now_ms - began_ms) / 1000
                     self._changes.append(StoreAnswered(failure_count=tries - 1, seconds=seconds))
                 return result
-            self._tell_unanswered(tries)
+            self._report_unanswered(tries)
             yield from self._wait(self._retry_pause_ms(tries))
         assert self.trouble is not None
         raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
@@ -88,9 +83,9 @@ class StoreDialogue:
     def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
         self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
 
-    def _tell_unanswered(self, failures: int) -> None:
+    def _report_unanswered(self, failures: int) -> None:
         """From the second failure on, then less and less often."""
-        if failures >= TOLD_TRIES and failures & (failures - 1) == 0:
+        if failures >= FAILURES_REPORTED_MIN and failures & (failures - 1) == 0:
             assert self.trouble is not None
             error, code = self.trouble.error, self.trouble.code
             self._changes.append(StoreUnanswered(error=error, code=code, failure_count=failures))
@@ -105,10 +100,12 @@ class StoreDialogue:
     def _recognise(self, app: AppRow | None) -> AppRow:
         if app is None or app.app_id != self.app.app_id:
             self.raise_store_reset()
-        return self._at_home(app)
+        return self._check_place(app)
 
-    def _at_home(self, app: AppRow) -> AppRow:
-        """A copy and a start may happen together: each looks after it has written."""
+    def _check_place(self, app: AppRow) -> AppRow:
+        """Raises unless the application lives in this store. A copy and a start may run at the same time: each checks
+        this after its own write.
+        """
         if app.place == "moved":
             raise LeaseStoreInvalidError(
                 f"application {app.app!r} was moved to {app.other_url}",

@@ -1,14 +1,15 @@
 """The status of a fleet from its rows: which members are alive, who owns what, and why a shard is stalled.
 
 It only observes. As between members, a member is alive if its counter moves on the observer's own clock; no stored time
-is used (rule L5). On the first look a live row counts as alive, unless its process is known to be dead (rule L17).
+is used (rule L5). In the first view a live row counts as alive, unless its process is known to be dead (rule L17).
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import asdict
 
 from anabranch._core.shards import gate
 from anabranch._model.leases import (
@@ -55,103 +56,88 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
     dead_members: Collection[str] = ()
 
 
-class ObservedCounter(msgspec.Struct, frozen=True):
+class _ObservedCounter(msgspec.Struct, frozen=True):
     """A member's counter, since when it has this value, and whether it was seen to move."""
 
     counter: int
     since_ms: int
-    moved: bool = False
+    moved: bool
 
 
-class HeartbeatObserver:
-    """Watches the counters of members between looks."""
+class FleetObserver:
+    """Views a fleet again and again, and remembers when a member's counter or status was seen to change."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, ObservedCounter] = {}
+        self._counters: dict[str, _ObservedCounter] = {}
+        self._revisions: dict[str, int] = {}
+        self._written_ms: dict[str, int] = {}
+        """When each member was seen to write a status: between two views that are not far apart."""
+        self._viewed_ms: int | None = None
 
-    def observe(self, members: Sequence[MemberRow], now_ms: int) -> Mapping[str, ObservedCounter]:
-        seen: dict[str, ObservedCounter] = {}
+    def view(self, rows: FleetRows, now_ms: int, wall_seconds: float) -> FleetStatus:
+        self._observe_counters(rows.members, now_ms)
+        self._observe_statuses(rows.statuses, now_ms)
+        self._viewed_ms = now_ms
+        streams = _current_streams(rows.streams)
+        leases = [row for row in rows.leases if _is_current(row, streams)]
+        reported = {(row.member_id, shard.lease): shard for row in rows.statuses for shard in row.shards}
+        totals = {row.member_id: row for row in rows.statuses if self._is_fresh(row, now_ms)}
+        held = Counter(row.owner for row in leases if not row.is_finished)
+        members = {
+            row.member_id: _member(
+                row,
+                self._counters[row.member_id],
+                now_ms,
+                row.member_id in rows.dead_members,
+                held[row.member_id],
+                totals.get(row.member_id),
+            )
+            for row in rows.members
+        }
+        view = _View(
+            {row.key: row for row in leases},
+            {row.member_id: row for row in rows.members},
+            members,
+            reported,
+            streams,
+            rows.app.other_url if rows.app.place in {"leaving", "moved"} else None,
+            wall_seconds,
+        )
+        live = {member_id for member_id, member in members.items() if member.is_live}
+        return FleetStatus(
+            app=rows.app.app,
+            created_seconds=rows.app.created_wall_ms / 1000,
+            streams=tuple(sorted(row.name for row in streams.values())),
+            members=tuple(members.values()),
+            shards=tuple(view.shard(row) for row in leases),
+            unreported_count=sum(
+                row.owner in live and (row.owner, row.key.short_name) not in reported for row in leases
+            ),
+        )
+
+    def _observe_counters(self, members: Sequence[MemberRow], now_ms: int) -> None:
+        seen: dict[str, _ObservedCounter] = {}
         for row in members:
-            before = self._seen.get(row.member_id)
+            before = self._counters.get(row.member_id)
             if before is not None and before.counter == row.counter:
                 seen[row.member_id] = before
             else:
-                seen[row.member_id] = ObservedCounter(row.counter, now_ms, before is not None)
-        self._seen = seen
-        return seen
+                seen[row.member_id] = _ObservedCounter(row.counter, now_ms, before is not None)
+        self._counters = seen
 
-
-class StatusObserver:
-    """Tracks the age of statuses. While no viewer runs, workers rarely write one, so it may be old."""
-
-    def __init__(self) -> None:
-        self._revisions: dict[str, int] = {}
-        self._moved_ms: dict[str, int] = {}
-        self._looked_ms: int | None = None
-
-    def observe(self, statuses: Sequence[StatusRow], now_ms: int) -> Mapping[str, int]:
-        """When each member was seen to write a status: between two looks that are not far apart. A member that was not
-        seen to is missing.
-        """
-        if self._looked_ms is not None and now_ms - self._looked_ms < FRESH_MS:
+    def _observe_statuses(self, statuses: Sequence[StatusRow], now_ms: int) -> None:
+        """While no viewer runs, workers rarely write a status. So one that is new after a long time may be old."""
+        if self._viewed_ms is not None and now_ms - self._viewed_ms < FRESH_MS:
             for row in statuses:
                 if self._revisions.get(row.member_id) != row.revision:
-                    self._moved_ms[row.member_id] = now_ms
+                    self._written_ms[row.member_id] = now_ms
         self._revisions = {row.member_id: row.revision for row in statuses}
-        self._looked_ms = now_ms
-        self._moved_ms = {name: moved_ms for name, moved_ms in self._moved_ms.items() if name in self._revisions}
-        return self._moved_ms.copy()
+        self._written_ms = {name: at_ms for name, at_ms in self._written_ms.items() if name in self._revisions}
 
-
-def view_fleet(
-    rows: FleetRows,
-    counters: Mapping[str, ObservedCounter],
-    now_ms: int,
-    written_ms: Mapping[str, int] = MappingProxyType({}),
-    *,
-    wall_seconds: float = 0.0,
-) -> FleetStatus:
-    """`counters` must cover all members in `rows`. `written_ms` has when members were seen to write their status: of
-    the other live ones, lag and rate are unknown, and reasons may be a minute old.
-    """
-    fresh = {member_id for member_id, at_ms in written_ms.items() if now_ms - at_ms < FRESH_MS}
-    streams = _current_streams(rows.streams)
-    leases = [row for row in rows.leases if _is_current(row, streams)]
-    said = {(row.member_id, shard.lease): shard for row in rows.statuses for shard in row.shards}
-    totals = {row.member_id: row for row in rows.statuses if row.member_id in fresh}
-    held: dict[str, int] = {}
-    for row in leases:
-        if row.owner is not None and not row.is_finished:
-            held[row.owner] = held.get(row.owner, 0) + 1
-    members = {
-        row.member_id: _member(
-            row,
-            counters[row.member_id],
-            now_ms,
-            row.member_id in rows.dead_members,
-            held.get(row.member_id, 0),
-            totals.get(row.member_id),
-        )
-        for row in rows.members
-    }
-    view = _View(
-        {row.key: row for row in leases},
-        {row.member_id: row for row in rows.members},
-        members,
-        said,
-        streams,
-        rows.app.other_url if rows.app.place in {"leaving", "moved"} else None,
-        wall_seconds,
-    )
-    live = {member_id for member_id, member in members.items() if member.is_live}
-    return FleetStatus(
-        app=rows.app.app,
-        created_seconds=rows.app.created_wall_ms / 1000,
-        streams=tuple(sorted(row.name for row in streams.values())),
-        members=tuple(members.values()),
-        shards=tuple(view.shard(row) for row in leases),
-        unreported_count=sum(row.owner in live and (row.owner, row.key.short_name) not in said for row in leases),
-    )
+    def _is_fresh(self, row: StatusRow, now_ms: int) -> bool:
+        """Otherwise the member's lag and rate are unknown, and its reasons may be a minute old."""
+        written_ms = self._written_ms.get(row.member_id)
+        return written_ms is not None and now_ms - written_ms < FRESH_MS
 
 
 def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
@@ -170,7 +156,7 @@ def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
 
 def _member(
     row: MemberRow,
-    observed: ObservedCounter,
+    observed: _ObservedCounter,
     now_ms: int,
     is_dead: bool,  # noqa: FBT001 -- a private function
     shard_count: int,
@@ -207,16 +193,8 @@ def _largest_lag(row: StatusRow) -> float | None:
     return max((shard.lag_ms / 1000 for shard in row.shards if shard.lag_ms is not None), default=None)
 
 
-def _subscription(said: SubscriptionStatus | None) -> FleetSubscription | None:
-    if said is None:
-        return None
-    return FleetSubscription(
-        state=said.state,
-        seconds=said.seconds,
-        renewal_count=said.renewal_count,
-        event_seconds_ago=said.event_seconds_ago,
-        reason_code=said.reason_code,
-    )
+def _subscription(status: SubscriptionStatus | None) -> FleetSubscription | None:
+    return None if status is None else FleetSubscription(**asdict(status))
 
 
 class _View(msgspec.Struct, frozen=True):
@@ -225,17 +203,17 @@ class _View(msgspec.Struct, frozen=True):
     leases: Mapping[LeaseKey, LeaseRow]
     rows: Mapping[str, MemberRow]
     members: Mapping[str, FleetMember]
-    said: Mapping[tuple[str, str], ShardStatus]
+    reported: Mapping[tuple[str, str], ShardStatus]
     streams: Mapping[str, StreamRow]
     moved_to: str | None
     wall_seconds: float
 
     def shard(self, row: LeaseRow) -> FleetShard:
         owner = self.members.get(row.owner or "")
-        status = self.said.get((row.owner or "", row.key.short_name))
-        heard = status if owner is not None and owner.is_live else None
-        state, reason = self._state(row, owner, heard)
-        measured = heard if owner is not None and owner.status_seen else None
+        status = self.reported.get((row.owner or "", row.key.short_name))
+        live_status = status if owner is not None and owner.is_live else None
+        state, reason = self._state(row, owner, live_status)
+        measured = live_status if owner is not None and owner.status_seen else None
         lag, left = self._lag(row, owner, status, measured, reason)
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
@@ -296,9 +274,9 @@ class _View(msgspec.Struct, frozen=True):
         """Nobody has finished a record since the owner died, so the lag grows with time. `status` is the owner's last
         one; the checkpoint may be newer. A free shard that a worker is about to take has just been read.
         """
-        said = None if status is None else status.handled_through_seconds
+        reported = None if status is None else status.handled_through_seconds
         stored = None if isinstance(reason, NotTakenYet) else row.checkpoint.seen_through_seconds
-        lag = self._age(max((seconds for seconds in (said, stored) if seconds is not None), default=None))
+        lag = self._age(max((seconds for seconds in (reported, stored) if seconds is not None), default=None))
         if lag is None or status is None or status.lag_ms is None or status.retention_left_seconds is None:
             return lag, None
         return lag, max(0.0, status.lag_ms / 1000 + status.retention_left_seconds - lag)
@@ -307,13 +285,13 @@ class _View(msgspec.Struct, frozen=True):
         return None if seconds is None else max(0.0, self.wall_seconds - seconds)
 
     def _state(
-        self, row: LeaseRow, owner: FleetMember | None, heard: ShardStatus | None
+        self, row: LeaseRow, owner: FleetMember | None, live_status: ShardStatus | None
     ) -> tuple[State, Reason | None]:
         if row.is_finished:
             return "finished", None
         if self.moved_to is not None:
             return "unowned", ApplicationMoved(store=self.moved_to)
-        if row.stopped is not None and not self._is_tried_again(row, row.stopped.at_wall_ms):
+        if row.stopped is not None and not self._is_tried_again(row, live_status, row.stopped.at_wall_ms):
             return "stopped", row.stopped.reason
         if row.paused:
             return "paused", PausedInStore()
@@ -321,12 +299,16 @@ class _View(msgspec.Struct, frozen=True):
             return self._unowned_state(row)
         if (silence := owner.silence) is not None:
             return "orphaned", silence
-        if heard is not None and heard.reason is not None:
-            return "stalled", heard.reason
+        if live_status is not None and live_status.reason is not None:
+            return "stalled", live_status.reason
         return "reading", None
 
-    def _is_tried_again(self, row: LeaseRow, stopped_wall_ms: int) -> bool:
-        """A process that joined after the stop retries the record (rule D4)."""
+    def _is_tried_again(self, row: LeaseRow, live_status: ShardStatus | None, stopped_wall_ms: int) -> bool:
+        """A process that started after the stop retries the record (rule D4). One that started before it and joined
+        again, because it was evicted, does not, and reports that the shard is stopped.
+        """
+        if live_status is not None and isinstance(live_status.reason, StoppedAtRecord):
+            return False
         owner = self.rows.get(row.owner or "")
         if owner is None or not self.members[owner.member_id].is_live:
             return False

@@ -62,7 +62,7 @@ class HeartbeatState:
             if moment.now_ms < self.next_heartbeat_ms:
                 _, moment = yield Wait(self.next_heartbeat_ms, wakeable=True)
                 continue
-            write = self.begin(*moment, self.report)
+            write = self.begin(*moment)
             if not self._is_sure:
                 # After a failed call there may be another storage behind the next one. Its `live` would mean nothing:
                 # it may have forgotten that this member was sealed (rule L13).
@@ -92,11 +92,11 @@ class HeartbeatState:
             return False
         return answer.counter_before < acknowledged.counter
 
-    def begin(self, now_ms: int, wall_ms: int, report: HeartbeatWrite) -> HeartbeatWrite:
-        """Call before building the request. `report` is what the member reports about itself."""
+    def begin(self, now_ms: int, wall_ms: int) -> HeartbeatWrite:
+        """Call before building the request."""
         self._began, self._tried_at_ms, self.next_heartbeat_ms = (now_ms, wall_ms), now_ms, None
         self._attempt += 1
-        return replace(report, member_id=self.member_id, attempt=self._attempt)
+        return replace(self.report, attempt=self._attempt)
 
     def begin_registration(self, now_ms: int, wall_ms: int) -> None:
         """The registration is heartbeat number zero. A repeated one counts from the first."""

@@ -7,7 +7,6 @@
   may still take effect, and then another member may hold the lease at once. So no record of a transferring lease is
   started again, and the same write is repeated until the store answers.
 - An answer older than what the store acknowledged before proves that the store was rolled back (rule L13).
-
 - Members name the leases that they change, and number these changes. Each member reads the named ones. It reads all if
   it missed a number, if a member ended, which may not have named its last changes, and once a minute (rule R0). In a
   large fleet such a read waits for its turn. Until then the member plans with what it knows: a take whose row is
@@ -68,7 +67,7 @@ class Inquiry(msgspec.Struct):
     unless the row is created again; then it names the lease.
     """
     asked: dict[str, None] = {}
-    """The members whose rows have had the request."""
+    """The members whose rows have contained the request."""
     answered_ms: int | None = None
     """Since when all of them that are still live have answered."""
 
@@ -173,7 +172,9 @@ class LeaseTable:
             self._void_inquiry(self._named)
 
     def _void_inquiry(self, keys: Iterable[LeaseKey]) -> None:
-        """These leases have, or had, a row again. If it is missing once more, a member may hold them since then."""
+        """These leases have a row again, or had one. If it is missing once more, a member may have taken them in
+        between.
+        """
         if self.inquiry is not None:
             for key in keys:
                 self.inquiry.keys.pop(key, None)

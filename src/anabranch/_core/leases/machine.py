@@ -34,7 +34,6 @@ from anabranch._core.leases.plan import (
     TAKES_MAX,
     Drain,
     Step,
-    Take,
     Write,
     Written,
     apply_lease,
@@ -110,7 +109,7 @@ T = TypeVar("T")
 
 TAKES_HELD_MS_MIN: Final = 10_000
 """After a roll-back nothing is taken for at least this long: members with a longer expiry may never have been seen."""
-UNPLACED_TOLD_AFTER_MS: Final = 30_000
+UNPLACED_REPORTED_AFTER_MS: Final = 30_000
 """The workers of a fleet do not all start at the same moment."""
 SEAL_ROUNDS: Final = 3
 """A heartbeat that is still on its way can prevent a seal once."""
@@ -123,9 +122,9 @@ class MemberProfile(msgspec.Struct, frozen=True, kw_only=True):
     order: OrderMode = "shard"
     shards_max: int | None = None
     any_order: bool = False
-    """Joins workers with another order, too (rule U2)."""
+    """It may join workers with another order (rule U2)."""
     is_exclusive: bool = False
-    """No other process has this worker id, so an earlier member with it is over (rule L17)."""
+    """No other process has this worker id, so an earlier member with it is dead (rule L17)."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -181,7 +180,7 @@ def lease_row_deleted(row: LeaseRow, *, repeats: bool) -> LeaseRowDeleted:
     """`row` was created in place of a deleted one."""
     watermark = row.checkpoint.watermark
     return LeaseRowDeleted(
-        stream=row.key.stream_key.split(":")[1],
+        stream=row.key.stream_name,
         shard_id=row.key.shard_id,
         position=None if watermark is None else str(watermark),
         repeats=repeats,
@@ -197,7 +196,7 @@ class LeaseMachine(StreamStart):
         self.detector = FailureDetector(timing)
         self.heartbeat = HeartbeatState("", timing)
         self.is_performing = False
-        """A round's steps are under way: leases may be this member's without its knowledge."""
+        """A round's steps are being performed: this member may own leases that it does not know of yet."""
         self.draining = False
         """This worker stops: it takes nothing more and requests nothing."""
         self._me = self._new_row("")
@@ -216,9 +215,11 @@ class LeaseMachine(StreamStart):
         """The count of failed store calls when the storage was last confirmed."""
         self._known_dead: Collection[str] = ()
         """Members whose process is known to be dead, by the last poll."""
-        self._told_unplaced: dict[LeaseKey, int] = {}
+        self._reported_unplaced: dict[LeaseKey, int] = {}
         """Leases that were reported as without room anywhere, and since when they were."""
-        self._told_incompatible: dict[str, None] = {}
+        self._reported_incompatible: dict[str, None] = {}
+        self._earlier_ids: dict[str, None] = {}
+        """The members that this process was before it was evicted."""
 
     @property
     def member_id(self) -> str:
@@ -234,6 +235,13 @@ class LeaseMachine(StreamStart):
     def may_start(self, now_ms: int, wall_ms: int) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one."""
         return self.heartbeat.gate.allows(now_ms, wall_ms) and not self.table.rolled_back
+
+    def is_read_by_others(self, row: LeaseRow, now_ms: int) -> bool:
+        """Whether another process holds this lease and sends heartbeats. The last heartbeats of the members that this
+        process was before may be recent too, but nobody reads their shards.
+        """
+        owner = row.owner
+        return owner is not None and owner not in self._earlier_ids and self.detector.is_heartbeating(owner, now_ms)
 
     def drain(self) -> None:
         self.draining = True
@@ -261,12 +269,12 @@ class LeaseMachine(StreamStart):
             # Each try proposes another identity: an application with the one before may have been deleted since.
             return OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
 
-        self.app = self._at_home((yield from self._ask_until_answered(propose)))
+        self.app = self._check_place((yield from self._ask_until_answered(propose)))
         return self.app
 
     def look_around(self, moment: Moment) -> Steps[None]:
-        """Before anything else is written: raises if this worker does not share the settings of a live fleet. Call it
-        once in a process: one that returns from a pause must not seal its successor (rule L17).
+        """Raises if this worker does not share the settings of a live fleet. Call it before anything else is written,
+        and once in a process: a process that resumes after a pause must not seal its successor (rule L17).
         """
         self._moment = moment
         if self.profile.is_exclusive:
@@ -285,7 +293,7 @@ class LeaseMachine(StreamStart):
                     self._changes.append(MemberEvicted(member_id=row.member_id))
 
     def _be_admitted(self) -> Steps[None]:
-        """Returns when no incompatible member is live; raises if one stays (rule U2)."""
+        """Returns when no incompatible member is live; raises if one stays alive (rule U2)."""
         admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
         while True:
             poll = yield from self._ask_until_answered(PollStore)
@@ -315,7 +323,7 @@ class LeaseMachine(StreamStart):
             if not isinstance(storage, NoAnswer) and not isinstance(row, NoAnswer):
                 break
             tries += 1
-            self._tell_unanswered(tries)
+            self._report_unanswered(tries)
             yield from self._wait(self.timing.call_deadline_ms)
         assert isinstance(row, MemberRow)
         heartbeat.registered(row, storage)
@@ -329,6 +337,7 @@ class LeaseMachine(StreamStart):
 
     def _become_new_member(self) -> None:
         """A member that ended never returns. The process continues as a new member (rule L1)."""
+        self._earlier_ids[self.member_id] = None
         self._me = self._new_row(self._new_member_id())
         self.heartbeat = self._new_heartbeat(self._me.member_id)
         self.table.become(self._me.member_id)
@@ -365,7 +374,7 @@ class LeaseMachine(StreamStart):
                 yield from self._wait(poll_interval_ms, wakeable=True)
 
     def round(self, moment: Moment) -> Steps[None]:
-        """One look at the store and one plan. A member that has ended is replaced first."""
+        """Reads the store, then makes and performs one plan. A member that has ended is replaced first."""
         self._moment = moment
         if self.ending is not None:
             yield from self._start_again(self.ending)
@@ -412,27 +421,36 @@ class LeaseMachine(StreamStart):
         if poll.commands:
             self._changes.append(CommandsSeen(poll.commands))
         looks = self._looks_wanted(poll.members)
-        if not looks and not table.wants_all_leases(self._moment.now_ms):
-            if not table.has_read_all or not (yield from self._read_changed()):
-                return False
+        if looks or table.wants_all_leases(self._moment.now_ms):
+            is_read = yield from self._read_all(looks)
         else:
-            failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
-            leases = yield from self._ask(ReadLeases())
-            self._delay_next_read(None if isinstance(leases, NoAnswer) else len(leases))
-            # The application comes last: while it is deleted, its other rows vanish one by one.
-            if isinstance(leases, NoAnswer) or not (yield from self.check_birth()):
-                return False
-            if leases.evidence is not None and not self._believe(leases.evidence, failures):
-                return False
-            if leases.evidence is None and any(row.version < held.get(row.key, 0) for row in leases):
-                table.rolled_back = True
-            if not (yield from self._is_same_storage()):
-                return False
-            apply_leases(table, self.detector, leases, self._moment.now_ms)
-            if (yield from self._write_missing(held, leases)):
-                table.answered |= dict.fromkeys(looks)
+            is_read = table.has_read_all and (yield from self._read_changed())
+        if not is_read:
+            return False
         self._follow()
         return self.ending is None
+
+    def _read_all(self, looks: Collection[str]) -> Steps[bool]:
+        """Reads all leases, and answers the requests to look at the own ones. False if an answer is missing, or another
+        storage gave it.
+        """
+        table = self.table
+        failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
+        leases = yield from self._ask(ReadLeases())
+        self._delay_next_read(None if isinstance(leases, NoAnswer) else len(leases))
+        # The application comes last: while it is deleted, its other rows vanish one by one.
+        if isinstance(leases, NoAnswer) or not (yield from self.check_not_reset()):
+            return False
+        if leases.evidence is not None and not self._believe(leases.evidence, failures):
+            return False
+        if leases.evidence is None and any(row.version < held.get(row.key, 0) for row in leases):
+            table.rolled_back = True
+        if not (yield from self._is_same_storage()):
+            return False
+        apply_leases(table, self.detector, leases, self._moment.now_ms)
+        if (yield from self._write_missing(held, leases)):
+            table.answered |= dict.fromkeys(looks)
+        return True
 
     def _delay_next_read(self, read_count: int | None) -> None:
         """The members of a large fleet take turns at reading all leases. A read that failed (None) has used up capacity
@@ -490,21 +508,21 @@ class LeaseMachine(StreamStart):
     def _plan_and_perform(self) -> Steps[None]:
         self.is_performing = True
         try:
-            steps = self._plan(self._known_dead)
+            steps = self._plan()
             for step in steps:
                 if self.ending is not None:
                     return
                 yield from self._perform(step)
-            if sum(isinstance(step, Take) for step in steps) == TAKES_MAX:
+            if sum(isinstance(step, TakeLease) for step in steps) == TAKES_MAX:
                 self._is_round_due = True  # there may be more to take
         finally:
             self.is_performing = False
-        self._tell_unplaced()
+        self._report_unplaced()
         self._follow()
 
-    def _plan(self, known_dead: Collection[str]) -> list[Step]:
+    def _plan(self) -> list[Step]:
         table, now_ms = self.table, self._moment.now_ms
-        steps = plan_round(table, self.detector, now_ms, may_take=self.may_take(), known_dead=known_dead)
+        steps = plan_round(table, self.detector, now_ms, may_take=self.may_take(), known_dead=self._known_dead)
         if table.plan_again_ms is not None and now_ms < self._no_takes_before_ms:
             table.plan_again_ms = min(table.plan_again_ms, self._no_takes_before_ms)
         return steps
@@ -519,7 +537,7 @@ class LeaseMachine(StreamStart):
                 if row is not None and row.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=step.member_id))
                     self._is_round_due = True  # its leases can be taken from now on
-            case Take():
+            case TakeLease():
                 yield from self._take(step)
             case RequestHandOff():
                 yield from self._ask(step)
@@ -566,19 +584,20 @@ class LeaseMachine(StreamStart):
         if row is not None and not isinstance((yield from self._ask(WriteStatus(row))), NoAnswer):
             self._status.written(shards, self._moment.now_ms)
 
-    def _tell_unplaced(self) -> None:
+    def _report_unplaced(self) -> None:
         unplaced, now_ms = self.table.unplaced, self._moment.now_ms
-        for key in [key for key in self._told_unplaced if key not in unplaced]:
-            seconds = (now_ms - self._told_unplaced.pop(key)) / 1000
-            stream = key.stream_key.split(":")[1]
+        for key in [key for key in self._reported_unplaced if key not in unplaced]:
+            seconds = (now_ms - self._reported_unplaced.pop(key)) / 1000
             self._changes.append(
-                ShardRecovered(stream=stream, shard_id=key.shard_id, reason=WorkersFull(), seconds=seconds, lag=None)
+                ShardRecovered(
+                    stream=key.stream_name, shard_id=key.shard_id, reason=WorkersFull(), seconds=seconds, lag=None
+                )
             )
         for key, since_ms in unplaced.items():
-            if key not in self._told_unplaced and now_ms - since_ms >= UNPLACED_TOLD_AFTER_MS:
-                self._told_unplaced[key] = since_ms
-                stream = key.stream_key.split(":")[1]
-                self._changes.append(ShardStalled(stream=stream, shard_id=key.shard_id, reason=WorkersFull()))
+            if key not in self._reported_unplaced and now_ms - since_ms >= UNPLACED_REPORTED_AFTER_MS:
+                self._reported_unplaced[key] = since_ms
+                stalled = ShardStalled(stream=key.stream_name, shard_id=key.shard_id, reason=WorkersFull())
+                self._changes.append(stalled)
 
     def _check_compatibility(self) -> None:
         """Incompatible workers do not join (rule U2). If one joined anyway, the later one of the two ends."""
@@ -586,9 +605,9 @@ class LeaseMachine(StreamStart):
         for row in differing:
             if joined_before(row, self._me):
                 raise mismatch(self._me, row)
-            if row.member_id not in self._told_incompatible:
+            if row.member_id not in self._reported_incompatible:
                 self._changes.append(MemberDiffers(member_id=row.member_id, settings=settings_of(row)))
-        self._told_incompatible = {row.member_id: None for row in differing}
+        self._reported_incompatible = {row.member_id: None for row in differing}
 
     # the storage and the application in it
 
@@ -644,9 +663,10 @@ class LeaseMachine(StreamStart):
         """Nobody takes anything until every fence has passed that may still be valid."""
         self._no_takes_before_ms = self._moment.now_ms + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
 
-    def check_birth(self) -> Steps[bool]:
-        """A running process creates neither its application nor one of its streams a second time (rule L14). False: the
-        store did not answer completely. The application comes last: nothing is believed of another one.
+    def check_not_reset(self) -> Steps[bool]:
+        """Raises if the store has lost the application or one of its streams: a running process creates neither of them
+        again (rule L14). False: a call had no answer. The application is read last, because what was read before may
+        be from another one.
         """
         streams = yield from self._ask(ReadStreams())
         if not isinstance(streams, NoAnswer):
@@ -669,35 +689,26 @@ class LeaseMachine(StreamStart):
         limit = self.profile.shards_max
         return limit is None or self.table.load < limit
 
-    def _take(self, step: Take) -> Steps[None]:
-        member_id = self.member_id
-        floor = yield from self._epoch_floor(step)
+    def _take(self, step: TakeLease) -> Steps[None]:
+        floor = yield from self._epoch_floor(step.key)
         is_same_storage = yield from self._is_same_storage()
-        if floor is None or not is_same_storage or member_id != self.member_id or not self.may_take():
+        if floor is None or not is_same_storage or step.member_id != self.member_id or not self.may_take():
             self.table.changed = True  # the next round looks again
             return
-        answer = yield from self._ask(
-            TakeLease(
-                step.key,
-                member_id,
-                step.expected_owner,
-                step.expected_version,
-                max(floor, self.table.epoch_floors.get(step.key, 0)),
-            )
-        )
-        if member_id == self.member_id:  # else the lease, if it was taken, is that of a member that has ended
+        answer = yield from self._ask(replace(step, epoch_floor=floor))
+        if step.member_id == self.member_id:  # else the lease, if it was taken, is that of a member that has ended
             apply_take(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
             self._follow()
 
-    def _epoch_floor(self, step: Take) -> Steps[int | None]:
+    def _epoch_floor(self, key: LeaseKey) -> Steps[int | None]:
         """At the first start of a child its fence token goes above those of its parents (rule U3), which must all be
         finished (rule S1). None: one is open, somebody has deleted its row (rule L18), or something is unknown.
         """
-        row = self.table.leases.get(step.key)
+        row, lost_epoch = self.table.leases.get(key), self.table.epoch_floors.get(key, 0)
         if row is None:
             return None
         if row.epoch:
-            return step.epoch_floor
+            return lost_epoch
         parents: dict[LeaseKey, LeaseRow] = {}
         for name in row.waits_for:
             parent = yield from self._ask(ReadLease(replace(row.key, shard_id=name)))
@@ -711,7 +722,7 @@ class LeaseMachine(StreamStart):
         if gate.open_parents(row, parents):
             return None
         # A row that was restored without knowing its fence token has a version above it (rule L18).
-        return max([step.epoch_floor, row.version, *(parent.epoch for parent in parents.values())])
+        return max([lost_epoch, row.version, *(parent.epoch for parent in parents.values())])
 
     def adopt(self, parent: LeaseKey, children: Collection[str], moment: Moment) -> Steps[None]:
         """The member that finishes a child's last parent takes the child at once (rule S4)."""
@@ -722,7 +733,7 @@ class LeaseMachine(StreamStart):
                 continue
             if self.may_take() and self.has_room():
                 self.observe_lease(row, self._moment)
-                yield from self._take(Take(row.key, row.owner, row.version))
+                yield from self._take(TakeLease(row.key, self.member_id, row.owner, row.version))
 
     def write(self, step: Write, moment: Moment) -> Steps[Written]:
         """Commits, finishes, stops, releases or gives a held lease."""
@@ -742,7 +753,7 @@ class LeaseMachine(StreamStart):
         if isinstance(answer, NoAnswer) and holding.state == "transferring":
             holding.is_transfer_unknown = True
         outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
-        self._follow_one(step.row.key)  # a look at all leases after each commit would be quadratic
+        self._follow_one(step.row.key)  # following all leases after each commit would be quadratic
         return outcome
 
     def _restore(self, step: Write, holding: Holding) -> Steps[LeaseRow | Conflict | NoAnswer]:
@@ -813,7 +824,7 @@ class LeaseMachine(StreamStart):
         member: then it was neither reset nor rolled back.
         """
         acknowledged = self.heartbeat.status.row
-        if acknowledged is None or not (yield from self.check_birth()) or not (yield from self._confirm_storage()):
+        if acknowledged is None or not (yield from self.check_not_reset()) or not (yield from self._confirm_storage()):
             return False
         poll = yield from self._ask(PollStore())
         if isinstance(poll, NoAnswer) or not self._is_sure_of_storage:
@@ -835,13 +846,14 @@ class LeaseMachine(StreamStart):
     def create_lease(self, row: LeaseRow, member_id: str, moment: Moment) -> Steps[LeaseRow | None]:
         """Creates a lease that was planned by `member_id`. None: it was not created, or there was no answer.
 
-        Not in another application's store, nor in one that was rolled back to before a stream began: there the row
-        would be a beginning in the middle. Not while fenced: what was planned before a long pause may have been
-        created, finished and deleted since. Not by another member than the plan's, or in another storage: the rows
-        that the plan rests on may be gone.
+        It is not created
+        - in another application's store, or in one that was rolled back to before the stream began: with this row, the
+          stream would begin in the middle;
+        - while fenced: what was planned before a long pause may have been created, finished and deleted since;
+        - by another member than `member_id`, or in another storage: the rows that the plan rests on may be gone.
         """
         self._moment = moment
-        if not (yield from self.check_birth()) or not (yield from self._confirm_storage()):
+        if not (yield from self.check_not_reset()) or not (yield from self._confirm_storage()):
             return None
         if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
             return None
@@ -871,7 +883,7 @@ class LeaseMachine(StreamStart):
         return not isinstance((yield from self._ask(Leave(self.member_id))), NoAnswer)
 
     def _follow(self) -> None:
-        """Hands out which holdings came and went."""
+        """Reports the holdings that were gained and lost."""
         for key in tuple({**self._followed, **self.table.held}):
             self._follow_one(key)
 

@@ -20,7 +20,7 @@ import msgspec
 from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
-from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal
+from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal, TakeLease
 from anabranch._core.shards import gate
 from anabranch._model.leases import (
     REQUESTS_MAX,
@@ -31,15 +31,6 @@ from anabranch._model.leases import (
     MemberRow,
     short_id,
 )
-
-
-class Take(msgspec.Struct, frozen=True):
-    """Take a lease that is free, or whose owner has ended (rule L7)."""
-
-    key: LeaseKey
-    expected_owner: str | None
-    expected_version: int
-    epoch_floor: int = 0
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -55,7 +46,7 @@ class Write(msgspec.Struct, frozen=True):
     expected_version: int
 
 
-Step = Seal | Take | RequestHandOff | Drain | Write | DeleteMember
+Step = Seal | TakeLease | RequestHandOff | Drain | Write | DeleteMember
 
 
 ASK_AGAIN_MS: Final = 10_000
@@ -109,16 +100,16 @@ def _repeat_transfers(table: LeaseTable) -> list[Step]:
 def _desired(table: LeaseTable, detector: FailureDetector, now_ms: int) -> dict[LeaseKey, str]:
     live = detector.live()
     alive = {row.member_id: row for row in live}
-    seats = [MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining]
+    members = [MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining]
     takers: dict[str, tuple[str, ...]] = {}
-    claims: list[LeaseDemand] = []
+    demands: list[LeaseDemand] = []
     for row in table.leases.values():
         stream_key = row.key.stream_key
         if stream_key not in takers:
             takers[stream_key] = _takers(live, stream_key)
         if not row.is_finished and (row.owner in alive or not gate.open_parents(row, table.leases)):
-            claims.append(_claim(table, row, alive, takers[stream_key], detector.membership_changed_ms, now_ms))
-    return balance(seats, claims)
+            demands.append(_demand(table, row, alive, takers[stream_key], detector.membership_changed_ms, now_ms))
+    return balance(members, demands)
 
 
 def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
@@ -144,7 +135,7 @@ def _unplaced(table: LeaseTable, detector: FailureDetector, desired: dict[LeaseK
     ]
 
 
-def _claim(
+def _demand(
     table: LeaseTable,
     row: LeaseRow,
     alive: dict[str, MemberRow],
@@ -222,7 +213,7 @@ def _take_and_ask(
                 table.changed = True
                 continue
             take_count += 1
-            steps.append(Take(key, row.owner, row.version, table.epoch_floors.get(key, 0)))
+            steps.append(TakeLease(key, table.member_id, row.owner, row.version))
         elif (donor := detector.row(row.owner)) is not None and _may_ask(table, key, donor, now_ms):
             count = requests.get(donor.member_id, len(donor.wanted))
             if count >= REQUESTS_MAX:
@@ -288,7 +279,7 @@ def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | No
         table.read_again()
 
 
-def apply_take(table: LeaseTable, step: Take, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
+def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
     if answer is None:
         table.doubt(step.key, now_ms)
         return

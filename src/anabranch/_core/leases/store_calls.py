@@ -143,11 +143,14 @@ class ReadLease(StoreCall[LeaseRow | None], frozen=True):
 
 
 class TakeLease(StoreCall[LeaseRow | Conflict], frozen=True):
+    """Take a lease that is free, or whose owner has ended (rule L7)."""
+
     key: LeaseKey
     member_id: str
     expected_owner: str | None
     expected_version: int
-    epoch_floor: int
+    epoch_floor: int = 0
+    """The new epoch is above this. The lease machine sets it right before the call."""
 
 
 class WriteLease(StoreCall[LeaseRow | Conflict], frozen=True):

@@ -32,6 +32,8 @@ from anabranch.events import StreamChanged
 
 LISTINGS_MAX: Final = 20
 LISTING_RETRY_MS: Final = 500
+CHECK_MS_MAX: Final = 10_000
+"""A check that took longer says nothing about the present."""
 CREATED_TOGETHER_MAX: Final = 200
 """With a hundred workers and thousands of shards, one such slice each covers nearly all."""
 
@@ -45,7 +47,7 @@ class StreamStart(StoreDialogue):
     def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
         """Returns the stream's row once all its root leases exist, no matter who created them."""
         self._moment = moment
-        self._tell_if_recreated(proposal, (yield from self._ask_until_answered(ReadStreams)))
+        self._report_if_recreated(proposal, (yield from self._ask_until_answered(ReadStreams)))
         row = yield from self._put_stream(proposal)
         while True:
             begun = yield from (self._confirm(row) if row.bootstrapped else self._complete(row))
@@ -68,7 +70,7 @@ class StreamStart(StoreDialogue):
         self.root_count = len(rows)
         return rows
 
-    def _tell_if_recreated(self, proposal: StreamRow, streams: Sequence[StreamRow]) -> None:
+    def _report_if_recreated(self, proposal: StreamRow, streams: Sequence[StreamRow]) -> None:
         known = [row for row in streams if row.arn == proposal.arn]
         if known and all(row.stream_key != proposal.stream_key for row in known):
             self._changes.append(
@@ -110,15 +112,20 @@ class StreamStart(StoreDialogue):
 
     def _is_unmarked(self, row: StreamRow) -> Steps[bool | NoAnswer]:
         """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing
-        may have been finished and removed; creating them would handle their records again.
+        may have been finished and removed, or deleted; creating them would handle their records again. So a check
+        during which the worker was suspended is repeated.
         """
-        streams = yield from self._ask(ReadStreams())
-        if isinstance(streams, NoAnswer):
-            return streams
-        app = yield from self._find_app()
-        if isinstance(app, NoAnswer):
-            return app
-        return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
+        while True:
+            asked = self._moment
+            streams = yield from self._ask(ReadStreams())
+            if isinstance(streams, NoAnswer):
+                return streams
+            app = yield from self._find_app()
+            if isinstance(app, NoAnswer):
+                return app
+            now = self._moment
+            if max(now.now_ms - asked.now_ms, now.wall_ms - asked.wall_ms) <= CHECK_MS_MAX:
+                return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
 
     def _check_and_mark(
         self, row: StreamRow, listing: list[Shard]

@@ -7,11 +7,12 @@ cleared.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import Position
@@ -23,6 +24,14 @@ MisroutedPolicy = Literal["by_writer", "deliver", "skip"]
 
 SLICE_RECORDS = 500
 """Records that are unpacked at once: the size of a batch, so that a batch rarely needs several slices."""
+
+
+class Unpacked(NamedTuple):
+    """Records that were unpacked at once; never empty."""
+
+    records: list[Record[bytes]]
+    place: int | None = None
+    """If none of them was in an aggregate: the place of the first one in its read."""
 
 
 class Unpacker:
@@ -59,8 +68,8 @@ class Unpacker:
         self._misrouted_count = self._skipped_aggregate_count = 0
         return counts
 
-    def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[list[Record[bytes]]]:
-        """The records after the given position, in order and in slices that are never empty."""
+    def unpack(self, records: Sequence[KinesisRecord], after: Position | None) -> Iterator[Unpacked]:
+        """The records after the given position, in order."""
         if self.until_seconds is not None:
             records = self._before(self.until_seconds, records)
         start = 0
@@ -75,7 +84,7 @@ class Unpacker:
             some = records[at : at + SLICE_RECORDS]
             made = self._plain(some, but=MAGIC)
             if len(made) == len(some):
-                yield made
+                yield Unpacked(made, at)
             else:
                 yield from self._open(some)
 
@@ -103,7 +112,7 @@ class Unpacker:
             if not (data := record.data).startswith(but)
         ]
 
-    def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[list[Record[bytes]]]:
+    def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[Unpacked]:
         """Records and aggregates. `first` is for the record that the read resumed at: only its sub-records from that
         index on are new.
         """
@@ -114,12 +123,12 @@ class Unpacker:
                 for some in self._unpack_aggregate(record, aggregate, first or 0):
                     made += some
                     if len(made) >= SLICE_RECORDS:
-                        yield made
+                        yield Unpacked(made)
                         made = []
             elif first is None:
                 made += self._plain((record,))
         if made:
-            yield made
+            yield Unpacked(made)
 
     def _unpack_aggregate(
         self, record: KinesisRecord, aggregate: Aggregate, first: int
@@ -134,11 +143,10 @@ class Unpacker:
                 return
             strays = frozenset(index for index in ports if index >= first)
             self._misrouted_count += len(strays)
-        traced = aggregate.trace_parents
         stream, shard_id = self._stream, self._shard_id
         sequence_number, arrival_seconds = record.sequence_number, record.arrival_seconds
         for start in range(first, len(aggregate), SLICE_RECORDS):
-            yield [
+            made = [
                 Record(
                     stream=stream,
                     shard_id=shard_id,
@@ -149,13 +157,23 @@ class Unpacker:
                     arrival_seconds=arrival_seconds,
                     data=data,
                     value=data,
-                    misrouted=index in strays,
-                    trace_parent=traced[index] if index in traced else None,  # noqa: SIM401 -- a look-up is no call
                 )
                 for index, (partition_key, explicit_hash_key, data) in enumerate(
                     aggregate.sub_records(start, start + SLICE_RECORDS), start
                 )
             ]
+            _mark(made, start, strays, aggregate.trace_parents)
+            yield made
+
+
+def _mark(made: list[Record[bytes]], start: int, strays: Collection[int], trace_parents: Mapping[int, str]) -> None:
+    """Few sub-records are misrouted or traced: they are replaced, so that the others cost nothing."""
+    if not strays and not trace_parents:
+        return
+    for place, record in enumerate(made):
+        index = start + place
+        if index in strays or index in trace_parents:
+            made[place] = replace(record, misrouted=index in strays, trace_parent=trace_parents.get(index))
 
 
 def _number(record: KinesisRecord) -> int:
@@ -165,27 +183,49 @@ def _number(record: KinesisRecord) -> int:
 RECORD_OVERHEAD_BYTES = 256
 
 
-def cost_of(records: Sequence[KinesisRecord] | Sequence[Record[bytes]]) -> int:
-    # A list costs half of a generator here, and this runs for every record.
-    return sum([len(record.data) + len(record.partition_key) for record in records]) + (
-        RECORD_OVERHEAD_BYTES * len(records)
-    )
+class Sizes:
+    """The sizes of consecutive records, as running totals: the size of any part of them is a subtraction."""
+
+    __slots__ = ("_data_ends", "_key_ends")
+
+    def __init__(self, records: Sequence[KinesisRecord] | Sequence[Record[bytes]]) -> None:
+        # Lists cost half of generators here, and this runs for every record.
+        self._data_ends = list(accumulate([len(record.data) for record in records], initial=0))
+        self._key_ends = list(accumulate([len(record.partition_key) for record in records], initial=0))
+
+    def data_bytes(self, start: int, stop: int) -> int:
+        return self._data_ends[stop] - self._data_ends[start]
+
+    def cost(self, start: int, stop: int) -> int:
+        """What records cost in the byte budget: their bytes and 256 more (rule B2)."""
+        key_bytes = self._key_ends[stop] - self._key_ends[start]
+        return self.data_bytes(start, stop) + key_bytes + RECORD_OVERHEAD_BYTES * (stop - start)
+
+    def reach(self, start: int, stop: int, data_bytes_max: int) -> int:
+        """The end of the records from `start` whose data fits; `stop` at most, and at least one record."""
+        fitting = bisect_right(self._data_ends, self._data_ends[start] + data_bytes_max, start + 1, stop + 1) - 1
+        return max(fitting, start + 1)
+
+
+NO_SIZES: Final = Sizes(())
+NO_SLICES: Final = iter(tuple[Unpacked]())
 
 
 class Page:
     """The records of one read, and what they are charged in the byte budget.
 
-    A record costs its bytes and 256 more (rule B2). The whole page is charged until its last record is handed out.
-    After that only unfinished records are charged, so one slow record does not keep the space of all its neighbours.
+    The whole page is charged until its last record is handed out. After that only unfinished records are charged, so
+    one slow record does not keep the space of all its neighbours.
     """
 
-    __slots__ = ("_drained", "_unfinished_bytes", "after", "charged_bytes", "records")
+    __slots__ = ("_drained", "_unfinished_bytes", "after", "charged_bytes", "records", "sizes")
 
     def __init__(self, records: Sequence[KinesisRecord], after: Position | None) -> None:
         self.after = after
         """The position that the read resumed from. The page may begin with records up to it."""
         self.records: Sequence[KinesisRecord] = records
-        self.charged_bytes = cost_of(records)
+        self.sizes = Sizes(records)
+        self.charged_bytes = self.sizes.cost(0, len(records))
         self._unfinished_bytes = 0
         self._drained = False
 
@@ -201,7 +241,7 @@ class Page:
     def drain(self) -> int:
         """All records of this page were handed out; returns the freed bytes."""
         self._drained = True
-        self.records = ()
+        self.records, self.sizes = (), NO_SIZES
         return self._settle()
 
     def _settle(self) -> int:
@@ -224,12 +264,11 @@ class Window:
         self._unpacker = unpacker
         self._pages: deque[Page] = deque()
         self._page: Page | None = None
-        self._slices: Iterator[list[Record[bytes]]] = iter(())
+        self._slices: Iterator[Unpacked] = NO_SLICES
         self._slice: list[Record[bytes]] = []
-        self._index = 0
-        self._data_ends: list[int] = []
-        """Cumulative payload sizes of the records in the slice."""
-        self._slice_cost = 0
+        self._sizes = NO_SIZES
+        """Of the records in the slice, which begin there at `_first`."""
+        self._index = self._first = 0
         self._held_bytes = 0
         """Charged and not freed yet."""
         self._freed_bytes = 0
@@ -257,13 +296,12 @@ class Window:
         """The next records of one page, up to the limits, but at least one if there is one."""
         if self.is_empty:
             return None
-        page, start, ends = self._page, self._index, self._data_ends
+        page, start, first, sizes = self._page, self._index, self._first, self._sizes
         assert page is not None
         stop = self._index = self._reach(count_max, data_bytes_max)
-        if stop - start == len(self._slice):
-            return RecordSlice(self._slice, ends[stop], page, self._slice_cost)
-        records = self._slice[start:stop]
-        return RecordSlice(records, ends[stop] - ends[start], page, cost_of(records))
+        records = self._slice if stop - start == len(self._slice) else self._slice[start:stop]
+        data_bytes, cost = sizes.data_bytes(first + start, first + stop), sizes.cost(first + start, first + stop)
+        return RecordSlice(records, data_bytes, page, cost)
 
     def peek_some(self, count_max: int, data_bytes_max: int) -> list[Record[bytes]]:
         """The records that `pull_some` would return."""
@@ -271,9 +309,8 @@ class Window:
 
     def _reach(self, count_max: int, data_bytes_max: int) -> int:
         """The end of the records that fit; at least one always does."""
-        start, ends = self._index, self._data_ends
-        fitting = bisect_right(ends, ends[start] + data_bytes_max) - 1
-        return min(max(fitting, start + 1), start + count_max, len(self._slice))
+        stop, first = min(self._index + count_max, len(self._slice)), self._first
+        return self._sizes.reach(first + self._index, first + stop, data_bytes_max) - first
 
     def peek(self) -> Record[bytes] | None:
         """The record that `pull` would return."""
@@ -288,23 +325,29 @@ class Window:
             some = next(self._slices, None)
             if some is not None:
                 self._show(some)
-                assert self._page is not None
-                self._page.take(self._slice_cost)
                 return True
             if self._page is not None:
                 self._free(self._page.drain())
                 self._page = None
-                self._show([])
+                self._show_nothing()
             if not self._pages:
                 return False
             self._page = self._pages.popleft()
             self._slices = self._unpacker.unpack(self._page.records, self._page.after)
 
-    def _show(self, some: list[Record[bytes]]) -> None:
-        self._slice, self._index = some, 0
-        self._data_ends = [0, *accumulate([len(record.data) for record in some])]
-        key_bytes = sum([len(record.partition_key) for record in some])
-        self._slice_cost = self._data_ends[-1] + key_bytes + RECORD_OVERHEAD_BYTES * len(some)
+    def _show_nothing(self) -> None:
+        self._slices, self._slice, self._sizes, self._index, self._first = NO_SLICES, [], NO_SIZES, 0, 0
+
+    def _show(self, some: Unpacked) -> None:
+        records, place = some
+        page = self._page
+        assert page is not None
+        self._slice, self._index = records, 0
+        if place is None:
+            self._sizes, self._first = Sizes(records), 0
+        else:
+            self._sizes, self._first = page.sizes, place
+        page.take(self._sizes.cost(self._first, self._first + len(records)))
 
     def finish(self, record: Record[bytes], page: Page) -> None:
         freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
@@ -333,5 +376,4 @@ class Window:
         self._free(self._held_bytes)
         self._pages.clear()
         self._page = None
-        self._slices = iter(())
-        self._show([])
+        self._show_nothing()

@@ -1,1 +1,1 @@
-"""Lineage: which shards there are, who descends from whom, and where a hash key goes."""
+"""Lineage: which shards there are, and which descends from which."""

@@ -15,7 +15,7 @@
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
@@ -138,13 +138,13 @@ def missing_leases(
     def order(shard_id: str) -> tuple[int, str]:
         return creation_order(scope[shard_id]) if shard_id in scope else (0, shard_id)
 
-    known = _Known(rows, RowsByKeys(rows), {row.key.shard_id: number for number, row in enumerate(rows)})
-    return tuple(_lease(stream, graph, shard_id, scope, known) for shard_id in sorted(oldest, key=order))
+    by_id, by_keys = {row.key.shard_id: row for row in rows}, RowsByKeys(rows)
+    return tuple(_lease(stream, graph, shard_id, scope, by_id, by_keys) for shard_id in sorted(oldest, key=order))
 
 
 def accounted_for(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
-    """Shards that have a row, or that need none: those before them, but not those whose rows somebody has deleted
-    before they were finished, nor what lies before these.
+    """Shards that have a row, and their ancestors, which need none. A shard whose row somebody has deleted is excluded,
+    with its ancestors, unless it was finished.
     """
     named = {row.key.shard_id: None for row in rows}
     finished = _surely_finished(graph, rows)
@@ -152,6 +152,10 @@ def accounted_for(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
     in_doubt = deleted | graph.ancestors(deleted)
     before = graph.ancestors(named)
     return named | {shard_id: None for shard_id in before if shard_id in finished or shard_id not in in_doubt}
+
+
+def unfinished_shards(rows: Iterable[LeaseRow]) -> tuple[str, ...]:
+    return tuple(sorted(row.key.shard_id for row in rows if not row.is_finished))
 
 
 def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
@@ -191,29 +195,27 @@ def had_row(lease: LeaseRow, rows: Sequence[LeaseRow]) -> bool:
     return not may_be_new or lease.key.shard_id in deleted_shards(rows)
 
 
-class _Known(NamedTuple):
-    rows: Sequence[LeaseRow]
-    by_keys: RowsByKeys
-    numbers: Mapping[str, int]
-    """Where the row of each shard is in `rows`."""
-
-
-def _lease(stream: StreamRow, graph: ShardGraph, shard_id: str, scope: Mapping[str, Shard], known: _Known) -> LeaseRow:
+def _lease(
+    stream: StreamRow,
+    graph: ShardGraph,
+    shard_id: str,
+    scope: Mapping[str, Shard],
+    by_id: Mapping[str, LeaseRow],
+    by_keys: RowsByKeys,
+) -> LeaseRow:
     parents = graph.parents(shard_id)
-    near = known.by_keys.near(graph.hash_key_range(shard_id))
+    near = by_keys.near(graph.hash_key_range(shard_id))
     # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished, or
     # their ends would create this lease; but its fence tokens must go above theirs (rule U3).
     before = [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, near)]
-    found = sorted(known.numbers[name] for name in dict.fromkeys([*parents, *before]) if name in known.numbers)
-    rows = [known.rows[number] for number in found]
-    waits_for = tuple(row.key.shard_id for row in rows)
+    waits_for = tuple(sorted({name for name in (*parents, *before) if name in by_id}))
     # A shard with a parent in scope was created after the origin: read all of it.
     is_root = not waits_for and not any(parent in scope for parent in parents)
     return LeaseRow(
         key=LeaseKey(stream.stream_key, stream.generation, shard_id),
         start=stream.origin if is_root else TRIM_HORIZON,
         waits_for=waits_for,
-        version=first_version(waits_for, rows),
+        version=first_version(waits_for, [by_id[name] for name in waits_for]),
         hash_key_range=graph.hash_key_range(shard_id),
-        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, near, known.numbers)),
+        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, near, by_id)),
     )

@@ -25,8 +25,6 @@ from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, Stre
 from anabranch._model.streams import TRIM_HORIZON, Shard
 from anabranch._wire.messages import StreamSummary
 
-"""Why a shard that was read to its end is stalled: some of its children are still unknown."""
-
 _SAME_CREATION_SECONDS: Final = 1.0
 """JSON and CBOR round creation times differently, by less than this. Deleting and creating a stream takes longer."""
 

@@ -157,11 +157,6 @@ def deleted_shards(rows: Iterable[LeaseRow]) -> Ids:
     return {shard_id: None for shard_id in expected if shard_id not in named}
 
 
-def unfinished_ancestors(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[str, ...]:
-    unfinished = (row for row in rows if not row.is_finished)
-    return tuple(row.key.shard_id for row in ancestors_by_keys(graph, shard_id, unfinished))
-
-
 def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]) -> tuple[LeaseRow, ...]:
     """Leases of shards that held some of this shard's hash keys before it.
 
@@ -209,13 +204,14 @@ class RowsByKeys:
 def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[LeaseRow]) -> Ids:
     """Those of the shards that descend from an unfinished lease, by parent ids or by hash keys."""
     asked = dict.fromkeys(shard_ids)
-    by_name = graph.descendants([row.key.shard_id for row in rows if not row.is_finished])
-    unfinished = RowsByKeys(row for row in rows if not row.is_finished)
+    unfinished = [row for row in rows if not row.is_finished]
+    by_name = graph.descendants([row.key.shard_id for row in unfinished])
+    rows_by_keys = RowsByKeys(unfinished)
     by_keys = [
         shard_id
         for shard_id in asked
         if shard_id not in by_name
-        and unfinished_ancestors(graph, shard_id, unfinished.near(graph.hash_key_range(shard_id)))
+        and ancestors_by_keys(graph, shard_id, rows_by_keys.near(graph.hash_key_range(shard_id)))
     ]
     found = by_name | dict.fromkeys(by_keys) | graph.descendants(by_keys)
     return {shard_id: None for shard_id in asked if shard_id in found}
@@ -285,17 +281,3 @@ def _parents(graph: ShardGraph, shard_id: str) -> tuple[str, ...]:
     """As the service lists them, if known: the graph also counts every shard that a row waits for."""
     listed = graph.listed.get(shard_id)
     return graph.parents(shard_id) if listed is None else listed.parent_shard_ids
-
-
-class Routes:
-    """The open shards of one listing. A hash key without a shard means that the listing is outdated."""
-
-    def __init__(self, shards: Iterable[Shard]) -> None:
-        self._shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
-        self._starts = [shard.hash_key_range.start for shard in self._shards]
-
-    def shard_of(self, hash_key: int) -> Shard | None:
-        index = bisect_right(self._starts, hash_key) - 1
-        if index < 0 or hash_key not in self._shards[index].hash_key_range:
-            return None
-        return self._shards[index]

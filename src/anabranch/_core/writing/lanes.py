@@ -18,7 +18,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final, Literal
 
@@ -72,10 +72,22 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 REMEMBERED_KEYS_MAX: Final = 1 << 16
-DELIVERY_TIMEOUT: Final = "DeliveryTimeout"
-"""The code of an attempt that was not made, because the record's time was up."""
 SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
 _GROWTH_BYTES: Final = AGGREGATE_BYTES_BUSY - AGGREGATE_BYTES
+
+
+class LocalCode:
+    """Codes of attempts that failed in the producer, not in the service."""
+
+    TIMEOUT: Final = "DeliveryTimeout"
+    """The attempt was not made: the record's delivery timeout had passed."""
+    ORDER: Final = "OrderKept"
+    CLOSED: Final = "ProducerClosed"
+    FAILED: Final = "ProducerFailed"
+    BROKEN: Final = "AnswerBroken"
+    WRONG_SHARD: Final = "Wrong Shard"
+    """The KPL's term for an aggregate that landed in a shard where not all of its records belong."""
+
 
 LaneId = str | tuple[str, str] | MappedShard | None
 """A partition key, with its explicit hash key if it has one; a shard; or None: unordered records of unknown shards."""
@@ -224,9 +236,9 @@ class Lanes:
     """
 
     __slots__ = (
-        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_pace_of_unknown", "_paces",
+        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_pace_of_unknown",
         "_queues", "_shard_lanes", "_stream", "aggregate", "bundles", "counted", "ended", "epoch", "failures",
-        "is_ordered", "lane_of_key", "packing", "predicts", "ready", "shard_map", "shards_counted",
+        "is_ordered", "lane_of_key", "paces", "packing", "predicts", "ready", "shard_map", "shards_counted",
     )  # fmt: skip
 
     def __init__(self, stream: str, options: WriteOptions, failures: UnseenFailures, entropy: Entropy) -> None:
@@ -258,7 +270,8 @@ class Lanes:
         self._linger_ms = options.linger_ms
         self._generation = self.shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
-        self._paces: dict[str, ShardPace] = {}
+        self.paces: dict[str, ShardPace] = {}
+        """By shard id, of the shards in the map that were written to."""
         self._pace_of_unknown: ShardPace | None = None
         self._shard_lanes: dict[str | None, WriteLane] = {}
         self._key_lanes: dict[LaneId, WriteLane] = {}
@@ -328,9 +341,9 @@ class Lanes:
         return self._pace_of_unknown
 
     def _pace_of(self, shard_id: str, now_ms: int) -> ShardPace:
-        pace = self._paces.get(shard_id)
+        pace = self.paces.get(shard_id)
         if pace is None:
-            pace = self._paces[shard_id] = self._options.make_pace(now_ms)
+            pace = self.paces[shard_id] = self._options.make_pace(now_ms)
             if self._pace_of_unknown is not None:
                 pace.spend(*self._pace_of_unknown.spent(now_ms))  # it may all have gone to this shard
         return pace
@@ -352,7 +365,7 @@ class Lanes:
         return self._shard_lanes.get(None if shard is None else shard.shard_id)
 
     def pace_of(self, shard_id: str | None) -> ShardPace | None:
-        return None if shard_id is None else self._paces.get(shard_id)
+        return None if shard_id is None else self.paces.get(shard_id)
 
     # order
 
@@ -417,7 +430,7 @@ class Lanes:
         self.ready.clear()
         self._queues.clear()
         current = {shard.shard_id for shard in self.shard_map.shards}
-        self._paces = {shard_id: pace for shard_id, pace in self._paces.items() if shard_id in current}
+        self.paces = {shard_id: pace for shard_id, pace in self.paces.items() if shard_id in current}
         displaced: list[Bundle] = []
         shard_lanes, self._shard_lanes = self._shard_lanes, {}
         for shard_id, lane in shard_lanes.items():
@@ -601,10 +614,6 @@ class Lanes:
             counted = self.shards_counted[shard_id] = WriteCounters()
         return counted
 
-    def paces(self) -> Mapping[str, ShardPace]:
-        """By shard id, of the shards in the map that were written to."""
-        return self._paces
-
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         self._mark_failed(bundle, attempt, maybe_written=maybe_written)
         self.failures.add(bundle.records)
@@ -617,7 +626,7 @@ class Lanes:
         bundle.attempts = (*bundle.attempts, attempt)
         bundle.failures = self.failures
         self.counted.failed_count += len(bundle.records)
-        if attempt.code == DELIVERY_TIMEOUT:
+        if attempt.code == LocalCode.TIMEOUT:
             self.counted.expired_count += len(bundle.records)
 
     def fail_all(self, attempt: Attempt) -> None:

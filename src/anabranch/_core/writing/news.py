@@ -1,4 +1,4 @@
-"""What a producer tells about one stream: what was delivered, at most once a second, and when a trouble is over."""
+"""Events about the writes to one stream: progress, at most once a second, and recoveries."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -23,7 +23,7 @@ class WriteNews:
         """Shards that were reported as throttled, and since when."""
         self._map_has_failed = False
 
-    # what goes wrong
+    # failures
 
     def call_failed(self, now_ms: int) -> None:
         self._failure_count += 1
@@ -36,7 +36,7 @@ class WriteNews:
     def listing_failed(self) -> None:
         self._map_has_failed = True
 
-    # what is over, and what flows
+    # recoveries and progress
 
     def listed(self) -> Iterator[Event]:
         if self._map_has_failed:

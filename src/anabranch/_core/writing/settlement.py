@@ -35,26 +35,21 @@ class Outcome(Enum):
     __hash__ = object.__hash__  # Enum's own is a Python function, and every record's outcome is looked up
 
     # the entry was written
-    WHERE_PREDICTED = auto()
-    SINGLE_RECORD = auto()
-    """Any shard is right for a record that is not in an aggregate."""
-    ELSEWHERE_IN_RANGE = auto()
-    ELSEWHERE_STRADDLING = auto()
-    ELSEWHERE_UNKNOWN = auto()
+    WRITTEN = auto()
+    WRITTEN_STRADDLING = auto()
+    """In a shard where not all records of the aggregate belong."""
+    WRITTEN_ELSEWHERE = auto()
     """In a shard whose range is not known yet."""
     # the entry was not written
     ENTRY_THROTTLED = auto()
     ENTRY_FAILED = auto()
-    # the whole call
-    CALL_REJECTED_FOR_NOW = auto()
-    """Over a quota, an expired token, a stream that is changing: not written, a retry may succeed."""
-    CALL_UNAVAILABLE = auto()
-    CALL_UNANSWERED = auto()
-    CALL_NOT_SENT = auto()
+    # the whole call; or one entry whose result says nothing
+    CALL_NOT_WRITTEN = auto()
+    """It was not sent, or was rejected for now (over a quota, an expired token, a stream that is changing)."""
+    CALL_MAYBE_WRITTEN = auto()
+    """The service failed, did not answer, or its response does not have one result per entry."""
     CALL_INVALID = auto()
     CALL_REFUSED = auto()
-    RESPONSE_BROKEN = auto()
-    """It does not have one result per entry."""
 
 
 class NextStep(Enum):
@@ -87,21 +82,16 @@ class RetryAction(msgspec.Struct, frozen=True):
 
 
 RETRY_TABLE: Final = {
-    Outcome.WHERE_PREDICTED: RetryAction(NextStep.DELIVERED),
-    Outcome.SINGLE_RECORD: RetryAction(NextStep.DELIVERED),
-    Outcome.ELSEWHERE_IN_RANGE: RetryAction(NextStep.DELIVERED),
+    Outcome.WRITTEN: RetryAction(NextStep.DELIVERED),
     # Written, but consumers that check ranges skip it. Others may see its records twice.
-    Outcome.ELSEWHERE_STRADDLING: RetryAction(NextStep.REPACK, maybe_written=True, pause=Pause.SHARD),
-    Outcome.ELSEWHERE_UNKNOWN: RetryAction(NextStep.AWAIT_MAP, maybe_written=True),
+    Outcome.WRITTEN_STRADDLING: RetryAction(NextStep.REPACK, maybe_written=True, pause=Pause.SHARD),
+    Outcome.WRITTEN_ELSEWHERE: RetryAction(NextStep.AWAIT_MAP, maybe_written=True),
     Outcome.ENTRY_THROTTLED: RetryAction(NextStep.SEND_AGAIN, pause=Pause.SHARD_IF_MOST_THROTTLED),
     Outcome.ENTRY_FAILED: RetryAction(NextStep.SEND_AGAIN, pause=Pause.SHARD_IF_MOST_FAILED),
-    Outcome.CALL_REJECTED_FOR_NOW: RetryAction(NextStep.SEND_AGAIN, pause=Pause.STREAM),
-    Outcome.CALL_UNAVAILABLE: RetryAction(NextStep.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),
-    Outcome.CALL_UNANSWERED: RetryAction(NextStep.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),
-    Outcome.CALL_NOT_SENT: RetryAction(NextStep.SEND_AGAIN, pause=Pause.STREAM),
+    Outcome.CALL_NOT_WRITTEN: RetryAction(NextStep.SEND_AGAIN, pause=Pause.STREAM),
+    Outcome.CALL_MAYBE_WRITTEN: RetryAction(NextStep.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),
     Outcome.CALL_INVALID: RetryAction(NextStep.BISECT),
     Outcome.CALL_REFUSED: RetryAction(NextStep.FAIL),
-    Outcome.RESPONSE_BROKEN: RetryAction(NextStep.SEND_AGAIN, maybe_written=True, pause=Pause.STREAM),
 }
 
 
@@ -109,17 +99,15 @@ def outcome_of_result(result: PutRecordsResultEntry, bundle: Bundle, shard_map: 
     if result.error_code is not None:
         return Outcome.ENTRY_THROTTLED if result.error_code == _THROTTLED else Outcome.ENTRY_FAILED
     if result.shard_id is None or result.sequence_number is None:
-        return Outcome.RESPONSE_BROKEN
-    if not bundle.is_aggregate:
-        return Outcome.SINGLE_RECORD
+        return Outcome.CALL_MAYBE_WRITTEN
+    if not bundle.is_aggregate:  # any shard is right for a single record
+        return Outcome.WRITTEN
     if bundle.predicted is not None and bundle.predicted.shard_id == result.shard_id:
-        return Outcome.WHERE_PREDICTED
+        return Outcome.WRITTEN
     actual = shard_map.find(result.shard_id, now_ms)
     if actual is not None:
-        return Outcome.ELSEWHERE_IN_RANGE if bundle.is_within(actual) else Outcome.ELSEWHERE_STRADDLING
-    if bundle.has_one_hash_key:
-        return Outcome.ELSEWHERE_IN_RANGE
-    return Outcome.ELSEWHERE_UNKNOWN
+        return Outcome.WRITTEN if bundle.is_within(actual) else Outcome.WRITTEN_STRADDLING
+    return Outcome.WRITTEN if bundle.has_one_hash_key else Outcome.WRITTEN_ELSEWHERE
 
 
 def outcome_of_error(error: AnabranchError) -> Outcome:
@@ -127,11 +115,11 @@ def outcome_of_error(error: AnabranchError) -> Outcome:
         case InvalidRequestError():
             return Outcome.CALL_INVALID
         case TransportError():
-            return Outcome.CALL_UNANSWERED if error.maybe_sent else Outcome.CALL_NOT_SENT
+            return Outcome.CALL_MAYBE_WRITTEN if error.maybe_sent else Outcome.CALL_NOT_WRITTEN
         case UnavailableError():
-            return Outcome.CALL_UNAVAILABLE
+            return Outcome.CALL_MAYBE_WRITTEN
         case ServiceError() if error.retryable:
-            return Outcome.CALL_REJECTED_FOR_NOW
+            return Outcome.CALL_NOT_WRITTEN
         case _:
             return Outcome.CALL_REFUSED
 

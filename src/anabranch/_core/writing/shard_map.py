@@ -8,8 +8,8 @@
 - The last listing stays in use in every state, also during a refresh. Only a shard that a response has disproved is
   removed at once; `predict` returns None for its range until the next listing.
 - `predict` returns None while nothing is known. Then records are sent alone: an aggregate might straddle two shards.
-- `invalidate` can be called for every surprising response. If the response is older than the listing, or names a shard
-  that the listing no longer has, it does nothing.
+- `learn` can be called for every surprising response. If the response is older than the listing, or was predicted for a
+  shard that the listing no longer has, it does nothing.
 - Shards that left the listing are kept for a minute: records in flight were predicted for them, and shortly after a
   reshard the service may still write to them.
 
@@ -128,24 +128,16 @@ class ShardMap:
 
     # responses
 
-    def invalidate(self, seen_at_ms: int, predicted: MappedShard) -> bool:
-        """A response seen at that time contradicts the prediction. False if the map is newer than that."""
-        if self.updated_at_ms is not None and seen_at_ms <= self.updated_at_ms:
-            return False
-        if not self.is_current(predicted):
-            return False
-        self._move("invalidate")
-        return True
-
     def learn(self, predicted: MappedShard, digest: bytes, shard_id: str, now_ms: int) -> None:
         """A record with this hash key was predicted for one shard, and another one took or refused it."""
-        if shard_id == predicted.shard_id:
+        is_newer = self.updated_at_ms is None or now_ms > self.updated_at_ms
+        if shard_id == predicted.shard_id or not is_newer or not self.is_current(predicted):
             return
         actual = self.find(shard_id, now_ms)
         if actual is not None and actual.holds(digest):
             return  # shortly after a reshard the service may still write to the parent
-        if self.invalidate(now_ms, predicted):
-            self._use([shard for shard in self._shards if shard != predicted], now_ms)
+        self._move("invalidate")
+        self._use([shard for shard in self._shards if shard != predicted], now_ms)
 
     def request_refresh(self) -> None:
         """Asks for a listing that is newer than this moment."""

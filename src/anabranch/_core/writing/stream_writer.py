@@ -22,7 +22,7 @@ import msgspec
 
 from anabranch._core.backoff import backoff_ms
 from anabranch._core.writing.bundles import Bundle, OutgoingRecord, UnseenFailures
-from anabranch._core.writing.lanes import DELIVERY_TIMEOUT, Lanes, PutRecordsCall, WriteLane, WriteOptions, check_keys
+from anabranch._core.writing.lanes import Lanes, LocalCode, PutRecordsCall, WriteLane, WriteOptions, check_keys
 from anabranch._core.writing.limiter import RefusedShare, ShardPace
 from anabranch._core.writing.news import WriteNews
 from anabranch._core.writing.settlement import (
@@ -71,18 +71,6 @@ _ORDER_MESSAGE: Final = "an earlier record of this key failed, and that failure 
 _NO_RESULT: Final = PutRecordsResultEntry()
 
 R = TypeVar("R", bound=OutgoingRecord)
-
-
-class LocalCode:
-    """Codes of attempts that failed in the producer, not in the service."""
-
-    TIMEOUT: Final = DELIVERY_TIMEOUT
-    ORDER: Final = "OrderKept"
-    CLOSED: Final = "ProducerClosed"
-    FAILED: Final = "ProducerFailed"
-    BROKEN: Final = "AnswerBroken"
-    WRONG_SHARD: Final = "Wrong Shard"
-    """The KPL's word for an aggregate that landed in a shard where not all of its records belong."""
 
 
 class WriteSteps(NamedTuple):
@@ -136,7 +124,7 @@ class StreamWriter(Generic[R]):
         *,
         entropy: Entropy,
     ) -> None:
-        """`owner` is whom the handles tell that a failure was seen."""
+        """The handles tell `owner` when a failure was seen."""
         self.name = name
         self.stream = str(name)
         self.failures = UnseenFailures(owner, blocks_keys=options.order == "key" and options.after_failure == "fail")
@@ -206,7 +194,7 @@ class StreamWriter(Generic[R]):
         return record
 
     def put_made(self, record: R, cost_bytes: int, now_ms: int) -> R:
-        """As `put`, for a record that was made before. Its data must not be longer than `tagged_bytes_max` if it has
+        """As `put`, for a record that exists already. Its data must not be longer than `tagged_bytes_max` if it has
         tags.
         """
         partition_key, explicit_hash_key = record.partition_key, record.explicit_hash_key
@@ -363,7 +351,7 @@ class StreamWriter(Generic[R]):
 
     def writes(self, now_ms: int) -> StreamWrites:
         """The current state, for `status()`."""
-        counted, paces = self._lanes.shards_counted, self._lanes.paces()
+        counted, paces = self._lanes.shards_counted, self._lanes.paces
         return StreamWrites(
             stream=self.stream,
             pending_count=self.count_pending(),
@@ -397,7 +385,7 @@ class StreamWriter(Generic[R]):
         elif len(response.entries) != len(call.entries):
             message = "the response does not have one result per entry"
             attempt = self._attempt(call, now_ms, LocalCode.BROKEN, message, response.request_id)
-            self._on_whole_call(call, Outcome.RESPONSE_BROKEN, attempt, now_ms)
+            self._on_whole_call(call, Outcome.CALL_MAYBE_WRITTEN, attempt, now_ms)
         else:
             self._on_results(call, response, now_ms)
         return self._steps()
@@ -491,8 +479,8 @@ class StreamWriter(Generic[R]):
                 self._shard_map.request_refresh()
                 continue
             outcome = outcome_of_result(waiting.result, waiting.bundle, self._shard_map, now_ms)
-            if outcome is Outcome.ELSEWHERE_UNKNOWN:
-                outcome = Outcome.ELSEWHERE_STRADDLING
+            if outcome is Outcome.WRITTEN_ELSEWHERE:
+                outcome = Outcome.WRITTEN_STRADDLING
             self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
 
     def on_listing_failed(self, error: AnabranchError, now_ms: int) -> WriteSteps:
@@ -501,7 +489,7 @@ class StreamWriter(Generic[R]):
         self._shard_map.fail(now_ms)
         awaiting_map, self._awaiting_map = self._awaiting_map, []
         for waiting in awaiting_map:
-            outcome = Outcome.ELSEWHERE_STRADDLING
+            outcome = Outcome.WRITTEN_STRADDLING
             self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
         self._news.listing_failed()
         self._events.append(ShardMapFailed(stream=self.stream, error=str(error)))

@@ -64,12 +64,12 @@ async def drive(
         result: T = done.value
         return result
     finally:
-        steps.close()  # if it was cancelled in a call: that has no answer
+        steps.close()  # if it was cancelled during a call, there is no answer to send
         after_step()
 
 
 class StoreCaller:
-    """Calls a lease store, each time with a deadline, and counts the calls. It is used on one event loop."""
+    """Calls a lease store, each time with a deadline, and counts the calls. Used on one event loop."""
 
     def __init__(self, store: LeaseStore, clock: Clock) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class StoreCaller:
         self.throttle_count = 0
 
     async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
-        """What the store returned, or `NoAnswer`. What is wrong for good (no database, another schema) raises."""
+        """What the store returned, or `NoAnswer`. Raises errors that no retry fixes (no database, another schema)."""
         deadline_ms, began_ms = call.deadline_ms or deadline_ms, self._clock.now_ms()
         try:
             async with asyncio.timeout(deadline_ms / 1000):

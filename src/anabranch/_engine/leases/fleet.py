@@ -36,13 +36,13 @@ from anabranch._core.leases.store_calls import (
 )
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import gate
+from anabranch._core.shards.bootstrap import unfinished_shards
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.drive import StoreCaller, drive, moment_of
 from anabranch._engine.leases.heartbeats import ExitOnLeaseExpiry, HeartbeatSender, HeartbeatThread
 from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Shard, ShardFilter
-from anabranch.errors import LeaseStoreCode
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import ClockSkew, Reason, StoreAccessDenied, StoreThrottled, StoreUnreachable
@@ -72,10 +72,10 @@ class Fleet:
         describe: Callable[[], Description],
         running_calls: Callable[[], Sequence[Event]] | None = None,
     ) -> None:
-        """`on_change` is called in the step in which a lease comes, goes or is requested. `on_status` is called after
-        each answered heartbeat: the fence may have moved. `describe` is what heartbeats report about the worker.
-        `running_calls` are the handler calls that run now, asked on the heartbeat thread; None: they do not end the
-        process (`on_zombie`).
+        """`on_change` is called in the step in which a lease is taken, lost or requested. `on_status` is called after
+        each answered heartbeat: the fence may have moved. `describe` returns what heartbeats report about the worker.
+        `running_calls` returns the handler calls that run now; it is called on the heartbeat thread. None: the process
+        does not exit because of them (`on_zombie`).
         """
         self.timing = timing
         self._machine = LeaseMachine(profile, timing, ports.entropy)
@@ -84,9 +84,8 @@ class Fleet:
         self.store = StoreCaller(ports.store, ports.clock)
         self.heartbeat_store = StoreCaller(ports.store, ports.clock)
         """Calls from the heartbeat thread."""
-        self.loop_lag_ms = 0
-        """How late the event loop was at the last look."""
         self.loop_lags = TimeBuckets()
+        """How late the event loop was, measured every half second."""
         self._group = group
         self._stall_limit_ms = stall_limit_ms
         self._on_change = on_change
@@ -131,6 +130,11 @@ class Fleet:
         ]
         return any(self.is_live(owner) for owner in owners)
 
+    def unfinished(self, stream_key: str) -> tuple[str, ...]:
+        """The shards of the stream with an unfinished lease, as far as is known here."""
+        leases = self._machine.table.leases.values()
+        return unfinished_shards(row for row in leases if row.key.stream_key == stream_key)
+
     def forget_vanished(self, stream_key: str) -> None:
         """All leases of the stream have their rows again."""
         vanished = self._machine.table.vanished
@@ -147,17 +151,16 @@ class Fleet:
         return None if self._machine.trouble is None else self._machine.trouble.error
 
     @property
-    def store_trouble(self) -> tuple[str, LeaseStoreCode] | None:
+    def store_trouble(self) -> NoAnswer | None:
         """Why the last heartbeat or the last other store call had no answer; None if both had one."""
-        trouble = self._machine.heartbeat.status.trouble or self._machine.trouble
-        return None if trouble is None else (trouble.error, trouble.code)
+        return self._machine.heartbeat.status.trouble or self._machine.trouble
 
     @property
     def blocked_reason(self) -> Reason | None:
         """Why nothing may be started on any lease now; None if it may."""
         if self.may_start():
             return None
-        trouble = self._machine.heartbeat.status.trouble or self._machine.trouble
+        trouble = self.store_trouble
         if trouble is None:
             return StoreUnreachable(error=None)
         return _STORE_REASONS.get(trouble.code, StoreUnreachable)(error=trouble.error)
@@ -194,7 +197,7 @@ class Fleet:
 
     def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
         """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
-        `before_ms`, only before that time: one look at the clock for both.
+        `before_ms`, only before that time: the clock is read once for both.
         """
         gate = self._machine.heartbeat.gate
         until_ms, ahead_ms_max = gate.limit
@@ -212,12 +215,13 @@ class Fleet:
         return row is not None and row.state == "live"
 
     def is_waiting_or_read(self, row: LeaseRow) -> bool:
-        """Whether a shard waits for its parents, or a live member reads it."""
-        if gate.open_parents(row, self._machine.table.leases):
-            return True
-        return row.owner is not None and self._machine.detector.is_heartbeating(row.owner, self._clock.now_ms())
+        """Whether a shard waits for its parents, or another worker reads it."""
+        machine = self._machine
+        return bool(gate.open_parents(row, machine.table.leases)) or machine.is_read_by_others(
+            row, self._clock.now_ms()
+        )
 
-    # the whole life
+    # from start to end
 
     async def open(self, app: AppRow, store_name: str, *, may_create: bool) -> AppRow:
         return await self._drive(self._machine.open(app, store_name, moment_of(self._clock), may_create=may_create))
@@ -265,7 +269,7 @@ class Fleet:
         return await self._drive(self._machine.leave(moment_of(self._clock)))
 
     def close(self) -> None:
-        """Sends no more heartbeats, without a word to the store: others will notice."""
+        """Stops the heartbeats without telling the store; other members notice that they are missing."""
         self._stop_heartbeats()
 
     # leases
@@ -307,11 +311,11 @@ class Fleet:
 
     async def call(self, call: StoreCall[T]) -> T | None:
         """A read, or a write whose outcome no lease depends on; None if there was no answer."""
-        steps = self._machine.call(call, moment_of(self._clock))
-        return await self._drive(steps)
+        answer = await self.ask(call)
+        return None if isinstance(answer, NoAnswer) else answer
 
     async def ask(self, call: StoreCall[T]) -> T | NoAnswer:
-        """As `call`, where None is an answer, too."""
+        """As `call`, but a call without an answer returns `NoAnswer`: None may be an answer."""
         steps = self._machine.ask(call, moment_of(self._clock))
         return await self._drive(steps)
 
@@ -347,7 +351,7 @@ class Fleet:
                 case ReportChanged():
                     self._wake_heartbeats()
                 case StoreUnanswered() | StoreAnswered() if self._has_joined:
-                    pass  # from then on, the run's watch tells it once for all calls
+                    pass  # `RunWatch` reports these, once for all calls
                 case _:
                     self._ports.emit(change)
 
@@ -360,7 +364,7 @@ class Fleet:
             thread = HeartbeatThread(ports.clock, self._stall_limit_ms, ports.emit)
 
             def on_status() -> None:
-                with contextlib.suppress(RuntimeError):  # the main loop is closed: nobody is left to be told
+                with contextlib.suppress(RuntimeError):  # the main loop is closed
                     loop.call_soon_threadsafe(self._on_status)
 
         self._sender = HeartbeatSender(
@@ -388,8 +392,7 @@ class Fleet:
                 raise thread.failure
             due_ms = self._clock.now_ms() + TICK_MS
             await self._clock.sleep_until_ms(due_ms)
-            self.loop_lag_ms = max(0, self._clock.now_ms() - due_ms)
-            self.loop_lags.add(self.loop_lag_ms)
+            self.loop_lags.add(self._clock.now_ms() - due_ms)
 
     def _wake_heartbeats(self) -> None:
         if self._thread is not None:
@@ -412,12 +415,12 @@ class Fleet:
 
 
 _joined: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
-"""Of this process: the hook below belongs to the process too, and cannot be removed."""
+"""The fleets of this process that have joined. One hook serves them all, because a fork hook cannot be removed."""
 
 
 def _end_in_forks(fleet: Fleet) -> None:
-    """The kernel copies a process with its identity and its fence; both would pass for one member. So every member is
-    ended in the child, before any other code runs there. The child must join as a new member.
+    """A fork copies the member's identity and fence, so parent and child would act as one member. So every member ends
+    in the child, before any other code runs there. The child must join as a new member.
     """
     _joined.add(fleet)
 

@@ -1,9 +1,9 @@
 """Sends one member's heartbeats, on a thread of their own so that a busy handler cannot starve them.
 
-The thread has its own event loop. It shares two references with the rest: the report that it is given, and the status
-that it publishes. It sends only while the main loop turns: past the stall limit it stops on purpose, because a process
+The thread has its own event loop. It shares two references with the rest: the report that it sends, and the status that
+it publishes. If the main loop is blocked for longer than the stall limit, the thread stops sending, because a process
 that does nothing must not keep its shards. Long before that it reports the stack that blocks the loop. C code that
-holds the interpreter's lock starves this thread too; then the fence holds, since it is compared and never signalled.
+holds the interpreter's lock starves this thread too. The fence still holds then: it is compared, never signalled.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ LOOKS_IN_SLACK = 3
 
 
 class HeartbeatSender:
-    """Drives a `HeartbeatState`, on a thread or as a task beside the others (in the simulation)."""
+    """Drives a `HeartbeatState`, on the heartbeat thread or (in a simulation) as a task of the main loop."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class HeartbeatSender:
         self._published = state.status
 
     async def run(self) -> None:
-        """Until this member has ended."""
+        """Sends heartbeats until this member has ended."""
         await drive(self._state.run(moment_of(self._clock)), self._perform, self._clock, self._publish)
 
     def wake(self) -> None:
-        """There is something to report: send the next heartbeat now."""
+        """Sends the next heartbeat now: there is something to report."""
         self._state.wake(self._clock.now_ms())
         self._alarm.ring()
 
@@ -89,14 +89,14 @@ class HeartbeatThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self.failure: BaseException | None = None
-        """What ended the thread unexpectedly. The main loop looks at it with each tick."""
+        """What ended the thread unexpectedly. The main loop checks it with each tick."""
 
     def tick(self) -> None:
-        """The main loop turns."""
+        """The main loop is running."""
         self._ticked_at_ms = self._clock.now_ms()
 
     def is_stalled(self) -> bool:
-        """The main loop has been blocked for too long, or its thread is gone: nothing is renewed any more."""
+        """Whether the main loop has been blocked for too long, or its thread is gone: then no heartbeats are sent."""
         return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
 
     @property
@@ -137,7 +137,7 @@ class HeartbeatThread:
         except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
             self.failure = error
         finally:
-            started.set()  # also if it could not start, for lack of file descriptors: nobody waits for it forever
+            started.set()  # also if it could not start (no file descriptors left): `start` waits for this
 
     async def _run(self, sender: HeartbeatSender, guard: "ExitOnLeaseExpiry | None", started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -152,28 +152,29 @@ class HeartbeatThread:
                 task.cancel()
 
     async def _watch(self) -> None:
-        """Reports what blocks the main loop: after two seconds, each time that has doubled, and at the stall limit."""
-        said_ms, said_stalled, blocked_before_ms = BLOCKED_AFTER_MS // 2, False, 0
+        """Reports what blocks the main loop: after two seconds, each time the duration has doubled, and at the stall
+        limit.
+        """
+        reported_ms, stall_is_reported, blocked_before_ms = BLOCKED_AFTER_MS // 2, False, 0
         while True:
             if await self._was_paused():
-                continue  # nothing blocks the loop: the next look will find it turning
+                continue  # the pause is not the loop's fault; the next check sees whether it runs
             blocked_ms = self._clock.now_ms() - self._ticked_at_ms
             if blocked_ms < BLOCKED_AFTER_MS:
                 if blocked_before_ms >= BLOCKED_AFTER_MS:
                     self._emit(LoopUnblocked(blocked_ms=blocked_before_ms))
-                said_ms, said_stalled = BLOCKED_AFTER_MS // 2, False
-            elif self.is_stalled() and not said_stalled:
-                said_ms, said_stalled = blocked_ms, True
+                reported_ms, stall_is_reported = BLOCKED_AFTER_MS // 2, False
+            elif self.is_stalled() and not stall_is_reported:
+                reported_ms, stall_is_reported = blocked_ms, True
                 self._emit(LoopStalled(blocked_ms=blocked_ms, stack=self._stack()))
-            elif blocked_ms >= 2 * said_ms:
-                said_ms = blocked_ms
+            elif blocked_ms >= 2 * reported_ms:
+                reported_ms = blocked_ms
                 self._emit(LoopBlocked(blocked_ms=blocked_ms, stack=self._stack()))
             blocked_before_ms = blocked_ms
 
     async def _was_paused(self) -> bool:
-        """Waits until the next look; True if the whole process was paused meanwhile (stopped, or the machine was
-        suspended). A thread that was only starved of the interpreter's lock is late too, but then the processor was
-        used.
+        """Waits until the next check. True if the whole process was paused meanwhile (stopped, or the machine was
+        suspended). A thread that only lacked the interpreter's lock is late too, but then the process used the CPU.
         """
         due_ms, used_ns = self._clock.now_ms() + LOOK_EVERY_MS, time.process_time_ns()
         await self._clock.sleep_until_ms(due_ms)
@@ -186,10 +187,10 @@ class HeartbeatThread:
 
 
 class ExitOnLeaseExpiry:
-    """Ends the process before another member can start what still runs in this one (rule L11), if that was asked for.
+    """With `on_zombie="exit"`: ends the process before another member can start records that still run here (rule L11).
 
     For sinks that cannot refuse a late write by its fence token. It runs on the heartbeat thread, since a call that
-    outlives its lease may be what blocks the main loop. Fence and grace have passed before the others may begin.
+    outlives its lease may be what blocks the main loop. Other members start after fence and grace have passed.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """A thread with its own event loop and producer, for blocking callers.
 
 Callers append records to an inbox under one lock, so records are queued in call order. The main task of the loop takes
-them and waits while the producer's buffer is full; callers wait only for space in the inbox. If the producer rejects a
-record (only it knows the stream's size limit), the failure waits here to be seen, like any other.
+them, and waits while the producer's buffer is full; callers wait only for space in the inbox. If the producer rejects a
+record (only it knows the stream's size limit), the failure is kept here until somebody sees it.
 
-The thread ends by `close`; when everything is delivered, if the `SyncProducer` was garbage-collected without `close`
-(`retire`); and at the latest at interpreter exit, within `exit_timeout`. However it ends, no caller is left waiting.
+The thread ends with `close`; if the `SyncProducer` was garbage-collected without `close`, when everything is delivered
+(`retire`); at the latest at interpreter exit, within `exit_timeout`. However it ends, no caller is left waiting.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from anabranch._model.kinds import check_seconds
 from anabranch.errors import AnabranchError, BufferFull, DeliveryFailed, ProducerError, UsageError
 from anabranch.limits import MIB
 from anabranch.records import Attempt, PutResult
-from anabranch.reports import FlushReport, HealthReport, ProducerStatus
+from anabranch.reports import FlushReport
 
 _log = logging.getLogger("anabranch")
 
@@ -55,8 +55,6 @@ class AsyncProducer(Protocol):
     def buffered_bytes(self) -> int: ...
 
     def start(self) -> object: ...
-    def status(self) -> ProducerStatus: ...
-    def health(self) -> HealthReport: ...
     def put_nowait(
         self, value: bytes, partition_key: str, *, explicit_hash_key: str | None, stream: str | None
     ) -> Delivery: ...
@@ -132,7 +130,7 @@ class WriteThread:
         self.is_over = False
         """The loop has ended: its objects can be used without a race."""
         self.rejected: dict[int, SyncDelivery] = {}
-        """Records that the producer rejected. Nobody has seen that yet."""
+        """Records that the producer rejected, until somebody sees that."""
         self._producer = producer
         self._buffer_bytes = buffer_bytes
         self._delivery_timeout = delivery_timeout
@@ -195,12 +193,6 @@ class WriteThread:
         if not is_woken:
             self.call_soon(self._wake.set)
         return delivery
-
-    def status(self) -> ProducerStatus:
-        return self._producer.status()
-
-    def health(self) -> HealthReport:
-        return self._producer.health()
 
     def flush(self, deadline: float | None) -> FlushReport:
         return self._wait_for(self._call(self._flush(deadline)))
@@ -316,7 +308,7 @@ class WriteThread:
             taking.cancel()
 
     async def _close_producer(self) -> None:
-        """Does nothing, unless an unexpected error kept it from being closed."""
+        """Does nothing, unless an unexpected error prevented `close`."""
         try:
             await self._producer.close(deadline=self._exit_timeout)
         except AnabranchError as error:
@@ -326,7 +318,7 @@ class WriteThread:
         self._tasks.create_task(self._retire())
 
     async def _retire(self) -> None:
-        """Flushes first: if the interpreter exits meanwhile, its close has a shorter timeout."""
+        """Flushes before it closes: if the interpreter exits meanwhile, the exit hook closes with a shorter timeout."""
         await self._log_failures(self._flush(self._delivery_timeout))
         if self._begin_closing():
             await self._log_failures(self._close(0.0))

@@ -1,12 +1,12 @@
 """The producer's engine: a buffer for the records of all streams, and one task that sends them.
 
-In each step the task asks every stream that is due for calls, starts them, and wakes those who await records that have
-their outcome. A step runs after a put and when a deadline has passed. A response runs a step itself, so the callers
-that it concerns do not wait for the task. There is one timer, and none while the producer is idle.
+In each step the task asks every stream that is due for calls, starts them, and wakes the callers whose records have an
+outcome. A step runs after a put, and when a deadline has passed. A response runs a step itself, so its callers do not
+wait for the task. There is one timer, and none while the producer is idle.
 
 Puts are queued in call order. While some wait for buffer space, `put_nowait` raises `BufferFull`. Free space goes to
-the longest waiter first. Failures that nobody has seen keep their space; if a full buffer holds nothing else, the
-next put raises them.
+the put that has waited longest. Failures that nobody has seen keep their space; if a full buffer holds nothing else,
+the next put raises them.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ def _end_spans(bundle: Bundle) -> None:
 
 
 class _Wait(msgspec.Struct, frozen=True):
-    """A flush that waits for a condition, which is checked after each step."""
+    """A flush that waits for a condition. It is checked after each step."""
 
     is_over: Callable[[], bool]
     deadline_ms: int | None
@@ -220,7 +220,7 @@ class Writer:
         tracing: Tracing | None = None,
     ) -> None:
         self.used_bytes = 0
-        """Used by pending records and by failures that nobody has seen."""
+        """The bytes of pending records, and of failures that nobody has seen."""
         self._kinesis = kinesis
         self._clock = clock
         self._entropy = entropy
@@ -283,7 +283,7 @@ class Writer:
                     self._armed_ms = self._step()
                     await self._alarm.wait(self._armed_ms)
         except Exception as error:  # noqa: BLE001 -- supervisor: after any error every record gets an outcome
-            if not self._loop.is_closed():  # if it is, it ended without finishing this task
+            if not self._loop.is_closed():  # otherwise the loop ended without finishing this task
                 self._fail(error)
         finally:
             self._abandon()
@@ -649,7 +649,9 @@ class Writer:
             bundle.release()
 
     def _report_failures(self, failures: UnseenFailures, bundle: Bundle) -> None:
-        """To the tasks that await the record, else to the hook. Without either, the next flush raises the failure."""
+        """Reports each failure to the tasks that await the record, otherwise to the hook. Without either, the next
+        flush raises it.
+        """
         awaited = {id(record) for record, _ in bundle.waiters or ()}
         for record in bundle.records:
             if id(record) in awaited:

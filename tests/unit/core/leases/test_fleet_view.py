@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, StatusObserver, view_fleet
+from anabranch._core.leases.fleet_view import FleetObserver, FleetRows
 from anabranch._model.leases import (
     AppRow,
     Checkpoint,
@@ -56,12 +56,17 @@ def status_of(name, *shards, **totals):
 
 
 def view(leases=(), members=(), dead=(), streams=(STREAM,), watched_ms=0, statuses=(), fresh=("a",)):
-    sightings = HeartbeatObserver()
-    sightings.observe(members, 1_000)
-    now_ms = 1_000 + watched_ms
+    observer = FleetObserver()
     rows = FleetRows(app=APP, streams=streams, members=members, leases=leases, statuses=statuses, dead_members=dead)
-    written_ms = dict.fromkeys(fresh, 1_000)
-    return view_fleet(rows, sightings.observe(members, now_ms), now_ms, written_ms, wall_seconds=100.0)
+    observer.view(replace(rows, statuses=[row for row in statuses if row.member_id not in fresh]), 1_000, 100.0)
+    return observer.view(rows, 1_000 + watched_ms, 100.0)
+
+
+def member_a(observer, now_ms, revision=None, **fields):
+    """What is known of member `a` when its rows are seen at this time."""
+    statuses = [] if revision is None else [StatusRow(member_id="a", revision=revision)]
+    rows = FleetRows(app=APP, streams=(), members=[member(**fields)], leases=(), statuses=statuses)
+    return observer.view(rows, now_ms, 100.0).members[0]
 
 
 def one(*leases, **others):
@@ -140,16 +145,14 @@ def test_the_totals_count_shards_that_the_status_does_not_name():
 
 
 def test_a_status_is_new_if_it_moved_between_two_looks_in_a_row():
-    observer = StatusObserver()
-    first, second = StatusRow(member_id="a", revision=1), StatusRow(member_id="a", revision=2)
-    assert not observer.observe([first], 0), "it may be of yesterday"
-    assert not observer.observe([first], 1_000)
-    assert observer.observe([second], 2_000) == {"a": 2_000}
-    assert observer.observe([second], 7_000) == {"a": 2_000}
-    assert observer.observe([StatusRow(member_id="a", revision=9)], 600_000) == {"a": 2_000}, (
-        "written long ago, after the last look"
-    )
-    assert observer.observe([], 600_000) == {}
+    observer = FleetObserver()
+    assert not member_a(observer, 0, revision=1).status_seen, "it may be of yesterday"
+    assert not member_a(observer, 1_000, revision=1).status_seen
+    assert member_a(observer, 2_000, revision=2).status_seen
+    assert member_a(observer, 7_000, revision=2).status_seen
+    assert not member_a(observer, 17_000, revision=2).status_seen, "it is old by now"
+    assert not member_a(observer, 600_000, revision=9).status_seen, "it may have been written right after the last look"
+    assert not member_a(observer, 600_000).status_seen
 
 
 def test_a_shard_that_no_status_has_spoken_of_is_counted():
@@ -204,14 +207,14 @@ def test_a_member_without_heartbeats_for_its_expiry_is_silent():
 
 
 def test_heartbeats_are_seen_from_the_second_look_on():
-    sightings = HeartbeatObserver()
-    assert not sightings.observe([member(counter=4)], 0)["a"].moved
-    assert not sightings.observe([member(counter=4)], 500)["a"].moved
-    assert sightings.observe([member(counter=5)], 900)["a"].moved
-    still = sightings.observe([member(counter=5)], 1_000)["a"]
-    assert (still.moved, still.since_ms) == (True, 900)
-    sightings.observe([], 1_100)
-    assert not sightings.observe([member(counter=5)], 1_200)["a"].moved
+    observer = FleetObserver()
+    assert not member_a(observer, 0, counter=4).heartbeat_seen
+    assert not member_a(observer, 500, counter=4).heartbeat_seen
+    assert member_a(observer, 900, counter=5).heartbeat_seen
+    still = member_a(observer, 1_000, counter=5)
+    assert (still.heartbeat_seen, still.heartbeat_age) == (True, 0.1)
+    member_a(observer, 1_100, member_id="b")
+    assert not member_a(observer, 1_200, counter=5).heartbeat_seen
 
 
 def test_a_child_waits_for_those_of_its_parents_that_are_not_finished():
@@ -231,6 +234,13 @@ def test_a_stopped_shard_stays_so_until_a_process_that_joined_later_tries_again(
     record = view([row]).shards[0].stopped
     assert (record.position, record.partition_key, record.stopped_seconds) == ("9", "user-1", 2.0)
     assert view([lease(stopped=replace(stopped, position=None))]).shards[0].stopped.position is None
+
+
+def test_a_stopped_shard_stays_so_if_its_owner_joined_again_but_had_started_before():
+    row = lease(owner="a", stopped=Stopped(FAILED, Position(9), "user-1", "a", 2_000))
+    statuses = [status_of("a", said(reason=FAILED))]
+    (shard,) = view([row], [member(joined_wall_ms=2_001)], statuses=statuses).shards
+    assert (shard.state, shard.reason) == ("stopped", FAILED)
 
 
 def test_older_generations_and_a_stream_that_was_made_again_are_left_out():

@@ -14,6 +14,7 @@ from anabranch._core.leases.store_calls import (
     ListShards,
     NoAnswer,
     PollStore,
+    ReadApp,
     ReadLease,
     ReadLeases,
     RegisterMember,
@@ -48,7 +49,7 @@ from anabranch.limits import HASH_KEY_MAX
 from anabranch.reasons import ReadsThrottled, WorkersFull
 from anabranch.stores import Changed, Found, MemoryLeaseStore
 from lease_machine_driver import APP, STREAM, Driver, now
-from memory_rows import forget, replace_rows, set_app, stored
+from memory_rows import forget, forget_last_lease, replace_rows, set_app, stored
 
 DEAD = MemberRow(member_id="dead#1", expiry_ms=10_000)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
@@ -306,7 +307,7 @@ def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
     driver = Driver(store).join()
     driver.round()
     assert driver.machine.may_take()
-    steps = driver.machine.call(PollStore(), driver.moment)
+    steps = driver.machine.ask(PollStore(), driver.moment)
     next(steps)
     steps.close()
     assert not driver.machine.may_take(), "until the storage is confirmed"
@@ -771,6 +772,41 @@ def test_workers_that_begin_a_stream_together_share_the_creation_of_its_leases()
             running[driver] = (steps, Answer(listing, driver.moment) if is_listing else driver.perform(action))
     assert len(now(store.read_leases())) == count
     assert created < 3 * count
+
+
+def test_a_worker_that_was_suspended_before_it_creates_a_root_lease_checks_again_whether_the_stream_has_begun():
+    store = MemoryLeaseStore()
+    half = HASH_KEY_MAX // 2
+    listing = [
+        Shard(shard_id=name, hash_key_range=HashKeyRange(*keys), starting_sequence_number=1)
+        for name, keys in (("shardId-000000000000", (0, half)), ("shardId-000000000001", (half + 1, HASH_KEY_MAX)))
+    ]
+    proposal = replace(STREAM, stream_key="1:large:1", bootstrapped=False)
+    late, other = Driver(store), Driver(store)
+
+    def begin(driver):
+        steps, answer = driver.machine.begin_stream(proposal, driver.moment), None
+        while True:
+            try:
+                action = steps.send(answer)
+            except StopIteration:
+                return
+            yield action
+            is_listing = isinstance(action, ListShards)
+            answer = Answer(listing, driver.moment) if is_listing else driver.perform(action)
+
+    was_suspended = False
+    for action in begin(late):
+        has_read_leases = any(isinstance(call, ReadLeases) for call in late.calls)
+        if has_read_leases and isinstance(action, ReadApp) and not was_suspended:
+            was_suspended = True
+            for _ in begin(other):
+                """The other worker completes the stream."""
+            forget_last_lease(store)
+            late.now_ms += 42_000
+        assert not (was_suspended and isinstance(action, CreateLease))
+    assert was_suspended
+    assert [row.key.shard_id for row in now(store.read_leases())] == [listing[0].shard_id]
 
 
 def test_a_row_that_is_gone_is_not_created_again_by_a_member_that_lost_the_lease_while_it_looked():

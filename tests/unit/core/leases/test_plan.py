@@ -11,7 +11,7 @@ from anabranch._core.leases.plan import (
     Drain,
     RequestHandOff,
     Seal,
-    Take,
+    TakeLease,
     Write,
     plan_round,
 )
@@ -25,6 +25,10 @@ DONOR = MemberRow(member_id="donor#1", expiry_ms=10_000)
 
 def lease(number, owner=None, **fields):
     return LeaseRow(key=KEYS[number], owner=owner, version=5, epoch=2, **fields)
+
+
+def take(key, expected_owner, expected_version):
+    return TakeLease(key, ME.member_id, expected_owner, expected_version)
 
 
 class Member:
@@ -47,7 +51,7 @@ class Member:
 
 
 def test_free_leases_are_taken():
-    assert Member([ME], [lease(0), lease(1)]).plan() == [Take(KEYS[0], None, 5), Take(KEYS[1], None, 5)]
+    assert Member([ME], [lease(0), lease(1)]).plan() == [take(KEYS[0], None, 5), take(KEYS[1], None, 5)]
 
 
 def test_leases_on_which_owners_died_are_taken_first():
@@ -58,7 +62,7 @@ def test_leases_on_which_owners_died_are_taken_first():
 def test_leases_of_a_sealed_or_left_member_are_taken():
     for state in ("sealed", "left"):
         member = Member([ME, replace(DONOR, state=state)], [lease(0, "donor#1")])
-        assert member.plan() == [Take(KEYS[0], "donor#1", 5)]
+        assert member.plan() == [take(KEYS[0], "donor#1", 5)]
 
 
 def test_a_silent_member_is_sealed_first():
@@ -80,7 +84,7 @@ def test_a_process_that_is_dead_for_certain_is_sealed_at_once():
 def test_leases_of_an_owner_without_a_row_are_taken_after_its_expiry():
     member = Member([ME], [lease(0, "gone#1")])
     assert member.plan(9_999) == []
-    assert member.plan(9_999 + ASK_AGAIN_MS) == [Take(KEYS[0], "gone#1", 5)]
+    assert member.plan(9_999 + ASK_AGAIN_MS) == [take(KEYS[0], "gone#1", 5)]
 
 
 def test_nothing_is_taken_or_asked_for_while_that_is_forbidden():
@@ -215,7 +219,7 @@ def test_a_lease_that_was_taken_from_the_dead_may_move_at_once():
 def test_members_that_drain_or_cannot_read_get_nothing_while_others_can():
     for flaw in ({"draining": True}, {"reads_healthy": False}):
         assert Member([replace(ME, **flaw), DONOR], [lease(0)]).plan() == []
-    assert Member([replace(ME, reads_healthy=False)], [lease(0)]).plan() == [Take(KEYS[0], None, 5)]
+    assert Member([replace(ME, reads_healthy=False)], [lease(0)]).plan() == [take(KEYS[0], None, 5)]
 
 
 def test_leases_of_a_draining_member_are_asked_for():
@@ -228,19 +232,13 @@ def test_a_shard_is_not_taken_before_its_parents_are_finished():
     held = [lease(0, "me#1"), lease(1, "me#1")]
     assert Member([ME], [*held, child]).plan() == []
     done = [replace(row, finish=Finish("end")) for row in held]
-    assert Member([ME], [*done, child]).plan() == [Take(KEYS[2], None, 5)]
+    assert Member([ME], [*done, child]).plan() == [take(KEYS[2], None, 5)]
 
 
 def test_a_blocked_shard_that_is_held_weighs_nothing():
     child = replace(lease(2, "me#1"), waits_for=(KEYS[0].shard_id,))
     member = Member([ME, DONOR], [lease(0, "donor#1"), lease(1), child])
-    assert member.plan() == [Take(KEYS[1], None, 5)]
-
-
-def test_a_take_goes_above_an_epoch_that_the_store_has_forgotten():
-    member = Member([ME], [lease(0)])
-    member.table.epoch_floors[KEYS[0]] = 9
-    assert member.plan() == [Take(KEYS[0], None, 5, 9)]
+    assert member.plan() == [take(KEYS[1], None, 5)]
 
 
 def test_nothing_is_planned_again_while_nothing_changes():

@@ -2,14 +2,22 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import LeaseTable
-from anabranch._core.leases.plan import Take, Write, apply_leases, apply_members, apply_seal, apply_take, apply_write
+from anabranch._core.leases.plan import (
+    TakeLease,
+    Write,
+    apply_leases,
+    apply_members,
+    apply_seal,
+    apply_take,
+    apply_write,
+)
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
 FREE = LeaseRow(key=KEY, version=3, epoch=1)
 MINE = replace(FREE, owner="me#1", version=4, epoch=2)
-TAKE = Take(KEY, None, 3)
+TAKE = TakeLease(KEY, "me#1", None, 3)
 WRITE = Write(MINE, 4)
 OTHER = MemberRow(member_id="b#1", expiry_ms=10_000, counter=1)
 

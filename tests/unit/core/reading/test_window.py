@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, SLICE_RECORDS, Page, Unpacker, cost_of
+from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, SLICE_RECORDS, Page, Sizes, Unpacker, Window
 from anabranch._model.hash_keys import HashKeyRange, md5_hash_key
 from anabranch._model.streams import Position
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG
@@ -18,7 +18,7 @@ STRADDLING = ((AT_HOME, b"1"), (ASTRAY, b"2"), (AT_HOME, b"3"))
 
 def unpack(records, after=None, **options):
     unpacker = Unpacker(STREAM, SHARD, options.pop("hash_key_range", None), **options)
-    return [record for some in unpacker.unpack(records, after) for record in some], unpacker
+    return [record for some in unpacker.unpack(records, after) for record in some.records], unpacker
 
 
 def test_a_plain_record_is_passed_on_as_it_is():
@@ -63,19 +63,20 @@ def test_what_lies_at_or_before_the_given_position_is_dropped(after, expected):
 def test_aggregates_and_plain_records_are_made_a_stretch_at_a_time():
     read = [plain(1), aggregated(2, *[("a", b"")] * (SLICE_RECORDS + 1))]
     read += [plain(number) for number in range(3, 4 + 2 * SLICE_RECORDS)]
-    slices = list(Unpacker(STREAM, SHARD, None).unpack(read, None))
+    slices = [some.records for some in Unpacker(STREAM, SHARD, None).unpack(read, None)]
     assert sum(len(some) for some in slices) == len(read) + SLICE_RECORDS
     assert all(len(some) < 2 * SLICE_RECORDS for some in slices)
 
 
 def test_small_aggregates_share_a_stretch():
     read = [aggregated(number, ("a", b""), ("b", b"")) for number in range(SLICE_RECORDS)]
-    assert [len(some) for some in Unpacker(STREAM, SHARD, None).unpack(read, None)] == [SLICE_RECORDS, SLICE_RECORDS]
+    slices = [some.records for some in Unpacker(STREAM, SHARD, None).unpack(read, None)]
+    assert [len(some) for some in slices] == [SLICE_RECORDS, SLICE_RECORDS]
 
 
 def test_a_full_last_stretch_is_not_followed_by_an_empty_one():
     slices = list(Unpacker(STREAM, SHARD, None).unpack([plain(n) for n in range(SLICE_RECORDS)], None))
-    assert [len(some) for some in slices] == [SLICE_RECORDS]
+    assert [len(some.records) for some in slices] == [SLICE_RECORDS]
 
 
 @pytest.mark.parametrize("policy", ["by_writer", "deliver"])
@@ -133,9 +134,9 @@ def test_without_a_range_nothing_is_called_astray():
 
 def test_from_the_first_record_of_the_end_time_on_everything_is_left_alone():
     unpacker = Unpacker(STREAM, SHARD, None, until_seconds=3.0)
-    assert places(next(unpacker.unpack([plain(1), plain(2)], None))) == [(1, -1), (2, -1)]
+    assert places(next(unpacker.unpack([plain(1), plain(2)], None)).records) == [(1, -1), (2, -1)]
     assert not unpacker.reached_until
-    assert [places(some) for some in unpacker.unpack([plain(2), plain(3), plain(1)], None)] == [[(2, -1)]]
+    assert [places(some.records) for some in unpacker.unpack([plain(2), plain(3), plain(1)], None)] == [[(2, -1)]]
     assert unpacker.reached_until
     assert list(unpacker.unpack([plain(1)], None)) == []
 
@@ -144,10 +145,23 @@ COST = 7 + 1 + RECORD_OVERHEAD_BYTES  # b"payload" under a key of one letter
 
 
 def test_a_record_costs_its_bytes_and_an_overhead():
-    assert cost_of([plain(1), plain(2)]) == 2 * COST
-    assert cost_of([]) == 0
+    sizes = Sizes([plain(1), plain(2)])
+    assert (sizes.cost(0, 2), sizes.cost(1, 2), sizes.cost(1, 1)) == (2 * COST, COST, 0)
     ((record, _),) = pull_all(make_window(plain(1)))
-    assert cost_of([record]) == COST
+    assert Sizes([record]).cost(0, 1) == COST
+
+
+def test_a_read_that_resumes_inside_a_page_costs_what_is_left_of_it():
+    records = [plain(number, data=bytes(number)) for number in range(1, 2 * SLICE_RECORDS)]
+    window = Window(Unpacker(STREAM, SHARD, None))
+    charged = window.accept(records, Position(3))
+    last = None
+    while (pulled := window.pull_some(9, 1 << 20)) is not None:
+        assert pulled.cost == Sizes(pulled.records).cost(0, len(pulled.records))
+        window.finish_some(pulled)
+        last = pulled.records[-1].sequence_number
+    assert last == records[-1].sequence_number
+    assert window.collect_freed() == charged
 
 
 def test_a_page_is_charged_whole_while_records_are_to_come_out_of_it():
@@ -174,7 +188,7 @@ def test_an_aggregate_whose_records_weigh_more_than_it_is_charged_no_more_than_i
     window = make_window(aggregated(1, *[("k", b"")] * 100))
     charged = window._held_bytes
     pulled = pull_all(window)
-    assert cost_of([record for record, _ in pulled]) > charged
+    assert Sizes([record for record, _ in pulled]).cost(0, 100) > charged
     assert window.collect_freed() == 0
     for record, page in pulled:
         window.finish(record, page)

@@ -1,12 +1,11 @@
 import pytest
 
-from anabranch._core.shards.graph import Routes, ShardGraph, still_to_come, unfinished_ancestors
-from anabranch._model.hash_keys import HashKeyRange, even_ranges
+from anabranch._core.shards.graph import ShardGraph, ancestors_by_keys, still_to_come
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow
 from anabranch._model.streams import Shard
 from anabranch._wire.messages import ChildShard
 from anabranch.errors import StreamRecreatedError
-from anabranch.limits import HASH_KEY_MAX
 
 
 def shard(name, start, end, *parents, closed=None):
@@ -48,30 +47,20 @@ def test_a_shard_whose_hash_keys_changed_is_of_another_stream():
         graph.united(shards=[shard("p", 0, 8)])
 
 
+def ancestors(graph, shard_id, *rows):
+    return [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, rows)]
+
+
 def test_the_hash_keys_show_a_lineage_that_no_listing_names():
     graph = ShardGraph().united(shards=[shard("young", 5, 14, "trimmed"), shard("child", 5, 9, "young")])
     old = lease("old", hash_key_range=HashKeyRange(0, 9))
-    assert unfinished_ancestors(graph, "young", [old]) == ("old",)
-    assert unfinished_ancestors(graph, "trimmed", [old]) == ()
-    assert unfinished_ancestors(graph, "young", [lease("beside", hash_key_range=HashKeyRange(15, 19))]) == ()
-    assert unfinished_ancestors(graph, "young", [lease("unknown")]) == ()
-    finished = lease("old", hash_key_range=HashKeyRange(0, 9), finish=Finish("end"))
-    assert unfinished_ancestors(graph, "young", [finished]) == ()
+    assert ancestors(graph, "young", old) == ["old"]
+    assert ancestors(graph, "trimmed", old) == []
+    assert ancestors(graph, "young", lease("beside", hash_key_range=HashKeyRange(15, 19))) == []
+    assert ancestors(graph, "young", lease("unknown")) == []
     child = lease("child", hash_key_range=HashKeyRange(5, 9))
-    assert unfinished_ancestors(graph, "young", [child]) == (), "a descendant is no ancestor"
+    assert ancestors(graph, "young", child) == [], "a descendant is no ancestor"
     assert list(still_to_come(graph, ["young", "child"], [old])) == ["young", "child"]
+    finished = lease("old", hash_key_range=HashKeyRange(0, 9), finish=Finish("end"))
+    assert not still_to_come(graph, ["young", "child"], [finished])
     assert list(still_to_come(graph, ["child"], [lease("young")])) == ["child"]
-
-
-def test_a_hash_key_finds_the_open_shard_that_holds_it():
-    ranges = even_ranges(3)
-    shards = [shard(str(index), *each) for index, each in enumerate(ranges)]
-    routes = Routes([shards[2], shards[0], shards[1], shard("closed", 0, HASH_KEY_MAX, closed=1)])
-    for index, each in enumerate(ranges):
-        assert routes.shard_of(each.start).shard_id == routes.shard_of(each.end).shard_id == str(index)
-
-
-def test_a_hash_key_that_no_open_shard_holds_has_no_route():
-    routes = Routes([shard("a", 5, 9), shard("b", 20, 29)])
-    assert [routes.shard_of(key) for key in (4, 10, 30)] == [None, None, None]
-    assert Routes([]).shard_of(0) is None

@@ -75,22 +75,13 @@ def test_backoff_grows_from_one_second_to_thirty_and_a_listing_ends_it():
     assert shard_map.wants_refresh(now_ms)
 
 
-def test_an_invalidation_older_than_the_listing_asks_for_nothing():
-    shard_map = ready_map(listing(1), now_ms=1_000)
-    seen = shard_map.predict(at(0))
-    assert not shard_map.invalidate(1_000, seen)
-    assert shard_map.state is MapState.READY
-    assert shard_map.invalidate(1_001, seen)
-    assert shard_map.state is MapState.INVALID
-
-
-def test_an_invalidation_for_a_shard_that_the_listing_no_longer_has_asks_for_nothing():
+def test_a_response_for_a_shard_that_the_listing_no_longer_has_teaches_nothing():
     shard_map = ready_map(listing(1))
     old = shard_map.predict(at(0))
     shard_map.request_refresh()
     shard_map.begin(2_000)
     shard_map.install(HALVES, 2_010)
-    assert not shard_map.invalidate(3_000, old)
+    shard_map.learn(old, at(0), shard_id(7), 3_000)
     assert shard_map.state is MapState.READY
 
 
@@ -115,8 +106,11 @@ def test_a_response_that_confirms_teaches_nothing():
 
 def test_a_response_older_than_the_listing_teaches_nothing():
     shard_map = ready_map(listing(2), now_ms=2_000)
-    shard_map.learn(shard_map.predict(at(0)), at(0), shard_id(7), 2_000)
-    assert predicted(shard_map, 0) == shard_id(0)
+    first = shard_map.predict(at(0))
+    shard_map.learn(first, at(0), shard_id(7), 2_000)
+    assert (shard_map.state, predicted(shard_map, 0)) == (MapState.READY, shard_id(0))
+    shard_map.learn(first, at(0), shard_id(7), 2_001)
+    assert (shard_map.state, predicted(shard_map, 0)) == (MapState.INVALID, None)
 
 
 def test_a_parent_that_is_still_written_to_after_its_split_disproves_nothing():

@@ -7,7 +7,7 @@ import pytest
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.heartbeats import EXIT_STATUS, ExitOnLeaseExpiry
-from anabranch._model.leases import HeartbeatWrite, MemberRow
+from anabranch._model.leases import MemberRow
 from anabranch.events import ZombieCall
 from anabranch.testing import ManualClock
 
@@ -54,9 +54,7 @@ def test_the_process_continues_where(why):
         guarded = Guarded([] if why == "nothing runs" else [CALL])
         await guarded.pass_time(TIMING.fence_ms - 100)
         if why == "a later heartbeat was answered":
-            guarded.heart.begin(
-                guarded.clock.now_ms(), guarded.clock.wall_ms(), HeartbeatWrite(member_id="a#1", attempt=0)
-            )
+            guarded.heart.begin(guarded.clock.now_ms(), guarded.clock.wall_ms())
             guarded.heart.answered(ROW)
         elif why == "it has left":
             guarded.heart.end("left")

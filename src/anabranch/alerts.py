@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
-from anabranch._model.kinds import type_violations
+from anabranch._model.kinds import field_type_violations
 from anabranch.errors import ConfigurationError
 from anabranch.events import AlertCleared, AlertFired
 
@@ -25,9 +26,8 @@ class Alert:
     """Called with the event, on the event loop. It must not block; an error in it is reported and ignored."""
 
     def __post_init__(self) -> None:
-        given = {"lag": self.lag, "for_periods": self.for_periods, "period": self.period}
-        violations = type_violations(given, {"lag": float, "for_periods": int, "period": float})
-        hook: object = self.hook
+        violations = field_type_violations(self, but=("hook",))
+        hook = cast("object", self.hook)
         if hook is not None and not callable(hook):
             violations.append(f"hook is {hook!r}; it must be a function that takes an event, or None")
         if violations:

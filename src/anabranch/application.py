@@ -16,7 +16,7 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from anabranch._core.leases.commands import RESUME, SKIP, STOP, aimed_at, apply_to_row
-from anabranch._core.leases.fleet_view import FleetRows, HeartbeatObserver, StatusObserver, view_fleet
+from anabranch._core.leases.fleet_view import FleetObserver, FleetRows
 from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
 from anabranch._core.monitor import AlertState, FleetLag
@@ -72,8 +72,7 @@ class Application:
         self._leases = leases
         self._aws = aws
         self._store: LeaseStore | None = None
-        self._heartbeats = HeartbeatObserver()
-        self._statuses = StatusObserver()
+        self._observer = FleetObserver()
         self._renewed_ms: int | None = None
         self._app_id: str | None = None
         self._clock = clock or SystemClock()
@@ -220,7 +219,6 @@ class Application:
             raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")
         self._app_id = app.app_id
         now_ms = self._clock.now_ms()
-        counters = self._heartbeats.observe(members, now_ms)
         statuses = await store.read_statuses()
         rows = FleetRows(
             app=app,
@@ -230,8 +228,7 @@ class Application:
             statuses=statuses,
             dead_members=poll.known_dead,
         )
-        written_ms = self._statuses.observe(statuses, now_ms)
-        return view_fleet(rows, counters, now_ms, written_ms, wall_seconds=self._clock.wall_ms() / 1000), rows
+        return self._observer.view(rows, now_ms, self._clock.wall_ms() / 1000), rows
 
     # commands
 
@@ -302,7 +299,7 @@ class Application:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _apply_alone(self, store: LeaseStore, command: ControlRow, rows: FleetRows) -> bool:
-        """No worker runs. False: one has started meanwhile."""
+        """Applies a command while no worker runs. Returns False if one has started meanwhile."""
         for row in rows.members:
             if row.state == "live":
                 sealed = await store.seal_member(row.member_id, row.counter)
@@ -332,7 +329,7 @@ class Application:
     async def _write_as_member(
         self, store: LeaseStore, member: MemberRow, lease: LeaseRow, command: ControlRow
     ) -> bool:
-        """Well within the fence time, so that no heartbeat is needed. False: another member has the lease."""
+        """Takes the lease and writes it, fast enough to need no heartbeat. Returns False if another member has it."""
         await store.register_member(member)
         try:
             async with asyncio.timeout(_ALONE_SECONDS):
@@ -346,6 +343,11 @@ class Application:
                 written = replace(outcome.row, owner=None, takes_without_progress=lease.takes_without_progress)
                 answer = await store.write_lease(written, member_id=member.member_id, expected_version=taken.version)
                 return not isinstance(answer, Conflict)
+        except TimeoutError as error:
+            raise LeaseStoreError(
+                f"lease store {store} gave no answer within {_ALONE_SECONDS:.0f} s: repeat the command, or start a "
+                "worker, which applies it"
+            ) from error
         finally:
             await store.leave(member.member_id)
 
@@ -388,7 +390,7 @@ class Application:
                 await target.close()
 
     async def _mark_as_leaving(self, source: LeaseStore, target: LeaseStore, place: Place) -> None:
-        """From then on, nobody writes here."""
+        """From then on, no worker writes to the source."""
         await self._seal_dead_members()
         marked = await source.move_app(place, "leaving", str(target))
         # A worker that starts meanwhile is seen here, or sees the mark in its first poll.
@@ -434,7 +436,7 @@ def _command_result(row: ControlRow) -> CommandResult:
     return CommandResult(
         command_id=row.command_id,
         action=row.action,
-        stream=row.key.stream_key.split(":")[1],
+        stream=row.key.stream_name,
         shard_id=row.key.shard_id,
         position=row.arguments.get("position"),
         requested_by=row.requested_by,

@@ -1,4 +1,4 @@
-"""Settings, as frozen values. All violations are reported at once.
+"""Settings, as frozen values. Wrong types are reported at once; otherwise all wrong choices and ranges.
 
 Durations are seconds. AWS's quotas are not settings; they are in `limits`.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from anabranch._model.kinds import field_type_violations
+from anabranch._model.kinds import check_field_types
 from anabranch._model.leases import WORKER_ID_BYTES_MAX
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import ConfigurationError
@@ -129,8 +129,7 @@ class LeaseSettings:
     still refuse to start beside workers with another order."""
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if self.expiry < 3.0:
             violations.append(f"expiry is {self.expiry} s; it must be at least 3 s")
         if self.max_shards is not None and self.max_shards < 1:
@@ -141,12 +140,6 @@ class LeaseSettings:
             )
         if self.drain_deadline <= 0:
             violations.append(f"drain_deadline is {self.drain_deadline} s; it must be positive")
-        if self.hand_off not in {"keep", "force"}:
-            violations.append(f"hand_off is {self.hand_off!r}; it must be 'keep' or 'force'")
-        if self.on_zombie not in {"report", "exit"}:
-            violations.append(f"on_zombie is {self.on_zombie!r}; it must be 'report' or 'exit'")
-        if self.create not in {"if_missing", "never"}:
-            violations.append(f"create is {self.create!r}; it must be 'if_missing' or 'never'")
         if self.worker_id is not None and not _is_worker_id(self.worker_id):
             violations.append(
                 f"worker_id is {self.worker_id!r}; it must have 1 to {WORKER_ID_BYTES_MAX} bytes in UTF-8, all "
@@ -171,16 +164,13 @@ class PollingSettings:
     those of our own producer, which sends them again."""
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if not 0 < self.shard_share <= 1:
             violations.append(f"shard_share is {self.shard_share}; it must be above 0 and at most 1")
         if not 0.2 <= self.idle_interval <= 60:
             violations.append(f"idle_interval is {self.idle_interval} s; it must be from 0.2 to 60 s")
         if self.listing_interval < 1:
             violations.append(f"listing_interval is {self.listing_interval} s; it must be at least 1 s")
-        if self.misrouted not in {"by_writer", "deliver", "skip"}:
-            violations.append(f"misrouted is {self.misrouted!r}; it must be 'by_writer', 'deliver' or 'skip'")
         _refuse(violations)
 
 
@@ -198,8 +188,7 @@ class FanOutSettings:
     a new one is active. A registered consumer costs money while nobody reads."""
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if self.consumer_name is not None and _CONSUMER_NAME.fullmatch(self.consumer_name) is None:
             violations.append(
                 f"consumer_name is {self.consumer_name!r}; it must have 1 to 128 letters, digits, '_', '.' and '-'"
@@ -232,8 +221,7 @@ class CheckpointSettings:
     """
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if self.interval is not None and not 0.01 <= self.interval <= 300:
             violations.append(f"interval is {self.interval} s; it must be from 0.01 to 300 s")
         if self.records < 1:
@@ -263,14 +251,11 @@ class ConsumerSettings:
     """Whether to make OpenTelemetry spans for reads and handler calls. Needs the extra `otel`."""
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if isinstance(self.budget, int) and self.budget < READ_RESERVE_BYTES:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
         if self.start_timeout < 0:
             violations.append(f"start_timeout is {self.start_timeout} s; it must not be negative")
-        if self.at_shard_end not in {"wait", "finish"}:
-            violations.append(f"at_shard_end is {self.at_shard_end!r}; it must be 'wait' or 'finish'")
         _refuse(violations)
 
 
@@ -304,8 +289,7 @@ class ProducerSettings:
     """When a program ends without closing its `SyncProducer`: the seconds that delivering the rest may take."""
 
     def __post_init__(self) -> None:
-        _refuse(field_type_violations(self))
-        violations = []
+        violations = check_field_types(self)
         if self.exit_timeout < 0:
             violations.append(f"exit_timeout is {self.exit_timeout} s; it must not be negative")
         if not 0 < self.shard_share <= 1:
@@ -319,10 +303,6 @@ class ProducerSettings:
                 violations.append(f"{name} is {limit}; it must be above 0 and at most {quota}, a shard's quota")
         if not 1 <= self.requests_in_flight <= 64:
             violations.append(f"requests_in_flight is {self.requests_in_flight}; it must be from 1 to 64")
-        if self.after_failure not in {"fail", "continue"}:
-            violations.append(f"after_failure is {self.after_failure!r}; it must be 'fail' or 'continue'")
-        if self.trace not in {True, False, "wrap"}:
-            violations.append(f"trace is {self.trace!r}; it must be True, False or 'wrap'")
         if self.aggregate_partition_key is not None and not 1 <= len(self.aggregate_partition_key) <= 256:
             violations.append("aggregate_partition_key must have 1 to 256 characters")
         _refuse(violations)

@@ -9,12 +9,13 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, overload
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
@@ -40,8 +41,8 @@ from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._engine.tracing import Tracing
 from anabranch._loop_reads import read_on
-from anabranch._model.kinds import type_violations
-from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow
+from anabranch._model.kinds import check_types, type_violations
+from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports import LeaseStore, LetterDestination
 from anabranch.alerts import Alert
@@ -61,19 +62,9 @@ from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import default_store, leases_from, open_store, shown_url
-from anabranch.values import Decoder, decode_with
+from anabranch.values import Decoder, ValueT as T, decode_with
 
 __all__ = ["Consumer"]
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    T = TypeVar("T", default=bytes)  # without decode= it is a Consumer[bytes]
-else:
-    from typing import TypeVar
-
-    T = TypeVar("T")
-
 
 R = TypeVar("R")
 
@@ -121,14 +112,14 @@ class Consumer(Generic[T]):
         on_event: Callable[[Event], None] | None = None,
         alerts: Sequence[Alert] = (),
     ) -> None:
-        check_kinds({**locals()})
+        violations = check_types({**locals()}, KINDS)
+        violations += number_violations(idle_timeout, concurrency, health_port)
+        self._streams = check_streams(stream, app=app, start=start, until=until, violations=violations)
         self._alerts = check_alerts(alerts)
         self._settings = settings or ConsumerSettings()
-        self._streams = check_streams(stream, app=app, start=start, until=until, idle_timeout=idle_timeout, read=read)
         self._read = read
         check_fanout(self._settings.fanout, self._streams, read)
         check_letters(on_failure, app, aws)
-        check_choices(order, acknowledge, concurrency, health_port)
         self._manual_ack = acknowledge == "manual"
         self._app = app
         self._start: Literal["latest", "trim_horizon"] | float = (
@@ -150,7 +141,6 @@ class Consumer(Generic[T]):
         """The port for health checks; None for none."""
         self.health_url: str | None = None
         """Where health is served now."""
-        self._health_server: HealthServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._own_metrics = OwnMetrics(self._emit)
         namespace = "Anabranch" if app is None else f"Anabranch/{app}"
@@ -161,8 +151,8 @@ class Consumer(Generic[T]):
         self._handler: RecordHandler[T] | None = None
         self._batch_handler: tuple[BatchHandler[T], BatchLimits] | None = None
         self._ports: Ports | None = None
-        self._account: AwsAccount | None = None
-        self._client: KinesisClient | None = None
+        self._resources = AsyncExitStack()
+        """Closes what the ports use, the exporters first."""
         self._consumer_run: ConsumerRun | None = None
         self._early_stop = asyncio.Event()
         """Set by stop() while nothing is running: it stops the next run before it starts."""
@@ -186,19 +176,29 @@ class Consumer(Generic[T]):
     async def _open(self) -> Ports:
         if self._ports is not None:
             return self._ports
-        if self._app is None and self._leases is None:
-            store: LeaseStore = MemoryLeaseStore()
-        elif self._leases is None:
-            store = default_store(self._app or EPHEMERAL, os.environ, self._aws)
-        else:
-            store = open_store(self._leases, self._app or EPHEMERAL, self._aws)
-        ports = await self._connect(store)
-        self._ports = replace(ports, letters=self._open_letters(store))
-        self._loop = asyncio.get_running_loop()
-        self.exporters.start()
-        if self.health_port is not None:
-            await self._serve_health(self.health_port)
+        async with AsyncExitStack() as resources:
+            store = self._open_store()
+            if store is not self._leases:  # the caller closes a store that it passed as an object
+                resources.push_async_callback(store.close)
+            ports = await self._connect(store, resources)
+            letters = self._open_letters(store)
+            if letters is not None:
+                resources.push_async_callback(letters.close)
+            if self.health_port is not None:
+                server = HealthServer(HealthApp(self), host=self._settings.health_host, port=self.health_port)
+                self.health_url = await server.start()
+                resources.push_async_callback(server.stop)
+            self._loop = asyncio.get_running_loop()
+            self.exporters.start()
+            resources.push_async_callback(self.exporters.stop)
+            self._ports = replace(ports, letters=letters)
+            self._resources = resources.pop_all()
         return self._ports
+
+    def _open_store(self) -> LeaseStore:
+        if self._leases is not None:
+            return open_store(self._leases, self._app or EPHEMERAL, self._aws)
+        return MemoryLeaseStore() if self._app is None else default_store(self._app, os.environ, self._aws)
 
     def _open_letters(self, store: LeaseStore) -> LetterDestination | None:
         """Where dead letters go. Without a URL: a file beside the leases."""
@@ -215,25 +215,13 @@ class Consumer(Generic[T]):
             overflow=then.overflow,
         )
 
-    async def _serve_health(self, port: int) -> None:
-        server = HealthServer(HealthApp(self), host=self._settings.health_host, port=port)
-        try:
-            self.health_url = await server.start()
-        except BaseException:
-            await self._close()
-            raise
-        self._health_server = server
-
-    async def _connect(self, store: LeaseStore) -> Ports:
-        self._account = AwsAccount(self._aws)
-        try:
-            region = await self._account.common_region(self._streams)
-            self._client = await open_kinesis(self._account, region=region)
-        except BaseException:
-            await self._close()
-            raise
+    async def _connect(self, store: LeaseStore, resources: AsyncExitStack) -> Ports:
+        account = AwsAccount(self._aws)
+        resources.callback(account.close)
+        client = await open_kinesis(account, region=await account.common_region(self._streams))
+        resources.push_async_callback(client.close)
         return Ports(
-            kinesis=self._client,
+            kinesis=client,
             store=store,
             clock=SystemClock(),
             entropy=random.SystemRandom(),
@@ -244,29 +232,9 @@ class Consumer(Generic[T]):
         )
 
     async def _close(self) -> None:
-        try:
-            await self.exporters.stop()
-        finally:  # also if that wait was cancelled
-            await self._close_ports()
-
-    async def _close_ports(self) -> None:
+        self._ports = None
         self.health_url = None
-        server, self._health_server = self._health_server, None
-        if server is not None:
-            await server.stop()
-        ports, self._ports = self._ports, None
-        if (
-            ports is not None and ports.store is not self._leases
-        ):  # the caller closes a store that it passed as an object
-            await ports.store.close()
-        if ports is not None and ports.letters is not None:
-            await ports.letters.close()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-        account, self._account = self._account, None
-        if account is not None:
-            account.close()
+        await self._resources.aclose()
 
     def _begin(self, ports: Ports, mode: EngineMode, early_stop: asyncio.Event) -> ConsumerRun:
         settings = self._settings
@@ -296,37 +264,31 @@ class Consumer(Generic[T]):
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
             alerts=self._alerts,
-            region=None if self._client is None else self._client.region,
+            region=ports.kinesis.region if isinstance(ports.kinesis, KinesisClient) else None,
             differing_settings=self._differing_settings(),
         )
         claim = partial(self._claim, early_stop)
         return ConsumerRun(ports, plan, mode, self._handler_options, self._budget, claim=claim)
 
     def _differing_settings(self) -> tuple[str, ...]:
-        """Those that are not the default, for the log."""
-        options, start = self._handler_options, self._start
-        given = {
-            "start": datetime.fromtimestamp(start, UTC).isoformat() if isinstance(start, float) else start,
-            "until": self._until.isoformat() if isinstance(self._until, datetime) else self._until,
-            "idle_timeout": self._idle_timeout,
-            "read": self._read,
-            "order": options.order,
-            "concurrency": options.concurrency,
-            "acknowledge": "manual" if self._manual_ack else "auto",
-            "metrics": ",".join(self.exporters.names),
-            "health_port": self.health_port,
-            "alerts": ",".join(f"{alert.lag:g}s" for alert in self._alerts),
-        }
-        default = {
-            "start": "latest" if self._app is None else "trim_horizon",
-            "read": "polling",
-            "order": "shard",
-            "concurrency": 32,
-            "acknowledge": "auto",
-            "metrics": "",
-            "alerts": "",
-        }
-        found = [f"{name}={value}" for name, value in given.items() if value != default.get(name)]
+        """Options and settings that are not the default, for the log."""
+        options = self._handler_options
+        start: str | float = self._start
+        if isinstance(start, float):
+            start = datetime.fromtimestamp(start, UTC).isoformat()
+        given = (
+            ("start", start, "latest" if self._app is None else "trim_horizon"),
+            ("until", self._until.isoformat() if isinstance(self._until, datetime) else self._until, None),
+            ("idle_timeout", self._idle_timeout, None),
+            ("read", self._read, "polling"),
+            ("order", options.order, "shard"),
+            ("concurrency", options.concurrency, 32),
+            ("acknowledge", "manual" if self._manual_ack else "auto", "auto"),
+            ("metrics", ",".join(self.exporters.names), ""),
+            ("health_port", self.health_port, None),
+            ("alerts", ",".join(f"{alert.lag:g}s" for alert in self._alerts), ""),
+        )
+        found = [f"{name}={value}" for name, value, default in given if value != default]
         found += differing("on_failure", options.policy, Retry())
         return (*found, *differing("", self._settings, ConsumerSettings()))
 
@@ -564,7 +526,7 @@ class Consumer(Generic[T]):
         return None if run is None else run.restart_reason
 
     def health(self) -> HealthReport:
-        """Whether it lives and is ready, as `/live` and `/ready` say. From any thread."""
+        """Whether it is live and ready, as `/live` and `/ready` say. From any thread."""
         run, loop = self._consumer_run, self._loop
         if (reason := self.restart_reason) is not None:
             return HealthReport(live=False, ready=False, reasons=(reason,))
@@ -577,7 +539,7 @@ class Consumer(Generic[T]):
         return HealthReport(live=True, ready=not reasons, reasons=reasons)
 
     def metrics(self, level: Level = "detailed") -> list[Measurement]:
-        """Everything that was counted, and how it stands: what exporters export. Counters grow from run to run."""
+        """All counters and gauges, as exporters see them. Counters grow from run to run."""
         return self.exporters.source.read(check_level(level))
 
     def metric(self, name: str, value: float) -> None:
@@ -617,10 +579,13 @@ class Consumer(Generic[T]):
 
 KINDS: Final = {
     "app": str | None,
+    "start": Literal["latest", "trim_horizon"] | datetime | None,
+    "until": Literal["tip"] | datetime | None,
     "idle_timeout": float | None,
-    "order": str,
+    "read": Literal["polling", "fanout"],
+    "order": OrderMode,
     "concurrency": int,
-    "acknowledge": str,
+    "acknowledge": Literal["auto", "manual"],
     "on_failure": Retry | None,
     "settings": ConsumerSettings | None,
     "aws": Aws | None,
@@ -629,21 +594,22 @@ KINDS: Final = {
 BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
 
 
-def check_kinds(given: Mapping[str, object]) -> None:
-    if wrong := type_violations(given, KINDS):
-        raise ConfigurationError(wrong)
+def number_violations(idle_timeout: float | None, concurrency: int, health_port: int | None) -> list[str]:
+    violations = []
+    if idle_timeout is not None and idle_timeout <= 0:
+        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
+    if concurrency < 1:
+        violations.append(f"concurrency is {concurrency}; it must be at least 1")
+    if health_port is not None and not 0 <= health_port <= 65_535:
+        violations.append(f"health_port is {health_port}; it must be from 1 to 65535, or 0 for a free one")
+    return violations
 
 
 def check_streams(
-    stream: object,
-    *,
-    app: str | None,
-    start: object,
-    until: object,
-    idle_timeout: float | None,
-    read: str,
+    stream: object, *, app: str | None, start: object, until: object, violations: Sequence[str]
 ) -> tuple[StreamName, ...]:
-    violations = []
+    """`violations`: what else is wrong, to be reported with what is wrong here."""
+    violations = list(violations)
     names = tuple(stream) if isinstance(stream, Collection) and not isinstance(stream, str) else (stream,)
     streams: list[StreamName] = []
     for name in names:
@@ -660,16 +626,9 @@ def check_streams(
         violations.append("a stream is given twice")
     if app is not None and not 1 <= len(app) <= 128:
         violations.append("app must have 1 to 128 characters")
-    if read not in {"polling", "fanout"}:
-        violations.append(f"read is {read!r}; it must be 'polling' or 'fanout'")
-    for name, value, word in (("start", start, {"latest", "trim_horizon"}), ("until", until, {"tip"})):
-        if isinstance(value, datetime):
-            if value.tzinfo is None:
-                violations.append(f"{name} is a datetime without a time zone: use one like datetime.now(UTC)")
-        elif value is not None and value not in word:
-            violations.append(f"{name} is {value!r}; it must be {' or '.join(sorted(map(repr, word)))}, or a datetime")
-    if idle_timeout is not None and idle_timeout <= 0:
-        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
+    for name, value in (("start", start), ("until", until)):
+        if isinstance(value, datetime) and value.tzinfo is None:
+            violations.append(f"{name} is a datetime without a time zone: use one like datetime.now(UTC)")
     if violations:
         raise ConfigurationError(violations)
     return tuple(streams)
@@ -705,17 +664,6 @@ def check_letters(policy: Retry | None, app: str | None, aws: Aws | None) -> Non
         open_destination(
             then.url, app=app or EPHEMERAL, environ={}, aws=aws, redact=then.redact, overflow=then.overflow
         )
-
-
-def check_choices(order: str, acknowledge: str, concurrency: int, health_port: int | None) -> None:
-    if order not in {"shard", "key", "none"}:
-        raise ConfigurationError(f"order is {order!r}; it must be 'shard', 'key' or 'none'")
-    if acknowledge not in {"auto", "manual"}:
-        raise ConfigurationError(f"acknowledge is {acknowledge!r}; it must be 'auto' or 'manual'")
-    if concurrency < 1:
-        raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
-    if health_port is not None and not 0 <= health_port <= 65_535:
-        raise ConfigurationError(f"health_port is {health_port}; it must be from 1 to 65535, or 0 for a free one")
 
 
 def check_fanout(settings: FanOutSettings, streams: Sequence[StreamName], read: str) -> None:

@@ -34,6 +34,7 @@ Lost races and results of single records are values, and not raised. A class's d
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
@@ -140,28 +141,8 @@ class ServiceError(AnabranchError):
         """How long the service asked to wait, if it did."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_service_error, (
-            type(self), self.message, self.operation, self.code, self.status, self.request_id, self.retry_after_seconds,
-        )  # fmt: skip
-
-
-def _rebuild_service_error(
-    kind: type[ServiceError],
-    message: str,
-    operation: str,
-    code: str,
-    status: int,
-    request_id: str | None,
-    retry_after_seconds: float | None,
-) -> ServiceError:
-    return kind(
-        message,
-        operation=operation,
-        code=code,
-        status=status,
-        request_id=request_id,
-        retry_after_seconds=retry_after_seconds,
-    )
+        made = partial(type(self), operation=self.operation, code=self.code, request_id=self.request_id)
+        return made, (self.message,), vars(self)
 
 
 class ThrottledError(ServiceError):

@@ -501,7 +501,7 @@ class RetentionRunsOut(Event, frozen=True, kw_only=True):
 
 
 class DeadLettersWarning(Event, frozen=True, kw_only=True):
-    """The destination of the dead letters can be used, but something about it is not as it should be."""
+    """The destination of the dead letters works, but something about it should be changed."""
 
     _words = "dead letters in {destination}: {warning}"
     level = logging.WARNING
@@ -535,11 +535,9 @@ class ReadRecovered(Event, frozen=True, kw_only=True):
 class ConsumerRegistered(Event, frozen=True, kw_only=True):
     """With fan-out: the application has a registered consumer of the stream."""
 
+    _words = "reads with fan-out as consumer {consumer} ({arn})"
     consumer: str
     arn: str
-
-    def sentence(self) -> str:
-        return f"reads with fan-out as consumer {self.consumer} ({self.arn})"
 
 
 class ConsumerDeregistered(Event, frozen=True, kw_only=True):
@@ -560,30 +558,25 @@ class ConsumerDeregistered(Event, frozen=True, kw_only=True):
 class SubscriptionEnded(Event, frozen=True, kw_only=True):
     """With fan-out: a subscription ended early, or was not accepted. Renewals are not reported."""
 
+    _words = "the subscription ended ({failure_count} in a row): {error}"
     level = logging.WARNING
     error: str
     failure_count: int
     """In a row, without an event."""
 
-    def sentence(self) -> str:
-        return f"the subscription ended ({self.failure_count} in a row): {self.error}"
-
 
 class FanOutFellBack(Event, frozen=True, kw_only=True):
     """With fan-out: the shard is polled until it can subscribe."""
 
+    _words = "polled for now: {reason}"
     level = logging.WARNING
     reason: Reason
-
-    def sentence(self) -> str:
-        return f"polled for now: {self.reason}"
 
 
 class FanOutReturned(Event, frozen=True, kw_only=True):
     """With fan-out: the shard is subscribed again, and no longer polled."""
 
-    def sentence(self) -> str:
-        return "subscribed again, no longer polled"
+    _words = "subscribed again, no longer polled"
 
 
 class ListingFailed(Event, frozen=True, kw_only=True):
@@ -611,10 +604,8 @@ class CheckpointFailed(Event, frozen=True, kw_only=True):
 class CheckpointRecovered(Event, frozen=True, kw_only=True):
     """The store accepts commits again."""
 
+    _words = "checkpoints are written again, after {seconds:.1f} s"
     seconds: float
-
-    def sentence(self) -> str:
-        return f"checkpoints are written again, after {self.seconds:.1f} s"
 
 
 class DataLost(Event, frozen=True, kw_only=True):
@@ -715,11 +706,9 @@ class TaskRestarted(Event, frozen=True, kw_only=True):
 class StreamChanged(Event, frozen=True, kw_only=True):
     """The stream was deleted or created again."""
 
+    _words = "{change}"
     level = logging.ERROR
     change: str
-
-    def sentence(self) -> str:
-        return self.change
 
 
 def _moment(seconds: float) -> str:
@@ -771,7 +760,7 @@ class MetricRefused(Event, frozen=True, kw_only=True):
 
 
 class LeaseStoreWarning(Event, frozen=True, kw_only=True):
-    """The lease store can be used, but something about it is not as it should be."""
+    """The lease store works, but something about it should be changed."""
 
     _words = "leases in {store}: {warning}"
     level = logging.WARNING
@@ -808,11 +797,9 @@ class StoreUnanswered(Event, frozen=True, kw_only=True):
 class StoreAnswered(Event, frozen=True, kw_only=True):
     """The lease store answers again."""
 
+    _words = "the lease store answers again, after {failure_count} failed calls in {seconds:.1f} s"
     failure_count: int
     seconds: float
-
-    def sentence(self) -> str:
-        return f"the lease store answers again, after {self.failure_count} failed calls in {self.seconds:.1f} s"
 
 
 class AlertFired(Event, frozen=True, kw_only=True):
@@ -976,21 +963,17 @@ class WriteFailed(Event, frozen=True, kw_only=True):
 class WriteRecovered(Event, frozen=True, kw_only=True):
     """Requests succeed again."""
 
+    _words = "requests succeed again, after {failure_count} failed in {seconds:.1f} s"
     failure_count: int
     """Requests that failed since the last success."""
     seconds: float
-
-    def sentence(self) -> str:
-        return f"requests succeed again, after {self.failure_count} failed in {self.seconds:.1f} s"
 
 
 class WriteUnthrottled(Event, frozen=True, kw_only=True):
     """A shard that was over its limits is written to at the full rate again."""
 
+    _words = "written at the full rate again, after {seconds:.1f} s"
     seconds: float
-
-    def sentence(self) -> str:
-        return f"written at the full rate again, after {self.seconds:.1f} s"
 
 
 class WriteThrottled(Event, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -30,15 +30,8 @@ from anabranch.reports import ConsumerStatus, HealthReport
 __all__ = ["HealthApp"]
 
 PATHS: Final = ("/live", "/ready", "/metrics", "/status.json")
-_JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
 STOP_SECONDS: Final = 2.0
-
-
-class HealthAnswer(NamedTuple):
-    status: int
-    content_type: str
-    body: bytes
 
 
 @runtime_checkable
@@ -67,29 +60,29 @@ class HealthApp:
                 raise ConfigurationError(f"HealthApp got {one!r}; it must be a Consumer, Producer or SyncProducer")
         self._checked: tuple[Checked, ...] = checked
 
-    def answer(self, path: str) -> HealthAnswer:
+    def answer(self, path: str) -> Response:
         """From any thread. All but `/live` wait a moment if an event loop is busy in another thread."""
         match path:
             case "/live":
                 reasons = [reason for one in self._checked if (reason := one.restart_reason) is not None]
-                return _verdict("live", not reasons, reasons)
+                return _verdict("live", reasons)
             case "/ready":
                 return self._ready()
             case "/metrics":
                 return self._metrics()
             case "/status.json":
-                return HealthAnswer(200, _JSON, msgspec.json.encode([self._status(one) for one in self._checked]))
+                return json_page([self._status(one) for one in self._checked])
         return _not_found(path)
 
-    async def respond(self, method: str, path: str) -> HealthAnswer:
+    async def respond(self, method: str, path: str) -> Response:
         """On any event loop, without blocking it."""
         if (refusal := refusal_of(method, path)) is not None:
             return refusal
         return self.answer(path) if path == "/live" else await asyncio.to_thread(self.answer, path)
 
-    def _ready(self) -> HealthAnswer:
+    def _ready(self) -> Response:
         unready = [report for one in self._checked if not (report := one.health()).ready]
-        return _verdict("ready", not unready, [reason for report in unready for reason in report.reasons])
+        return _verdict("ready", [reason for report in unready for reason in report.reasons])
 
     @staticmethod
     def _status(one: Checked) -> dict[str, Any]:
@@ -101,11 +94,7 @@ class HealthApp:
         found = {"kind": kind, "name": name, "health": one.health(), "status": status}
         return found | {"lag": status.lag} if isinstance(status, ConsumerStatus) else found
 
-    def _metrics(self) -> HealthAnswer:
-        try:
-            import prometheus_client  # noqa: PLC0415 -- an optional dependency
-        except ImportError:
-            return HealthAnswer(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+    def _metrics(self) -> Response:
         sources: dict[Source, Level] = {}
         registries: dict[Any, None] = {}  # those of exporters have the program's own metrics, too
         for checked in self._checked:
@@ -113,7 +102,7 @@ class HealthApp:
                 registries |= {exporter.registry: None for exporter in exporters}
             else:
                 sources[checked.exporters.source] = "detailed"
-        return HealthAnswer(200, prometheus_client.CONTENT_TYPE_LATEST, text_of_all(sources, registries))
+        return metrics_page(lambda: text_of_all(sources, registries))
 
     async def __call__(
         self,
@@ -130,28 +119,41 @@ class HealthApp:
             raise ConfigurationError(f"HealthApp answers HTTP only, not {scope['type']}")
         path = str(scope["path"]).removeprefix(scope.get("root_path") or "") or "/"
         answer = await self.respond(scope["method"], path)
-        headers = [(b"content-type", answer.content_type.encode()), (b"content-length", b"%d" % len(answer.body))]
+        headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+        headers.append((b"content-length", b"%d" % len(answer.body)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
 
-def refusal_of(method: str, path: str) -> HealthAnswer | None:
+def refusal_of(method: str, path: str) -> Response | None:
     if method not in {"GET", "HEAD"}:
-        return HealthAnswer(405, _TEXT, b"use GET\n")
+        return _page(405, _TEXT, b"use GET\n")
     return None if path in PATHS else _not_found(path)
 
 
-def _not_found(path: str) -> HealthAnswer:
-    return HealthAnswer(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+def json_page(document: Any, status: int = 200) -> Response:
+    return _page(status, "application/json", msgspec.json.encode(document))
 
 
-def _verdict(what: str, is_good: bool, reasons: list[str]) -> HealthAnswer:  # noqa: FBT001 -- a private function
-    return HealthAnswer(200 if is_good else 503, _JSON, msgspec.json.encode({what: is_good, "reasons": reasons}))
+def metrics_page(text: Callable[[], bytes]) -> Response:
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST  # noqa: PLC0415 -- an optional dependency
+    except ImportError:
+        return _page(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
+    return _page(200, CONTENT_TYPE_LATEST, text())
 
 
-def as_response(answer: HealthAnswer) -> Response:
-    return Response(answer.status, answer.body, [("content-type", answer.content_type)])
+def _not_found(path: str) -> Response:
+    return _page(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+
+
+def _verdict(what: str, reasons: list[str]) -> Response:
+    return json_page({what: not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+def _page(status: int, content_type: str, body: bytes) -> Response:
+    return Response(status, body, [("content-type", content_type)])
 
 
 class HealthServer:
@@ -199,4 +201,4 @@ class HealthServer:
         await server.stop(grace=0.5)
 
     async def _handle(self, request: Request) -> Response:
-        return as_response(await self._app.respond(request.method, request.path))
+        return await self._app.respond(request.method, request.path)

@@ -1,6 +1,6 @@
 """A dead letter: one record that could not be handled, with all that is needed to understand and to handle it.
 
-Values and their JSON form only: who writes a letter where is decided elsewhere. A letter is identified by its
+Only the value and its JSON form: `dead_letters` stores letters. A letter is identified by its
 idempotency key, which depends on the record alone: a letter that is written twice is one letter.
 """
 
@@ -157,10 +157,7 @@ def make_letter(
         explicit_hash_key=record.explicit_hash_key if record else None,
         arrival_seconds=record.arrival_seconds if record else None,
         payload=record.data if record else None,
-        error_type=failure.error_type,
-        message=failure.message,
-        stack=failure.stack,
-        fingerprint=failure.fingerprint,
+        **msgspec.structs.asdict(failure),
         attempts=attempts,
         attempted_seconds=tuple(attempted_seconds),
         written_seconds=written_seconds,
@@ -180,11 +177,11 @@ def fingerprint(error: BaseException) -> str:
     """16 hex digits that are the same for failures of the same kind: of one type, raised by one chain of functions.
 
     Line numbers change with each release, and messages with each record, so neither counts. An error without frames (it
-    came from another process) is told by its message instead, without the numbers and quotations in it.
+    came from another process) is identified by its message instead, without the numbers and quotations in it.
     """
     frames = _functions(error.__traceback__)
-    told_by = frames or [_VARYING.sub("#", _message(error))]
-    return hashlib.sha256(json.dumps([_type_name(error), *told_by]).encode()).hexdigest()[:16]
+    identity = frames or [_VARYING.sub("#", _message(error))]
+    return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
 
 
 def _functions(trace: TracebackType | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run has counted so far, and how it stands: plain values that exporters, alerts and logs read.
+"""The counters and gauges of a run, as plain values that exporters, alerts and logs read.
 
 Counters only grow. The shards' counters are written where the engine updates anyway: per page, per call, per commit. So
 counting adds no function call for a record, and reading them costs nothing there either.
@@ -22,7 +22,7 @@ BUCKET_OF_MS: Final = bytes(sum(ms > bound for bound in BOUNDS_MS) for ms in ran
 """The bucket of each time: looked up instead of searched, because a look-up is no function call."""
 
 
-class TimeBuckets(msgspec.Struct):
+class TimeBuckets(msgspec.Struct, gc=False):
     """How long something took: a histogram."""
 
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
@@ -34,7 +34,7 @@ class TimeBuckets(msgspec.Struct):
         return sum(self.counts)
 
     def add(self, elapsed_ms: int, count: int = 1) -> None:
-        """So many that took this long together."""
+        """`count` times that add up to `elapsed_ms`."""
         each_ms = elapsed_ms // count
         self.counts[BUCKET_OF_MS[min(max(each_ms, 0), BUCKET_LAST_MS)]] += count
         self.total_ms += max(elapsed_ms, 0)
@@ -52,7 +52,7 @@ class TimeBuckets(msgspec.Struct):
         return TimeBuckets(self.counts[:], self.total_ms)
 
 
-class Counters(msgspec.Struct):
+class Counters(msgspec.Struct, gc=False):
     """Of one shard since its lease was taken, or of all shards since the run began."""
 
     read_count: int = 0
@@ -128,7 +128,6 @@ class ConsumerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a consumer, now."""
 
     app: str
-    worker_id: str
     counters: Counters
     """Since the run began, also of shards that it no longer holds."""
     shards: tuple[ShardMeasures, ...]
@@ -149,25 +148,13 @@ class ConsumerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     """Those of them that were throttled."""
     dead_letter_age: float | None = None
     """Seconds since the last dead letter was written; None if none was."""
-    loop_lag_ms: int
-    """How late the event loop last was, measured twice a second."""
     loop_lags: TimeBuckets
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Of all shards."""
-        return sum(shard.buffered_bytes for shard in self.shards)
+    """How late the event loop was, measured twice a second."""
 
     @property
     def lag(self) -> float | None:
         """The largest of all shards; None if unknown."""
         return max((shard.lag for shard in self.shards if shard.lag is not None), default=None)
-
-    @property
-    def millis_behind_latest(self) -> int | None:
-        """The largest of all shards; None if unknown."""
-        found = [shard.millis_behind_latest for shard in self.shards if shard.millis_behind_latest is not None]
-        return max(found, default=None)
 
 
 class WriteCounters(msgspec.Struct):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from anabranch._model.kinds import field_type_violations, type_violations
+from anabranch._model.kinds import field_type_violations
 from anabranch.errors import ConfigurationError
 
 __all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
@@ -49,15 +49,12 @@ class DeadLetter:
     """Called with each letter before it is written; returns the letter to write, for example without its payload."""
 
     def __post_init__(self) -> None:
-        given: dict[str, object] = {name: getattr(self, name) for name in ("url", "review", "overflow", "redact")}
-        violations = type_violations(
-            {"review": given["review"], "overflow": given["overflow"], "per_minute": self.per_minute},
-            {"review": str | None, "overflow": str | None, "per_minute": int},
-        )
-        if not (given["url"] is None or isinstance(given["url"], str) or callable(given["url"])):
-            violations.append(f"url is {given['url']!r}; it must be a URL as text, an async function, or None")
-        if not (given["redact"] is None or callable(given["redact"])):
-            violations.append(f"redact is {given['redact']!r}; it must be a function that takes a letter, or None")
+        violations = field_type_violations(self, but=("url", "redact"))
+        url, redact = cast("object", self.url), cast("object", self.redact)
+        if not (url is None or isinstance(url, str) or callable(url)):
+            violations.append(f"url is {url!r}; it must be a URL as text, an async function, or None")
+        if not (redact is None or callable(redact)):
+            violations.append(f"redact is {redact!r}; it must be a function that takes a letter, or None")
         if not violations and self.per_minute < 1:
             violations.append(f"per_minute is {self.per_minute}; it must be at least 1")
         if violations:

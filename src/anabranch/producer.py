@@ -9,7 +9,7 @@ import random
 from asyncio import _get_running_loop  # returns None instead of raising
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self
+from typing import Any, Final, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.lanes import WriteOptions
@@ -19,7 +19,7 @@ from anabranch._engine.tracing import Tracing
 from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._loop_reads import read_on
 from anabranch._model.entropy import Entropy
-from anabranch._model.kinds import check_seconds, type_violations
+from anabranch._model.kinds import check_seconds, check_types
 from anabranch._model.streams import parse_stream, wrong_stream
 from anabranch._ports import Clock, KinesisWriting
 from anabranch.config import Aws, ProducerSettings
@@ -30,19 +30,9 @@ from anabranch.metrics.catalogue import Level, Measurement, producer_measurement
 from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport, HealthReport, ProducerStatus
-from anabranch.values import Encoder, encode_with
+from anabranch.values import Encoder, ValueT as T, encode_with
 
 __all__ = ["Producer"]
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    T = TypeVar("T", default=bytes)  # so that a producer without encode= is a Producer[bytes]
-else:
-    from typing import TypeVar
-
-    T = TypeVar("T")
-
 
 FAILURES_UNREADY: Final = 3
 """After this many failed requests in a row the producer is not ready."""
@@ -346,22 +336,24 @@ def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
     error.add_note(f"the producer also has undelivered records: {failed}")
 
 
+KINDS: Final = {
+    "order": Literal["key", "none"],
+    "aggregate": Literal["shard", "key"] | None,
+    "linger": float,
+    "delivery_timeout": float,
+    "buffer_bytes": int,
+}
+
+
 def _check_options(
     stream: str | None, order: str, aggregate: str | None, linger: float, delivery_timeout: float, buffer_bytes: int
 ) -> None:
-    violations = []
+    violations = check_types({**locals()}, KINDS)
     if stream is not None:
         try:
             parse_stream(stream)
         except ValueError as error:
             violations.append(f"stream: {error}")
-    if order not in {"key", "none"}:
-        violations.append(f"order is {order!r}; it must be 'key' or 'none'")
-    if aggregate not in {"shard", "key", None}:
-        violations.append(f"aggregate is {aggregate!r}; it must be 'shard', 'key' or None")
-    numbers = {"linger": linger, "delivery_timeout": delivery_timeout, "buffer_bytes": buffer_bytes}
-    if wrong := type_violations(numbers, {"linger": float, "delivery_timeout": float, "buffer_bytes": int}):
-        raise ConfigurationError([*violations, *wrong])
     if linger < 0:
         violations.append(f"linger is {linger} s; it must not be negative")
     if delivery_timeout <= 0:

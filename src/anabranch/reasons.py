@@ -99,7 +99,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="code", tag=_c
         return self.text
 
     def shortened(self, characters_max: int) -> "Reason":
-        """With long texts cut, and valid as Unicode, for a place with little room."""
+        """A copy for a place with little room: long texts are cut, and all are valid Unicode."""
         cut = {
             name: _cut(value, characters_max)
             for name, value in msgspec.structs.asdict(self).items()
@@ -211,7 +211,7 @@ class StoreUnreachable(Reason, frozen=True, kw_only=True):
     error: str | None
 
     def _sentence(self) -> str:
-        return f"no heartbeat was acknowledged in time: {self.error or 'the next one will tell'}"
+        return "no heartbeat was acknowledged in time" + ("" if self.error is None else f": {self.error}")
 
 
 class StoreThrottled(Reason, frozen=True, kw_only=True):
@@ -278,36 +278,34 @@ class PausedInStore(Reason, frozen=True, kw_only=True):
 # It cannot be read
 
 
-class ReadsThrottled(Reason, frozen=True, kw_only=True):
+class _FailingInARow(Reason, frozen=True, kw_only=True):
+    error: str
+    """The last one."""
+    failure_count: int
+    """In a row."""
+
+
+class ReadsThrottled(_FailingInARow, frozen=True, kw_only=True):
     """Kinesis throttles its reads: all readers together exceed the limits of the shard."""
 
     _words = "its reads are throttled ({failure_count} in a row): {error}"
     advice = (
         "nothing to do if it passes: reads are retried, more slowly; otherwise read the shard with fewer applications"
     )
-    error: str
-    failure_count: int
-    """In a row."""
 
 
-class ReadsFailing(Reason, frozen=True, kw_only=True):
+class ReadsFailing(_FailingInARow, frozen=True, kw_only=True):
     """Its reads fail."""
 
     _words = "its reads fail ({failure_count} in a row): {error}"
     advice = "reads are retried; if it persists, fix what the error names"
-    error: str
-    failure_count: int
-    """In a row."""
 
 
-class SubscriptionFailing(Reason, frozen=True, kw_only=True):
+class SubscriptionFailing(_FailingInARow, frozen=True, kw_only=True):
     """With fan-out: its subscriptions fail. After three failures in a row it is polled."""
 
     _words = "its subscription fails ({failure_count} in a row): {error}"
     advice = "it is retried, and the shard is polled meanwhile; if it persists, fix what the error names"
-    error: str
-    failure_count: int
-    """In a row."""
 
 
 class SubscriptionInUse(Reason, frozen=True, kw_only=True):
@@ -505,7 +503,7 @@ class ReplayBytesLimit(Reason, frozen=True, kw_only=True):
         "record {position} of key {partition_key!r} is unfinished and {replay_bytes} bytes of "
         "later records are finished"
     )
-    advice = "check that record's handler; a larger replay_bytes_max lets other keys go further"
+    advice = "check that record's handler; a larger replay_bytes_max lets other keys get further"
     position: str
     partition_key: str
     replay_bytes: int
@@ -584,7 +582,7 @@ class LooksLikeOutage(StoppedAtRecord, frozen=True, kw_only=True):
 
     def _sentence(self) -> str:
         how = "in a row" if self.in_a_row else "in a minute"
-        last = "" if self.error is None else f", then {self.error}"
+        last = "" if self.error is None else f", the last one with {self.error}"
         return f"{self._prefix}: looks like an outage, not poison: {self.record_count} failed {how}{last}"
 
 

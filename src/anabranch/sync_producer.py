@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import Any, Generic, Literal, Self
 
 from anabranch._core.writing.lanes import check_keys
 from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, WriteThread
@@ -22,22 +22,13 @@ from anabranch.errors import ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
 from anabranch.metrics.catalogue import Level, Measurement, producer_measurements
-from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
+from anabranch.metrics.sources import Exporter, Exporters, check_level
 from anabranch.producer import Producer, add_undelivered_note, require_delivered, stream_or_default
 from anabranch.records import PutResult
 from anabranch.reports import FlushReport, HealthReport, ProducerStatus
-from anabranch.values import Encoder, encode_with
+from anabranch.values import Encoder, ValueT as T, encode_with
 
 __all__ = ["SyncProducer"]
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    T = TypeVar("T", default=bytes)  # like Producer's
-else:
-    from typing import TypeVar
-
-    T = TypeVar("T")
 
 
 class SyncProducer(Generic[T]):
@@ -78,8 +69,9 @@ class SyncProducer(Generic[T]):
                 on_event=on_event,
             )
 
-        make()  # checks the options now, not later in the thread
         self._make: Callable[[], Producer[bytes]] = make
+        self._producer = make()
+        """Runs in the thread, from the first put on."""
         self._stream = stream
         self._encode = encode_with(encode)
         self._buffer_bytes = buffer_bytes
@@ -89,12 +81,6 @@ class SyncProducer(Generic[T]):
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._thread: WriteThread | None = None
-        self._last_thread: WriteThread | None = None
-        source = Source(
-            stream or "producer", self.metrics, lambda _: None, namespace="AnabranchProducer", reads_anywhere=True
-        )
-        self._exporters = Exporters((), source)
-        """Also after `close`, for `status()`."""
         self._is_closed = False
 
     def put(
@@ -135,8 +121,7 @@ class SyncProducer(Generic[T]):
 
     def status(self) -> ProducerStatus:
         """The state of this producer, as `Producer.status`."""
-        thread = self._last_thread
-        return self._make().status() if thread is None else thread.status()
+        return self._producer.status()
 
     @property
     def restart_reason(self) -> str | None:
@@ -145,22 +130,24 @@ class SyncProducer(Generic[T]):
 
     def health(self) -> HealthReport:
         """Whether it can write, as `Producer.health`."""
-        thread = self._last_thread
-        return HealthReport(live=True, ready=not self._is_closed) if thread is None else thread.health()
+        report = self._producer.health()
+        if self._is_closed and report.ready:  # the `Producer` was never started, or still delivers
+            return HealthReport(live=True, ready=False, reasons=("the producer is closed",))
+        return report
 
     @property
     def exporters(self) -> Exporters:
-        """What reads its figures, for a `HealthApp`."""
-        return self._exporters
+        """What a `HealthApp` reads."""
+        return self._producer.exporters
 
     def metrics(self, level: Level = "detailed") -> list[Measurement]:
-        """Everything that was counted, and how it stands, as `Producer.metrics`."""
+        """All counters and gauges, as `Producer.metrics`."""
         return list(producer_measurements(self.status(), check_level(level)))
 
     def flush(self, *, deadline: float | None = None) -> FlushReport:
         """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds.
 
-        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        Raises `DeliveryFailed` with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         if self._thread is None:
@@ -171,7 +158,7 @@ class SyncProducer(Generic[T]):
         """Waits until every record has its outcome, then ends the thread.
 
         That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
-        Raises `DeliveryFailed` with the failures that nobody has seen yet.
+        Raises `DeliveryFailed` with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         with self._lock:
@@ -201,13 +188,16 @@ class SyncProducer(Generic[T]):
             if self._is_closed:
                 raise UsageError("this producer is closed")
             if self._thread is None:
-                self._thread = WriteThread(
-                    self._make(),
-                    buffer_bytes=self._buffer_bytes,
-                    delivery_timeout=self._delivery_timeout,
-                    exit_timeout=self._exit_timeout,
-                )
-                self._last_thread = self._thread
+                try:
+                    self._thread = WriteThread(
+                        self._producer,
+                        buffer_bytes=self._buffer_bytes,
+                        delivery_timeout=self._delivery_timeout,
+                        exit_timeout=self._exit_timeout,
+                    )
+                except ProducerError:
+                    self._producer = self._make()  # the failed start has closed it; the next put tries again
+                    raise
                 weakref.finalize(self, self._thread.retire).atexit = False
             return self._thread
 
@@ -219,5 +209,6 @@ class SyncProducer(Generic[T]):
                 "call flush() before the fork, or create the producer after it"
             )
         self._lock = threading.Lock()
-        self._thread = self._last_thread = None
+        self._thread = None
+        self._producer = self._make()
         self._process_id = os.getpid()

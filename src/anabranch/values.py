@@ -16,13 +16,22 @@ pydantic models are recognised by their methods; pydantic is not imported. Error
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeAlias, get_origin
 
 import msgspec
 
 from anabranch.errors import ConfigurationError
 
 __all__ = ["Decoder", "Encoder", "JsonLines", "decode_with", "encode_with", "json_lines"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ValueT = TypeVar("ValueT", default=bytes)  # a Consumer without decode= is a Consumer[bytes]
+else:
+    from typing import TypeVar
+
+    ValueT = TypeVar("ValueT")
 
 T = TypeVar("T")
 

@@ -52,7 +52,8 @@ def test_many_metrics_are_sent_in_parts_and_a_part_that_arrived_is_not_sent_agai
             arrived.extend(data)
 
     told = []
-    source = Source("a", lambda level: measured, told.append, namespace="A", reads_anywhere=True)
+    source = Source("a", lambda level: measured, told.append, namespace="A")
+    source.read = lambda level: measured
     exporter = Flaky(namespace=None, level="detailed", interval=60, dimensions=None)
     exporter._export(source)
     assert len(arrived) == DATA_PER_CALL_MAX

@@ -34,11 +34,9 @@ class BotocoreCalls:
         endpoint_url: str | None = None,
         read_seconds_max: float | None = None,
     ) -> None:
-        self._account = account
-        self._service = service
-        self._region = region
-        self._endpoint_url = endpoint_url
-        self._read_seconds_max = read_seconds_max
+        self._open_client = partial(
+            account.client, service, region=region, endpoint_url=endpoint_url, read_seconds_max=read_seconds_max
+        )
         self._threads = DaemonThreads(_THREADS_MAX, f"anabranch-{service}")
         self._client: Any = None
         self._client_lock = asyncio.Lock()
@@ -47,12 +45,7 @@ class BotocoreCalls:
         """`operation` is the AWS name, such as `SplitShard`. Parameters that are None are omitted."""
         async with self._client_lock:
             if self._client is None:
-                self._client = await self._account.client(
-                    self._service,
-                    region=self._region,
-                    endpoint_url=self._endpoint_url,
-                    read_seconds_max=self._read_seconds_max,
-                )
+                self._client = await self._open_client()
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
             pending = self._threads.submit(partial(_call, self._client, operation, given))

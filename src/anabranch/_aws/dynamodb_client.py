@@ -17,7 +17,7 @@ from anabranch._per_loop import PerLoop
 from anabranch._wire.bodies import decode_aws_error, encode_request
 from anabranch.errors import CodecError
 
-DYNAMODB: Final = ServiceName("dynamodb", "DynamoDB_20120810", "application/x-amz-json-1.0")
+_DYNAMODB: Final = ServiceName("dynamodb", "DynamoDB_20120810", "application/x-amz-json-1.0")
 
 Item = dict[str, Any]
 """A row: attribute names and plain values."""
@@ -36,22 +36,10 @@ class WriteOutcome(NamedTuple):
     """The row as it was; None if there was none. Only if the request asked for it."""
 
 
-async def open_dynamodb(account: AwsAccount, address: ServiceAddress) -> "DynamoDbClient":
-    """Raises if there are no credentials. Opens no connection."""
-    await account.credentials.get()
-    service = await open_service(
-        DYNAMODB, address, account.credentials, purposes={"calls": _CONNECTIONS_MAX}, timeouts=_TIMEOUTS
-    )
-    return DynamoDbClient(service)
-
-
 class DynamoDbClient:
     def __init__(self, service: AwsService) -> None:
+        self.region = service.region
         self._service = service
-
-    @property
-    def region(self) -> str:
-        return self._service.region
 
     async def call(self, operation: str, body: dict[str, Any], *, repeatable: bool = True) -> dict[str, Any]:
         """Attribute values in the body and in the answer are in DynamoDB's form."""
@@ -264,8 +252,12 @@ class DynamoDbByLoop(PerLoop[DynamoDbClient]):
         self._address: ServiceAddress | None = None
 
     async def open_client(self) -> DynamoDbClient:
+        """Raises if there are no credentials. Opens no connection."""
+        account = self._account
         if self._address is None:
-            self._address = await self._account.address(
-                "dynamodb", region=self._region, endpoint_url=self._endpoint_url
-            )
-        return await open_dynamodb(self._account, self._address)
+            self._address = await account.address("dynamodb", region=self._region, endpoint_url=self._endpoint_url)
+        await account.credentials.get()
+        service = await open_service(
+            _DYNAMODB, self._address, account.credentials, purposes={"calls": _CONNECTIONS_MAX}, timeouts=_TIMEOUTS
+        )
+        return DynamoDbClient(service)

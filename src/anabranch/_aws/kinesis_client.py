@@ -8,7 +8,6 @@ have their own connections, so that none of them waits for another.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeVar
 
@@ -41,53 +40,41 @@ from anabranch._wire.messages import (
     StreamSummary,
     SubscribeToShardEvent,
 )
+from anabranch._wire.sigv4 import SignedHeaders
 from anabranch.config import Aws
-from anabranch.errors import CodecError, ServiceError, TransportError
+from anabranch.errors import CodecError, TransportError
 
 T = TypeVar("T")
 
 KINESIS: Final = ServiceName("kinesis", "Kinesis_20131202")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
-    """The most connections for each purpose, and the timeouts."""
-
-    read_connections_max: int = 64
-    write_connections_max: int = 32
-    other_connections_max: int = 8
-    subscriptions_max: int = 1_000
-    http2: Literal["auto", "always", "never"] = "auto"
-    """For subscriptions. `auto`: TLS negotiates, clear text uses HTTP/1.1. `always`: HTTP/2 in clear text too."""
-    timeouts: ClientTimeouts = field(default_factory=ClientTimeouts)
+_CONNECTIONS_MAX: Final = {"reads": 64, "writes": 32, "others": 8}
 
 
 async def open_kinesis(
-    account: AwsAccount, *, region: str | None = None, settings: ClientSettings | None = None
+    account: AwsAccount,
+    *,
+    region: str | None = None,
+    http2: Literal["auto", "always", "never"] = "auto",
+    timeouts: ClientTimeouts | None = None,
 ) -> "KinesisClient":
-    """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection."""
-    settings = settings or ClientSettings()
-    timeouts = settings.timeouts
+    """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection.
+
+    `http2` is for subscriptions. `auto`: TLS negotiates, clear text uses HTTP/1.1. `always`: HTTP/2 in clear text too.
+    """
+    timeouts = timeouts or ClientTimeouts()
     address = await account.address("kinesis", region=region)
     await account.credentials.get()
     service = await open_service(
         KINESIS,
         address,
         account.credentials,
-        purposes={
-            "reads": settings.read_connections_max,
-            "writes": settings.write_connections_max,
-            "others": settings.other_connections_max,
-        },
+        purposes=_CONNECTIONS_MAX,
         timeouts=timeouts,
     )
-    alpn = ("http/1.1",) if settings.http2 == "never" else ("h2", "http/1.1")
-    streams = StreamPool(
-        await make_dialer(address, alpn, timeouts),
-        http2=settings.http2,
-        streams_max=settings.subscriptions_max,
-        timeouts=timeouts,
-    )
+    alpn = ("http/1.1",) if http2 == "never" else ("h2", "http/1.1")
+    streams = StreamPool(await make_dialer(address, alpn, timeouts), http2=http2, timeouts=timeouts)
     return KinesisClient(service, streams)
 
 
@@ -95,12 +82,9 @@ class KinesisClient:
     """Implements the Kinesis ports of the consumer and the producer, and the calls for fan-out."""
 
     def __init__(self, service: AwsService, streams: StreamPool) -> None:
+        self.region = service.region
         self._service = service
         self._streams = streams
-
-    @property
-    def region(self) -> str:
-        return self._service.region
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,24 +138,15 @@ class KinesisClient:
     ) -> "EventSubscription":
         """Returns when the service has accepted the subscription. The caller closes it."""
         body = b"".join(bodies.encode_subscribe_to_shard(consumer_arn, shard_id, position))
-        stream = await self._open_stream("SubscribeToShard", body)
+
+        async def open_stream(signed: SignedHeaders) -> BodyStream:
+            answer = await self._streams.open((*signed.pairs(), ("user-agent", USER_AGENT)), body)
+            if isinstance(answer, ClientResponse):
+                raise self._service.error_from("SubscribeToShard", answer)
+            return answer
+
+        stream = await self._service.send_signed("SubscribeToShard", [body], open_stream)
         return EventSubscription(stream, self._streams)
-
-    async def _open_stream(self, operation: str, body: bytes) -> BodyStream:
-        offset_ms = self._service.clock_offset_ms
-        try:
-            return await self._try_stream(operation, body)
-        except ServiceError as error:
-            if not await self._service.repair(error, offset_ms):
-                raise
-        return await self._try_stream(operation, body)
-
-    async def _try_stream(self, operation: str, body: bytes) -> BodyStream:
-        signed = self._service.sign(await self._service.credentials(), operation, [body])
-        answer = await self._streams.open((*signed.pairs(), ("user-agent", USER_AGENT)), body)
-        if isinstance(answer, ClientResponse):
-            raise self._service.error_from(operation, answer)
-        return answer
 
     # Describing
 
@@ -202,7 +177,7 @@ class KinesisClient:
     async def _ask(
         self, operation: str, pieces: Sequence[bytes], decode: Callable[[memoryview], T], *, repeatable: bool = True
     ) -> T:
-        """Sends a small call whose answer is its body alone."""
+        """For a small call whose result is in the body of the response alone."""
         return await self._service.call(
             "others", operation, pieces, lambda response: decode(response.body), repeatable=repeatable
         )
@@ -214,7 +189,7 @@ class KinesisClient:
             "writes",
             "PutRecords",
             bodies.encode_put_records(stream, entries),
-            lambda response: bodies.decode_put_records(response.body, request_id=request_id(response)),
+            lambda response: bodies.decode_put_records(response.body, request_id=request_id(response.headers)),
             repeatable=False,
         )
         if len(answer.entries) != len(entries):
@@ -231,16 +206,14 @@ class KinesisClient:
         decode = bodies.decode_register_stream_consumer
         return await self._ask("RegisterStreamConsumer", pieces, decode, repeatable=False)
 
-    async def describe_stream_consumer(
-        self, *, stream_arn: str | None = None, name: str | None = None, consumer_arn: str | None = None
-    ) -> ConsumerDescription:
-        pieces = bodies.encode_describe_stream_consumer(stream_arn=stream_arn, name=name, consumer_arn=consumer_arn)
+    async def describe_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
+        pieces = bodies.encode_describe_stream_consumer(stream_arn, name)
         return await self._ask("DescribeStreamConsumer", pieces, bodies.decode_describe_stream_consumer)
 
     async def list_stream_consumers(
-        self, stream_arn: str, *, next_token: str | None = None, max_results: int | None = None
+        self, stream_arn: str, *, next_token: str | None = None
     ) -> ListStreamConsumersResponse:
-        pieces = bodies.encode_list_stream_consumers(stream_arn, next_token=next_token, max_results=max_results)
+        pieces = bodies.encode_list_stream_consumers(stream_arn, next_token=next_token)
         return await self._ask("ListStreamConsumers", pieces, bodies.decode_list_stream_consumers)
 
     async def deregister_stream_consumer(self, consumer_arn: str) -> None:
@@ -252,7 +225,7 @@ class KinesisClient:
 
 
 class OpenStreams(Protocol):
-    """Who has the stream of a subscription."""
+    """Where the stream of a subscription was opened: a `StreamPool`, or a simulated network."""
 
     def close_stream(self, stream: Any, *, silent: bool) -> None: ...
 
@@ -293,13 +266,7 @@ class EventSubscription:
         except CodecError as error:
             raise TransportError(f"SubscribeToShard: {error}") from error
         if isinstance(meaning, AwsError):
-            request_id = self._stream.headers.get(b"x-amzn-requestid")
-            raise service_error(
-                "SubscribeToShard",
-                meaning,
-                status=400,
-                request_id=None if request_id is None else request_id.decode("latin-1"),
-            )
+            raise service_error("SubscribeToShard", meaning, status=400, request_id=request_id(self._stream.headers))
         return meaning
 
     async def _fetch(self) -> bool:
@@ -356,12 +323,9 @@ class KinesisByRegion:
         *,
         shard_filter: ShardFilter | None = None,
         next_token: str | None = None,
-        max_results: int | None = None,
     ) -> ListShardsResponse:
         client = await self.client(stream.region)
-        return await client.list_shards(
-            stream, shard_filter=shard_filter, next_token=next_token, max_results=max_results
-        )
+        return await client.list_shards(stream, shard_filter=shard_filter, next_token=next_token)
 
     async def describe_stream_summary(self, stream: StreamName) -> StreamSummary:
         client = await self.client(stream.region)

@@ -12,7 +12,7 @@ All other retries are up to the caller.
 import asyncio
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
@@ -65,6 +65,7 @@ class AwsService:
         self._signer: Signer | None = None
         self._targets: dict[str, str] = {}
         self._clock_offset_ms = 0
+        """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
         self._latest_offset_ms = 0
         self._last_headers = f"user-agent: {USER_AGENT}\r\ncontent-length: ".encode("ascii")
         self._parsed_date: tuple[bytes | None, float | None] = (None, None)
@@ -95,23 +96,28 @@ class AwsService:
             except CodecError as error:
                 raise TransportError(f"{operation}: {error}") from error
 
+        def post(signed: SignedHeaders) -> Awaitable[T]:
+            headers = b"%b%b%d\r\n\r\n" % (signed.lines(), self._last_headers, sum(map(len, pieces)))
+            return self._http.post(purpose, headers, pieces, accept, repeatable=repeatable, has_room=has_room)
+
+        return await self.send_signed(operation, pieces, post)
+
+    async def send_signed(
+        self, operation: str, pieces: Sequence[bytes], send: Callable[[SignedHeaders], Awaitable[T]]
+    ) -> T:
+        """Signs and sends a call, and again if the service rejected a signature that can be repaired."""
         offset_ms = self._clock_offset_ms
         try:
             credentials = self._source.current()
             if credentials is None:
                 credentials = await self._source.get()
-            headers = self._headers(self.sign(credentials, operation, pieces), pieces)
-            return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable, has_room=has_room)
+            return await send(self._sign(credentials, operation, pieces))
         except ServiceError as error:
-            if not await self.repair(error, offset_ms):
+            if not await self._repair(error, offset_ms):
                 raise
-        headers = self._headers(self.sign(await self._source.get(), operation, pieces), pieces)
-        return await self._http.post(purpose, headers, pieces, accept, repeatable=repeatable, has_room=has_room)
+        return await send(self._sign(await self._source.get(), operation, pieces))
 
-    async def credentials(self) -> SigningCredentials:
-        return await self._source.get()
-
-    def sign(self, credentials: SigningCredentials, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
+    def _sign(self, credentials: SigningCredentials, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
         signer = self._signer
         if signer is None or credentials is not self._credentials:
             signer = self._signer = Signer(
@@ -126,7 +132,7 @@ class AwsService:
             target = self._targets[operation] = f"{self._service.target_prefix}.{operation}"
         return signer.sign(target, self._service.content_type, pieces, self._wall_ms() + self._clock_offset_ms)
 
-    async def repair(self, error: ServiceError, used_offset_ms: int) -> bool:
+    async def _repair(self, error: ServiceError, used_offset_ms: int) -> bool:
         """True if the call can be signed and sent again: the service rejected it without acting on it."""
         if error.code in CLOCK_CODES and abs(self._latest_offset_ms - used_offset_ms) > _CLOCK_ERROR_MS_MIN:
             self._clock_offset_ms = self._latest_offset_ms
@@ -134,11 +140,6 @@ class AwsService:
         if error.code in TOKEN_CODES and (rejected := self._credentials) is not None:
             return await self._source.renew(rejected) != rejected
         return False
-
-    @property
-    def clock_offset_ms(self) -> int:
-        """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
-        return self._clock_offset_ms
 
     def error_from(self, operation: str, response: ClientResponse) -> ServiceError:
         headers = response.headers
@@ -151,7 +152,7 @@ class AwsService:
             operation,
             error,
             status=response.status,
-            request_id=request_id(response),
+            request_id=request_id(headers),
             region=self._address.region,
             retry_after_seconds=_retry_after_seconds(headers, server_seconds),
         )
@@ -165,9 +166,6 @@ class AwsService:
 
     async def close(self) -> None:
         await self._http.close()
-
-    def _headers(self, signed: SignedHeaders, pieces: Sequence[bytes]) -> bytes:
-        return b"%b%b%d\r\n\r\n" % (signed.lines(), self._last_headers, sum(map(len, pieces)))
 
 
 async def open_service(
@@ -191,8 +189,8 @@ async def make_dialer(address: ServiceAddress, alpn: Sequence[str], timeouts: Cl
     return Dialer(address.endpoint, tls=tls, proxy=address.proxy, proxy_tls=proxy_tls, connect_timeout=timeouts.connect)
 
 
-def request_id(response: ClientResponse) -> str | None:
-    value = response.headers.get(b"x-amzn-requestid")
+def request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    value = headers.get(b"x-amzn-requestid")
     return None if value is None else value.decode("latin-1")
 
 
@@ -225,9 +223,9 @@ class ProbeResult:
     """How far this machine's clock is ahead of the service's, to half a second; None if the response has no Date."""
 
 
-async def probe(address: ServiceAddress, *, timeouts: ClientTimeouts | None = None) -> ProbeResult:
+async def probe(address: ServiceAddress) -> ProbeResult:
     """Sends an unsigned request to check the network and the clock. Any response will do, even an error."""
-    timeouts = timeouts or ClientTimeouts()
+    timeouts = ClientTimeouts()
     http = HttpClient(await make_dialer(address, ("http/1.1",), timeouts), purposes={"probe": 1}, timeouts=timeouts)
     headers = (
         f"host: {address.endpoint.host_header}\r\n"

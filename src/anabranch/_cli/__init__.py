@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> int:
-    """The program `anabranch`. Until the command line can handle Ctrl-C, that ends the process without a word."""
+    """The program `anabranch`. While its modules are imported, Ctrl-C ends the process silently."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

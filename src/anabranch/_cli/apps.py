@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from anabranch._cli.connection import ask_application
 from anabranch._cli.fleet_tables import fleet_lines, headline, status_document
 from anabranch._cli.options import (
     DEFAULT_LEASES,
@@ -40,7 +41,8 @@ from anabranch._cli.output import (
 from anabranch.errors import AnabranchError, LeaseStoreInvalidError
 
 if TYPE_CHECKING:
-    from anabranch.reports import CommandResult, DesiredWorkers, FleetStatus
+    from anabranch.application import Application
+    from anabranch.reports import CommandResult, FleetStatus
     from anabranch.stores.catalogue import StoredApplication
 
 _EXAMPLES: Final = """\
@@ -208,10 +210,13 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    status, commands = asyncio.run(_status_and_commands(arguments))
+    async def read(application: "Application") -> "tuple[FleetStatus, tuple[CommandResult, ...]]":
+        return await application.status(watch=True), await application.commands()
+
+    status, commands = ask_application(arguments, read)
     if arguments.json:
         print_json(status_document(status))
-        return 0
+        return DONE
     console = make_console()
     for line in wrapped(f"{status.app}: {headline(status)}", console):
         show(line)
@@ -226,63 +231,40 @@ def _show(arguments: argparse.Namespace) -> int:
         )
         for line in wrapped(text, console, hanging="    "):
             show(line)
-    return 0
-
-
-async def _status_and_commands(arguments: argparse.Namespace) -> "tuple[FleetStatus, tuple[CommandResult, ...]]":
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.status(watch=True), await application.commands()
-
-
-async def _status(arguments: argparse.Namespace, *, watch: bool = False) -> "FleetStatus":
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.status(watch=watch)
+    return DONE
 
 
 def _scale(arguments: argparse.Namespace) -> int:
-    advice = asyncio.run(_desired_workers(arguments))
-    if arguments.json:
-        print_json(advice)
-    else:
-        show(f"{arguments.app}: {counted(advice.workers, 'worker')}, now {advice.live_workers} ({advice.why})")
-    return 0
-
-
-async def _desired_workers(arguments: argparse.Namespace) -> "DesiredWorkers":
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.desired_workers(
+    advice = ask_application(
+        arguments,
+        lambda application: application.desired_workers(
             target_lag=arguments.target_lag,
             catch_up=arguments.catch_up,
             worker_rate=arguments.worker_rate,
             minimum=arguments.min,
             maximum=arguments.max,
-        )
+        ),
+    )
+    if arguments.json:
+        print_json(advice)
+    else:
+        show(f"{arguments.app}: {counted(advice.workers, 'worker')}, now {advice.live_workers} ({advice.why})")
+    return DONE
 
 
 def _skip(arguments: argparse.Namespace) -> int:
-    return _answered(arguments, asyncio.run(_send(arguments, arguments.position)))
+    shard_id, position, stream = arguments.shard, arguments.position, arguments.stream
+    command = ask_application(arguments, lambda application: application.skip(shard_id, position, stream=stream))
+    return _print_result(arguments, command)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    return _answered(arguments, asyncio.run(_send(arguments, None)))
+    shard_id, stream = arguments.shard, arguments.stream
+    command = ask_application(arguments, lambda application: application.resume(shard_id, stream=stream))
+    return _print_result(arguments, command)
 
 
-async def _send(arguments: argparse.Namespace, position: str | None) -> "CommandResult":
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        if position is None:
-            return await application.resume(arguments.shard, stream=arguments.stream)
-        return await application.skip(arguments.shard, position, stream=arguments.stream)
-
-
-def _answered(arguments: argparse.Namespace, command: "CommandResult") -> int:
+def _print_result(arguments: argparse.Namespace, command: "CommandResult") -> int:
     if arguments.json:
         print_json(command)
     elif command.state == "applied":
@@ -294,14 +276,14 @@ def _answered(arguments: argparse.Namespace, command: "CommandResult") -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     try:
-        status = asyncio.run(_status(arguments))
+        status = ask_application(arguments, lambda application: application.status())
     except LeaseStoreInvalidError as error:
         if error.code != "half_deleted":
             raise
         confirm(f"Delete the rows that an earlier deletion of {arguments.app!r} has left?", yes=arguments.yes)
-        asyncio.run(_delete_app(arguments))
+        ask_application(arguments, lambda application: application.delete())
         show(f"{arguments.app}: deleted")
-        return 0
+        return DONE
     confirm(
         f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
         f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",
@@ -312,29 +294,15 @@ def _delete(arguments: argparse.Namespace) -> int:
             f"waiting up to {max(member.expiry for member in live):.0f} s to see whether these workers still send "
             f"heartbeats: {', '.join(member.worker_id for member in live)}"
         )
-    asyncio.run(_delete_app(arguments))
+    ask_application(arguments, lambda application: application.delete())
     show(f"{status.app}: deleted")
-    return 0
+    return DONE
 
 
 def _copy(arguments: argparse.Namespace) -> int:
     from anabranch.stores.urls import shown_url
 
-    leases = asyncio.run(_copy_app(arguments))
+    count = ask_application(arguments, lambda application: application.copy_to(arguments.target))
     target = shown_url(arguments.target)
-    show(f"{arguments.app}: moved to {target}, with {counted(leases, 'lease')}; its workers start there from now on")
-    return 0
-
-
-async def _copy_app(arguments: argparse.Namespace) -> int:
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.copy_to(arguments.target)
-
-
-async def _delete_app(arguments: argparse.Namespace) -> None:
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        await application.delete()
+    show(f"{arguments.app}: moved to {target}, with {counted(count, 'lease')}; its workers start there from now on")
+    return DONE

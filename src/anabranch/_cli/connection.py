@@ -1,7 +1,8 @@
-"""A command's connection to Kinesis: the data-plane client and the control calls, opened once and always closed.
+"""A command's connections: to Kinesis (the data-plane client and the control calls), and to an application.
 
-Commands are blocking programs: `run` runs a coroutine and returns its result. Between two calls Python handles Ctrl-C,
-so a prompt can be interrupted. Reads are retried; calls that change something are sent once.
+Each is opened once and always closed. Commands are blocking programs: `run` runs a coroutine and returns its result.
+Between two calls Python handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change something
+are sent once.
 """
 
 import argparse
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         ListStreamConsumersResponse,
         StreamSummary,
     )
+    from anabranch.application import Application
 
 
 T = TypeVar("T")
@@ -90,6 +92,17 @@ def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> 
                 runner.run(client.close())
         finally:
             account.close()
+
+
+def ask_application(arguments: argparse.Namespace, question: "Callable[[Application], Coroutine[Any, Any, T]]") -> T:
+    """Opens the application that the arguments name, and returns what `question` returns."""
+    from anabranch.application import Application
+
+    async def ask() -> T:
+        async with Application(arguments.app, leases=arguments.leases) as application:
+            return await question(application)
+
+    return asyncio.run(ask())
 
 
 class Connection:

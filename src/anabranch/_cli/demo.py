@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.picture is not None:
         _check_picture(arguments.picture)
-    return asyncio.run(_until_told(_perform(arguments)))
+    return asyncio.run(_until_signalled(_perform(arguments)))
 
 
 def _check_picture(path: Path) -> None:
@@ -88,15 +88,15 @@ def _save(picture: str, path: Path) -> None:
         raise CommandFailed(f"cannot write {path}: {error.strerror}") from None
 
 
-async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
+async def _until_signalled(performance: Coroutine[Any, Any, int]) -> int:
     """SIGTERM and SIGHUP (a closed terminal) end the demo as Ctrl-C does: nothing is left behind."""
-    told: list[int] = []
+    received: list[int] = []
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
 
     def end(number: int) -> None:
-        told.append(number)
+        received.append(number)
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -104,7 +104,7 @@ async def _until_told(performance: Coroutine[Any, Any, int]) -> int:
     try:
         return await performance
     except asyncio.CancelledError:
-        if not told:
+        if not received:
             raise
         task.uncancel()
-        return 128 + told[0]  # the shell's exit code for a signal
+        return 128 + received[0]  # the shell's exit code for a signal

@@ -295,17 +295,13 @@ def _export(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
     if path.exists():
         raise ConfigurationError(f"{path} exists: name a new file")
-    _configure_logging("warning")
+    configure_logging("warning")
     try:
         count = _with_letters(arguments, lambda box: box.export(path, _where(arguments)))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
     show(f"{counted(count, 'letter')} written to {path}")
     return DONE
-
-
-def _configure_logging(level: str) -> None:
-    configure_logging(argparse.Namespace(log=level, log_format="text"))
 
 
 def _policy(arguments: argparse.Namespace) -> Any:
@@ -322,7 +318,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
         )
     consumer = None if arguments.target is None else find_consumer(arguments.target)
     is_terminal = make_console(stderr=True).is_terminal
-    _configure_logging("error" if is_terminal else "warning")
+    configure_logging("error" if is_terminal else "warning")
     where = _where(arguments)
     options = {
         "where": where, "policy": _policy(arguments), "review": arguments.review, "rate": arguments.rate,
@@ -398,7 +394,7 @@ async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
 
 def _worker(arguments: argparse.Namespace) -> int:
     consumer = find_consumer(arguments.target)
-    configure_logging(arguments)
+    configure_logging(arguments.log, arguments.log_format)
 
     async def work(box: "DeadLetters") -> None:
         async with _stop_on_signals() as stop:

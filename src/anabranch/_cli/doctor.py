@@ -174,12 +174,12 @@ class Checkup:
             await store.close()
 
     async def _deletion(self, store: "LeaseStore") -> Finding | None:
-        """A deletion of the application that did not end."""
+        """Rows that an interrupted deletion of the application left."""
         if self._app is None or not await store.leftovers():
             return None
         found = f"application {self._app!r} was deleted, but rows of it are left"
         if await store.read_app() is not None:
-            found += "; they do no harm to the new one of that name, and are deleted together with it"
+            found += "; they do not affect the new application of that name, and are deleted with it"
             return Finding("deletion", "warn", found)
         return Finding("deletion", "warn", found, shlex.join(["anabranch", "apps", "delete", self._app]))
 
@@ -196,7 +196,7 @@ class Checkup:
         ]
         if not left:
             return None
-        found = f"left by a former application {self._app!r}: {', '.join(left)}"
+        found = f"left by an earlier application {self._app!r}: {', '.join(left)}"
         return Finding("consumers", "warn", found, f"anabranch streams consumers rm {self._stream} {' '.join(left)}")
 
     async def _store_state(self, store: "LeaseStore", app: str) -> Finding:
@@ -207,7 +207,9 @@ class Checkup:
             return Finding("store", "ok", f"{store} responds; application {app!r} has not used it yet")
         await store.open(row)
         if row.place == "moved":
-            return Finding("store", "warn", f"application {app!r} was moved to {row.other_url}", "name that store")
+            return Finding(
+                "store", "warn", f"application {app!r} was moved to {row.other_url}", "pass the URL of that store"
+            )
         if row.place != "here":
             way = f"to {row.other_url}" if row.place == "leaving" else f"from {row.other_url}"
             found = f"application {app!r} is being copied {way}, and no worker can start"
@@ -363,7 +365,9 @@ async def _redis_findings(store: "RedisLeaseStore") -> list[Finding]:
     if losses := server.losses():
         durability = Finding("durability", "fail", "; ".join(losses), "change that, or add ?durability=accept_loss")
         if store.accepts_loss:
-            durability = msgspec.structs.replace(durability, state="warn", advice="it is accepted by the URL")
+            durability = msgspec.structs.replace(
+                durability, state="warn", advice="the URL accepts this (?durability=accept_loss)"
+            )
         found.append(durability)
     else:
         kept = f"appendonly is on (appendfsync {server.appendfsync}), and nothing is evicted"

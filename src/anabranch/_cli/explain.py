@@ -5,7 +5,6 @@ its reason (`anabranch.reasons`).
 """
 
 import argparse
-import asyncio
 import shlex
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from anabranch._cli.connection import connect
+from anabranch._cli.connection import ask_application, connect
 from anabranch._cli.fleet_tables import RETENTION_SHORT_SECONDS
 from anabranch._cli.options import (
     add_application_argument,
@@ -155,7 +154,7 @@ def _holder(shard: FleetShard, status: FleetStatus) -> str:
     beat = (
         f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if owner.is_live and owner.heartbeat_seen else ""
     )
-    return f"{owner.worker_id} holds it{beat}."
+    return f"It is held by {owner.worker_id}{beat}."
 
 
 def _position(shard: FleetShard) -> str:
@@ -275,7 +274,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    status = asyncio.run(_look(arguments))
+    status = ask_application(arguments, lambda application: application.status(watch=True))
     shards = status.stalled_shards
     if arguments.shard is not None:
         shards = tuple(shard for shard in status.shards if shard.shard_id == arguments.shard)
@@ -323,13 +322,6 @@ def _explain_unleased(arguments: argparse.Namespace, status: FleetStatus) -> lis
             f"closed before the application started is not read. {reads}"
         )
     return explanations
-
-
-async def _look(arguments: argparse.Namespace) -> FleetStatus:
-    from anabranch.application import Application
-
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        return await application.status(watch=True)
 
 
 def _print_explanation(explanation: Explanation) -> None:

@@ -8,14 +8,13 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from anabranch._model.hash_keys import HashKeyRange
-from anabranch._model.streams import Shard
 from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.limits import HASH_KEY_MAX
 
@@ -58,55 +57,7 @@ UNICODE: Final = Drawing(filled="█", empty="·", branch="├─", last_branch=
 ASCII: Final = Drawing(filled="#", empty=".", branch="|-", last_branch="`-", trunk="| ")
 
 
-@dataclass(frozen=True, slots=True)
-class LineageRow:
-    shard: Shard
-    guides: str
-    """The tree branches before the name."""
-    other_parent: str | None = None
-    """For the child of a merge: its other parent, drawn elsewhere."""
-    is_repeated: bool = False
-    """Already drawn in full under its other parent."""
-
-
-def lineage(shards: Iterable[Shard], drawing: Drawing = UNICODE) -> list[LineageRow]:
-    """Depth first; siblings in the order of their hash ranges."""
-    by_id = {shard.shard_id: shard for shard in shards}
-    children = _children(by_id)
-    roots = [shard for shard in by_id.values() if not any(parent in by_id for parent in shard.parent_shard_ids)]
-    rows: list[LineageRow] = []
-    drawn: set[str] = set()
-    # (shard, the parent it is drawn under, guides before its own branch, is it the last sibling)
-    waiting = [(root, "", "", True) for root in sorted(roots, key=_place, reverse=True)]
-    while waiting:
-        shard, parent, before, is_last = waiting.pop()
-        guides = "" if not parent else before + (drawing.last_branch if is_last else drawing.branch)
-        others = [other for other in shard.parent_shard_ids if parent and other != parent]
-        is_repeated = shard.shard_id in drawn
-        rows.append(LineageRow(shard, guides, others[0] if others else None, is_repeated))
-        if is_repeated:
-            continue
-        drawn.add(shard.shard_id)
-        below = "" if not parent else before + ("  " if is_last else drawing.trunk)
-        brothers = children.get(shard.shard_id, [])
-        for position, child in enumerate(reversed(brothers)):
-            waiting.append((child, shard.shard_id, below, position == 0))
-    return rows
-
-
-def _children(by_id: Mapping[str, Shard]) -> dict[str, list[Shard]]:
-    children: dict[str, list[Shard]] = {}
-    for shard in sorted(by_id.values(), key=_place):
-        for parent in dict.fromkeys(shard.parent_shard_ids):
-            children.setdefault(parent, []).append(shard)
-    return children
-
-
-def _place(shard: Shard) -> tuple[HashKeyRange, str]:
-    return shard.hash_key_range, shard.shard_id
-
-
-def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing = UNICODE) -> str:
+def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing) -> str:
     """The hash space as `width` cells with this range filled. Neighbours touch, and no range is too small to see."""
     start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
     start = min(start, width - 1)

@@ -8,9 +8,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -121,7 +120,9 @@ class PutOutcomes:
         say(f"{source} was not written: {error}")
 
     def print_done(self) -> None:
-        for source, result in self._take_done():
+        while self._pending and self._pending[0][1].done():
+            source, delivery = self._pending.popleft()
+            result = delivery.result()
             if result.delivered:
                 self._delivered_count += 1
                 self._shard_ids.add(result.shard_id or "")
@@ -140,11 +141,6 @@ class PutOutcomes:
         failed = f", {self.failed_count} failed" if self.failed_count else ""
         written = f"{counted(self._delivered_count, 'record')} written to {counted(len(self._shard_ids), 'shard')}"
         say(f"{written} in {seconds:.1f} s{failed}")
-
-    def _take_done(self) -> Iterator[tuple[str, "PutResult"]]:
-        while self._pending and self._pending[0][1].done():
-            source, delivery = self._pending.popleft()
-            yield source, delivery.result()
 
 
 def _document(result: "PutResult") -> dict[str, Any]:
@@ -178,15 +174,6 @@ not delivered.
 """
 _INTERRUPT_DEADLINE_SECONDS: Final = 5.0
 """How long Ctrl-C waits for the records that were already read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    source: str
-    """Names the record in error messages: `line 7`."""
-    partition_key: str
-    """Empty with --key-field: the key is a field of the data."""
-    data: bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -243,15 +230,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", outcomes: PutOutcomes) -> None:
-    explicit_hash_key = None if arguments.explicit_hash_key is None else str(arguments.explicit_hash_key)
     pace = _Pace(arguments.rate)
     try:
         async with producer, asyncio.TaskGroup() as tasks:
             printer = tasks.create_task(outcomes.follow())
             try:
-                async for record in _inputs(arguments):
+                async for source, data in _inputs(arguments.data):
                     await pace.wait()
-                    await _put(producer, record, arguments.key_field, explicit_hash_key, outcomes)
+                    await _put(producer, data, source, arguments, outcomes)
                 await outcomes.print_all()
             except asyncio.CancelledError:
                 with suppress(DeliveryFailed):  # each failure is printed below
@@ -265,25 +251,22 @@ async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", o
 
 
 async def _put(
-    producer: "Producer[bytes]",
-    record: _Input,
-    key_field: str,
-    explicit_hash_key: str | None,
-    outcomes: PutOutcomes,
+    producer: "Producer[bytes]", data: bytes, source: str, arguments: argparse.Namespace, outcomes: PutOutcomes
 ) -> None:
+    explicit_hash_key = None if arguments.explicit_hash_key is None else str(arguments.explicit_hash_key)
     try:
-        key = record.partition_key or _key_from(record.data, key_field)
-        delivery = await producer.put(record.data, key, explicit_hash_key=explicit_hash_key)
+        key = arguments.key or _key_from(data, arguments.key_field)
+        delivery = await producer.put(data, key, explicit_hash_key=explicit_hash_key)
     except ValueError as error:  # not JSON, no valid key, or a record that no stream accepts
-        outcomes.add_invalid(record.source, error)
+        outcomes.add_invalid(source, error)
     else:
-        await outcomes.add(record.source, delivery)
+        await outcomes.add(source, delivery)
 
 
-async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
-    key: str = arguments.key or ""
-    if arguments.data != "-":
-        yield _Input("the record", key, os.fsencode(arguments.data))
+async def _inputs(given: str) -> AsyncIterator[tuple[str, bytes]]:
+    """Yields each record, after a name for it in error messages: `line 7`."""
+    if given != "-":
+        yield "the record", os.fsencode(given)
         return
     if sys.stdin is None:
         raise ConfigurationError("standard input is closed: pass the record as DATA")
@@ -293,7 +276,7 @@ async def _inputs(arguments: argparse.Namespace) -> AsyncIterator[_Input]:
     async for line in input_lines(sys.stdin.fileno()):
         number += 1
         if line:
-            yield _Input(f"line {number}", key, line)
+            yield f"line {number}", line
 
 
 def _key_from(data: bytes, path: str) -> str:

@@ -21,6 +21,7 @@ from anabranch._cli.options import (
     shard_id_argument,
 )
 from anabranch._cli.output import (
+    DONE,
     CommandFailed,
     confirm,
     counted,
@@ -206,7 +207,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         show(f"{after.name}: {after.status}, {counted(len(shards), 'open shard')}")
-    return 0
+    return DONE
 
 
 def _check_changeable(summary: "StreamSummary") -> None:

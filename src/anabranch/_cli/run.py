@@ -92,7 +92,7 @@ def _consumers_in(module: ModuleType, consumer_type: type) -> str:
 
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ENDED_BEFORE_IT_BEGAN: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
+_STOPPED_WHILE_STARTING: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
 _KILL_AT: Final = 3
 
 
@@ -109,7 +109,7 @@ def _tell_as(log_format: str) -> Tell:
 
 async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tuple[str, int] | None = None) -> int:
     """The exit code. `health`: the host and the port on which the health of all workers is served."""
-    lifeline, held_here = os.pipe()
+    lifeline, write_end = os.pipe()  # the workers stop when the write end closes
     workers = _Workers(lifeline, tell)
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
@@ -129,7 +129,7 @@ async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tu
             loop.remove_signal_handler(number)
         await workers.kill()
         os.close(lifeline)
-        os.close(held_here)
+        os.close(write_end)
     return workers.code
 
 
@@ -155,20 +155,23 @@ class _Workers:
     async def start(self, command: Sequence[str]) -> None:
         if self._stopping:
             return
-        worker = None if self._health is None else Worker(len(self._health))
-        pipes = [self._lifeline] if worker is None else [self._lifeline, worker.write_end]
-        names = ("--lifeline", "--health-pipe")
+        pipes, options = [self._lifeline], ["--lifeline", str(self._lifeline)]
+        worker = None
+        if self._health is not None:
+            worker = Worker(len(self._health))
+            self._health.append(worker)
+            pipes.append(worker.write_end)
+            options += ["--health-pipe", str(worker.write_end)]
         process = await asyncio.create_subprocess_exec(
             *command,
-            *(text for name, pipe in zip(names, pipes, strict=False) for text in (name, str(pipe))),
+            *options,
             pass_fds=pipes,
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # only the parent gets Ctrl-C, and forwards it
         )
         self._processes.append(process)
-        if worker is not None and self._health is not None:
+        if worker is not None:
             worker.started()
-            self._health.append(worker)
 
     def serve_health(self, host: str, port: int) -> HttpServer:
         self._health = []
@@ -185,7 +188,7 @@ class _Workers:
             worker = self._health[self._processes.index(process)]
             worker.has_ended = True
             worker.close()
-        if not code or (self._stopping and code in _ENDED_BEFORE_IT_BEGAN):
+        if not code or (self._stopping and code in _STOPPED_WHILE_STARTING):
             return
         exit_code = code if code > 0 else 128 - code  # the shell's exit code for a signal
         self.code = self.code or exit_code
@@ -229,13 +232,13 @@ exit code becomes that of the run. Workers also stop when their parent is gone.
 _FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(message)s"
 
 
-def configure_logging(arguments: argparse.Namespace) -> None:
+def configure_logging(level: str, log_format: str = "text") -> None:
     """On standard error, unless the user's module has configured logging."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.WARNING)
-        formatter = JsonFormatter() if arguments.log_format == "json" else CleanFormatter(_FORMAT)
+        formatter = JsonFormatter() if log_format == "json" else CleanFormatter(_FORMAT)
         logging.getLogger().handlers[0].setFormatter(formatter)
-        logging.getLogger("anabranch").setLevel(arguments.log.upper())
+        logging.getLogger("anabranch").setLevel(level.upper())
 
 
 def add_log_option(parser: argparse.ArgumentParser) -> None:
@@ -281,11 +284,11 @@ def run(arguments: argparse.Namespace) -> int:
         command += ["--log-format", arguments.log_format]
         port = consumer.health_port
         health = None if port is None else (consumer.health_host, port)
-        configure_logging(arguments)
+        configure_logging(arguments.log, arguments.log_format)
         return asyncio.run(run_workers(command, arguments.workers, _tell_as(arguments.log_format), health))
     if arguments.lifeline is not None:
         on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    configure_logging(arguments)
+    configure_logging(arguments.log, arguments.log_format)
     if arguments.lifeline is not None:
         consumer.health_port = None  # the parent serves it for all
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from anabranch._cli.options import bounded_integer, bounded_number
-from anabranch._cli.output import flush, say, show
+from anabranch._cli.output import DONE, flush, say, show
 from anabranch.errors import ConfigurationError
 from anabranch.local import LocalKinesis
 
@@ -135,7 +135,7 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
             for line in _export_commands(kinesis):
                 say(line)
         await stopped.wait()
-    return 0
+    return DONE
 
 
 def _ready_line(kinesis: LocalKinesis) -> str:

@@ -1,15 +1,17 @@
 """`anabranch shards`: the shards of a stream as a tree of their lineage, with hash ranges as bars."""
 
 import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from anabranch._cli.connection import connect
 from anabranch._cli.options import add_aws_options, add_json_option, add_stream_argument
 from anabranch._cli.output import (
-    LineageRow,
+    DONE,
+    Drawing,
     counted,
     drawing_of,
-    lineage,
     make_console,
     print_json,
     print_table,
@@ -18,10 +20,60 @@ from anabranch._cli.output import (
     show,
     styled,
 )
+from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import Shard
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRow:
+    shard: Shard
+    guides: str
+    """The tree branches before the name."""
+    other_parent: str | None = None
+    """For the child of a merge: its other parent, drawn elsewhere."""
+    is_repeated: bool = False
+    """Already drawn in full under its other parent."""
+
+
+def lineage(shards: Iterable[Shard], drawing: Drawing) -> list[LineageRow]:
+    """Depth first; siblings in the order of their hash ranges."""
+    by_id = {shard.shard_id: shard for shard in shards}
+    children = _children(by_id)
+    roots = [shard for shard in by_id.values() if not any(parent in by_id for parent in shard.parent_shard_ids)]
+    rows: list[LineageRow] = []
+    drawn: set[str] = set()
+    # (shard, the parent it is drawn under, guides before its own branch, is it the last sibling)
+    waiting = [(root, "", "", True) for root in sorted(roots, key=_place, reverse=True)]
+    while waiting:
+        shard, parent, before, is_last = waiting.pop()
+        guides = "" if not parent else before + (drawing.last_branch if is_last else drawing.branch)
+        others = [other for other in shard.parent_shard_ids if parent and other != parent]
+        is_repeated = shard.shard_id in drawn
+        rows.append(LineageRow(shard, guides, others[0] if others else None, is_repeated))
+        if is_repeated:
+            continue
+        drawn.add(shard.shard_id)
+        below = "" if not parent else before + ("  " if is_last else drawing.trunk)
+        siblings = children.get(shard.shard_id, [])
+        for position, child in enumerate(reversed(siblings)):
+            waiting.append((child, shard.shard_id, below, position == 0))
+    return rows
+
+
+def _children(by_id: Mapping[str, Shard]) -> dict[str, list[Shard]]:
+    children: dict[str, list[Shard]] = {}
+    for shard in sorted(by_id.values(), key=_place):
+        for parent in dict.fromkeys(shard.parent_shard_ids):
+            children.setdefault(parent, []).append(shard)
+    return children
+
+
+def _place(shard: Shard) -> tuple[HashKeyRange, str]:
+    return shard.hash_key_range, shard.shard_id
+
 
 _EXAMPLES: Final = """\
 examples:
@@ -53,12 +105,12 @@ def run(arguments: argparse.Namespace) -> int:
         shards = sorted((shard for shard in shards if shard.is_open), key=lambda shard: shard.hash_key_range)
     if arguments.json:
         print_json([_document(shard) for shard in shards])
-        return 0
+        return DONE
     show(f"{summary.name}: {summary.status}, {counts}")
     drawing = drawing_of(make_console())
     rows = [LineageRow(shard, "") for shard in shards] if arguments.open else lineage(shards, drawing)
     _print_rows(rows)
-    return 0
+    return DONE
 
 
 def _document(shard: Shard) -> dict[str, Any]:

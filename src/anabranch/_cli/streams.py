@@ -15,6 +15,7 @@ from anabranch._cli.options import (
     positive_integer,
 )
 from anabranch._cli.output import (
+    DONE,
     CommandFailed,
     confirm,
     counted,
@@ -112,7 +113,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         print_table(("STREAM", "STATUS", "MODE", "CREATED"), rows)
     else:
         say("no streams; create one with `anabranch streams create NAME`")
-    return 0
+    return DONE
 
 
 def _create(arguments: argparse.Namespace) -> int:
@@ -133,7 +134,7 @@ def _create(arguments: argparse.Namespace) -> int:
         print_json(_document(summary, []))
     else:
         show(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
-    return 0
+    return DONE
 
 
 def _describe(arguments: argparse.Namespace) -> int:
@@ -142,7 +143,7 @@ def _describe(arguments: argparse.Namespace) -> int:
         consumers = connection.run(connection.consumers(summary.arn))
     if arguments.json:
         print_json(_document(summary, consumers))
-        return 0
+        return DONE
     print_facts(
         [
             ("stream", summary.name),
@@ -157,7 +158,7 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("consumers", ", ".join(consumer.name for consumer in consumers) or "none registered for fan-out"),
         ]
     )
-    return 0
+    return DONE
 
 
 def _delete(arguments: argparse.Namespace) -> int:
@@ -177,7 +178,7 @@ def _delete(arguments: argparse.Namespace) -> int:
             with progress(f"deleting {summary.name}") as report:
                 connection.run(wait_until_deleted(connection, stream, report))
     show(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
-    return 0
+    return DONE
 
 
 def _consumers(arguments: argparse.Namespace) -> int:
@@ -191,7 +192,7 @@ def _consumers(arguments: argparse.Namespace) -> int:
         found = {consumer.name: consumer for consumer in connection.run(connection.consumers(summary.arn))}
         if arguments.change == "ls":
             _list_consumers(summary.name, list(found.values()), as_json=arguments.json)
-            return 0
+            return DONE
         if unknown := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
             raise CommandFailed(f"{summary.name} has no consumer {', '.join(unknown)}; it has: {known}")
@@ -202,7 +203,7 @@ def _consumers(arguments: argparse.Namespace) -> int:
         for name in names:
             connection.run(connection.client.deregister_stream_consumer(found[name].arn))
             show(f"{name}: removed")
-    return 0
+    return DONE
 
 
 def _list_consumers(stream: str, consumers: list["ConsumerDescription"], *, as_json: bool) -> None:

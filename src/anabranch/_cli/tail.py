@@ -74,9 +74,8 @@ def format_argument(text: str) -> list[str | Formatter]:
 
 
 def text_line(pieces: list[str | Formatter], record: Record[Any], *, for_terminal: bool) -> str:
-    if not for_terminal:
-        return "".join(piece if isinstance(piece, str) else piece(record) for piece in pieces)
-    return "".join(piece if isinstance(piece, str) else clean(piece(record)) for piece in pieces)
+    safe = clean if for_terminal else str
+    return "".join(piece if isinstance(piece, str) else safe(piece(record)) for piece in pieces)
 
 
 def json_line(record: Record[Any]) -> str:

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -144,7 +143,7 @@ async def _draw(application: "Application", arguments: argparse.Namespace, conso
     status: FleetStatus | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         screen = _Screen(console, live)
-        with listen(loop.add_reader, screen.on_key) as has_keys:
+        with listen(screen.on_key):
             while not screen.is_over:
                 failure = None
                 try:
@@ -152,8 +151,6 @@ async def _draw(application: "Application", arguments: argparse.Namespace, conso
                 except LeaseStoreError as error:  # retried at the next update
                     failure = styled(one_line(error), "red")
                 await screen.show(status, failure, loop.time() + arguments.interval)
-            if has_keys:
-                loop.remove_reader(sys.stdin.fileno())
 
 
 class _Screen:

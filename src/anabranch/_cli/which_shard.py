@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,9 +14,9 @@ from anabranch._cli.options import (
     hash_key_argument,
     partition_key_argument,
 )
-from anabranch._cli.output import CommandFailed, print_json, print_table, say
+from anabranch._cli.output import DONE, CommandFailed, print_json, print_table, say
 from anabranch._model.hash_keys import check_partition_key, md5_hash_key
-from anabranch._model.streams import AT_LATEST
+from anabranch._model.streams import AT_LATEST, Shard
 from anabranch.errors import ConfigurationError
 
 _EXAMPLES: Final = """\
@@ -47,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from anabranch._core.shards.graph import Routes
-
     explicit: int | None = arguments.explicit_hash_key
     if (explicit is None) != bool(arguments.keys):
         raise ConfigurationError("pass partition keys or one --explicit-hash-key")
@@ -56,11 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     hashed = [(None, explicit)] if explicit is not None else [(key, md5_hash_key(key)) for key in keys]
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
-        routes = Routes(connection.run(connection.shards(arguments.stream, AT_LATEST)))
+        open_shards = open_in_order(connection.run(connection.shards(arguments.stream, AT_LATEST)))
     found: list[tuple[str | None, str, str]] = []
     for key, hash_key in hashed:
-        shard = routes.shard_of(hash_key)
-        if shard is None:
+        if (shard := shard_of(open_shards, hash_key)) is None:
             raise CommandFailed(f"no open shard of {summary.name} holds hash key {hash_key}: it is {summary.status}")
         found.append((key, shard.shard_id, str(hash_key)))
     if summary.record_distribution == "AUTO":
@@ -72,7 +70,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rows = [(key or "-", shard_id, hash_key) for key, shard_id, hash_key in found]
         print_table(("KEY", "SHARD", "HASH KEY"), rows)
-    return 0
+    return DONE
+
+
+def open_in_order(listed: Sequence[Shard]) -> list[Shard]:
+    """By hash key. Some emulators list closed shards too, whatever the filter says."""
+    return sorted((shard for shard in listed if shard.is_open), key=lambda shard: shard.hash_key_range)
+
+
+def shard_of(open_shards: Sequence[Shard], hash_key: int) -> Shard | None:
+    index = bisect_right(open_shards, hash_key, key=lambda shard: shard.hash_key_range.start) - 1
+    return open_shards[index] if index >= 0 and hash_key in open_shards[index].hash_key_range else None
 
 
 def _partition_keys(given: Sequence[str]) -> Iterator[str]:

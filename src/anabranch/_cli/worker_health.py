@@ -1,8 +1,8 @@
 """The health of several worker processes as one: `anabranch run --workers N --health-port P` (rule O2).
 
-Each worker serves its own health on a free port of the loopback interface, and tells the port through a pipe. The
-parent asks all of them for each request: it is live if all running workers are, which a busy worker says at once, and
-ready only if all N are. Their metrics are served together, with the label `worker`.
+Each worker serves its own health on a free port of the loopback interface, and sends the port through a pipe. For each
+request the parent asks all of them. The fleet is live if all running workers are; even a busy worker answers at once.
+It is ready only if all N are. Their metrics are served together, with the label `worker`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from anabranch._http.server.exchange import Request, Response
-from anabranch.health import HealthAnswer, HealthApp, HealthServer, as_response, refusal_of
+from anabranch.health import HealthApp, HealthServer, json_page, metrics_page, refusal_of
 from anabranch.metrics.prometheus import text_of
 
 ASK_SECONDS: Final = 3.0
@@ -21,7 +21,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class Worker:
-    """One worker process, as far as its health is concerned."""
+    """The health of one worker process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -30,7 +30,7 @@ class Worker:
         self.has_ended = False
 
     def started(self) -> None:
-        """The process has its end of the pipe: waits for the port in the background."""
+        """The process has inherited its end of the pipe: waits for the port in the background."""
         os.close(self.write_end)
         asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
 
@@ -56,18 +56,18 @@ class Worker:
                 status, body = await _get(self.port, path)
         except TimeoutError:
             return Asked(self, None, f"its health server did not answer within {ASK_SECONDS:g} s", is_away=False)
-        except (OSError, ValueError, EOFError) as error:  # it ends: its server is closed
+        except (OSError, ValueError, EOFError) as error:  # the process is ending: its server is closed
             return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
-        return Asked(self, HealthAnswer(status, "", body), "")
+        return Asked(self, Response(status, body), "")
 
 
 class Asked(NamedTuple):
     worker: Worker
-    answer: HealthAnswer | None
+    answer: Response | None
     why: str
     """Why there is no answer."""
     is_away: bool = True
-    """Without an answer: whether it starts or ends, which is no reason to restart the others."""
+    """There is no answer because the worker is starting or ending: no reason to restart the others."""
 
 
 async def _get(port: int, path: str) -> tuple[int, bytes]:
@@ -81,7 +81,7 @@ async def _get(port: int, path: str) -> tuple[int, bytes]:
 
 
 async def serve_to_parent(app: HealthApp, pipe: int) -> HealthServer:
-    """In a worker: serves its health, and tells the parent where."""
+    """In a worker: serves its health, and sends the port to the parent."""
     server = HealthServer(app, host=_LOOPBACK, port=0)
     url = await server.start()
     os.write(pipe, url.rpartition(":")[2].encode())
@@ -98,20 +98,16 @@ class FleetHealth:
     async def handle(self, request: Request) -> Response:
         path = request.path
         if (refusal := refusal_of(request.method, path)) is not None:
-            return as_response(refusal)
+            return refusal
         asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
         if path == "/metrics":
-            return as_response(_merged_metrics(asked))
+            return metrics_page(lambda: text_of(_labelled_families(asked)))
         if path == "/status.json":
-            return as_response(_as_json(200, {"workers": {one.worker.number: _document(one) for one in asked}}))
+            return json_page({"workers": {one.worker.number: _document(one) for one in asked}})
         what = path[1:]
         counted = [one for one in asked if what == "ready" or one.answer is not None or not one.is_away]
         failing = {one.worker.number: _why(one) for one in counted if one.answer is None or one.answer.status != 200}
-        return as_response(_as_json(503 if failing else 200, {what: not failing, "workers": failing}))
-
-
-def _as_json(status: int, document: Any) -> HealthAnswer:
-    return HealthAnswer(status, "application/json", msgspec.json.encode(document))
+        return json_page({what: not failing, "workers": failing}, 503 if failing else 200)
 
 
 def _document(one: Asked) -> Any:
@@ -125,14 +121,6 @@ def _why(one: Asked) -> list[str]:
         return [str(reason) for reason in msgspec.json.decode(one.answer.body)["reasons"]]
     except (msgspec.DecodeError, KeyError, TypeError):
         return [f"HTTP {one.answer.status}"]
-
-
-def _merged_metrics(asked: Iterable[Asked]) -> HealthAnswer:
-    try:
-        from prometheus_client import CONTENT_TYPE_LATEST
-    except ImportError:
-        return HealthAnswer(501, "text/plain", b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
-    return HealthAnswer(200, CONTENT_TYPE_LATEST, text_of(_labelled_families(asked)))
 
 
 def _labelled_families(asked: Iterable[Asked]) -> Iterator[Any]:

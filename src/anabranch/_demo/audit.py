@@ -6,7 +6,7 @@ processes are ordered by the machine's clock, which they share.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,33 @@ class Audit(msgspec.Struct, frozen=True):
     def is_clean(self) -> bool:
         """Our side lost nothing and kept the order, in a run that wrote something."""
         return self.ours.is_clean and self.ours.put > 0
+
+
+HEADINGS: Final = {"plain": "plain loop", "careful": "careful loop"}
+FIGURES: Final = (
+    ("records put", "put"),
+    ("handled", "handled"),
+    ("not handled", "lost"),
+    ("out of order", "out_of_order"),
+    ("handled again", "repeated"),
+)
+"""What the audit shows of each side."""
+MUST_BE_ZERO: Final = ("not handled", "out of order")
+
+
+def audit_lines(audit: Audit) -> list[list[str]]:
+    """The audit as a table of texts: the headings, what became of the records, and how soon shards were read again."""
+    sides = [*audit.peers.values(), audit.ours]
+    lines = [["", *(HEADINGS.get(name, name) for name in (*audit.peers, "anabranch"))]]
+    lines += [[name, *(str(getattr(side, field)) for side in sides)] for name, field in FIGURES]
+    for recovery in audit.recoveries:
+        lines.append([f"read after {recovery.after}", *(_seconds(recovery, name) for name in recovery.seconds)])
+    return lines
+
+
+def _seconds(recovery: Recovery, name: str) -> str:
+    seconds = recovery.seconds[name]
+    return f"> {recovery.watched_seconds:.0f} s" if seconds is None else f"{seconds:.1f} s"
 
 
 def judge(put: Mapping[int, PutRecord], handlings: Iterable[HandledRecord]) -> AuditVerdict:

@@ -1,5 +1,6 @@
 """Single key presses on a terminal, without Enter."""
 
+import asyncio
 import contextlib
 import os
 import re
@@ -30,7 +31,7 @@ def keys_in(text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def listen(add_reader: Callable[[int, Callable[[], None]], None], on_key: Callable[[str], None]) -> Iterator[bool]:
+def listen(on_key: Callable[[str], None]) -> Iterator[bool]:
     """Calls `on_key` for each key; yields False if there is no terminal. Restores the terminal at the end."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield False
@@ -38,7 +39,7 @@ def listen(add_reader: Callable[[int, Callable[[], None]], None], on_key: Callab
     import termios  # noqa: PLC0415 -- not on every platform
     import tty  # noqa: PLC0415 -- as above
 
-    descriptor = sys.stdin.fileno()
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def on_input() -> None:
         for key in keys_in(os.read(descriptor, 64).decode(errors="replace")):
@@ -47,7 +48,8 @@ def listen(add_reader: Callable[[int, Callable[[], None]], None], on_key: Callab
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:
-        add_reader(descriptor, on_input)
+        loop.add_reader(descriptor, on_input)
         yield True
     finally:
+        loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
-from anabranch._demo.audit import Audit
+from anabranch._demo.audit import FIGURES, MUST_BE_ZERO, Audit, audit_lines
 from anabranch._demo.stage import RiverRow, ShardView
 from anabranch.limits import HASH_KEY_MAX
 
@@ -21,8 +21,8 @@ COLOURS: Final = {"one": "#4aa3b5", "two": "#a277b8", "three": "#d3b24b", None: 
 INK, FAINT, GOOD, BAD = "#e6e6e6", "#9aa0a6", "#8fbf6a", "#e06c75"
 
 
-def draw(rows: Sequence[RiverRow], audit: Audit, table: Sequence[Sequence[str]]) -> str:
-    """`table` has the lines of the audit, the first with the headings."""
+def draw(rows: Sequence[RiverRow], audit: Audit) -> str:
+    table = audit_lines(audit)
     height = max(TOP + RIVER_HEIGHT + 56, TOP + LINE * (len(table) + 2))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="Helvetica, sans-serif">',
@@ -51,11 +51,12 @@ def _river(rows: Sequence[RiverRow]) -> Iterator[str]:
             yield _bank(shard, TOP + scale * group[0].seconds, bottom)
     beside = TOP - 14.0
     for row in rows:
-        if row.mark:
-            y = TOP + scale * row.seconds
-            beside = max(y, beside + 15)  # two marks do not cover each other
+        y = TOP + scale * row.seconds
+        if row.marks:
             yield f'<path d="M{LEFT} {y:.1f}H{LEFT + RIVER_WIDTH + 6}" stroke="{INK}" stroke-opacity=".35"/>'
-            yield _text(LEFT + RIVER_WIDTH + 10, beside + 5, row.mark, INK)
+        for mark in row.marks:
+            beside = max(y, beside + 15)  # two marks do not cover each other
+            yield _text(LEFT + RIVER_WIDTH + 10, beside + 5, mark, INK)
     for part in range(5):
         y = TOP + RIVER_HEIGHT * part / 4
         yield _text(LEFT - 10, y + 5, f"{end * part / 4:.0f} s", FAINT, anchor="end")
@@ -71,7 +72,7 @@ def _bank(shard: ShardView, top: float, bottom: float) -> str:
 
 def _legend(y: int) -> Iterator[str]:
     for number, (name, colour) in enumerate(COLOURS.items()):
-        x = LEFT + 116 * number
+        x = LEFT + 122 * number
         yield f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="2" fill="{colour}"/>'
         yield _text(x + 20, y + 1, f"worker {name}" if name else "nobody", INK)
 
@@ -84,11 +85,11 @@ def _table(lines: Sequence[Sequence[str]]) -> Iterator[str]:
         yield _text(TABLE, y, name, FAINT if number else INK)
         for column, cell in enumerate(cells):
             x = TABLE + NAMES + step * (column + 1)
-            is_judged = name in {"not handled", "out of order"}
+            is_judged = name in MUST_BE_ZERO
             colour = INK if not is_judged else GOOD if cell == "0" else BAD
-            weight = "bold" if number == 0 or is_judged else "normal"
+            weight = "bold" if is_judged else "normal"
             yield _text(x, y, cell, colour, anchor="end", weight=weight, size=14 if number else 11)
-        if number in {0, 5}:
+        if number in {0, len(FIGURES)}:
             yield f'<path d="M{TABLE} {y + 9}H{WIDTH - 24}" stroke="{FAINT}" stroke-opacity=".5"/>'
 
 

@@ -21,7 +21,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from anabranch._demo.audit import Audit, Recovery, judge, recovery_seconds
+from anabranch._demo.audit import (
+    FIGURES,
+    HEADINGS,
+    MUST_BE_ZERO,
+    Audit,
+    Recovery,
+    audit_lines,
+    judge,
+    recovery_seconds,
+)
 from anabranch._demo.keyboard import listen
 from anabranch._demo.picture import draw
 from anabranch._demo.stage import KEYS, STORY, Happening, RiverRow, ShardView, Stage
@@ -41,20 +50,6 @@ NEXT: Final = (
     ("put orders hello --key user-1", "writes a record"),
     ("tail orders --from horizon", "shows it"),
 )
-HEADINGS: Final = {"plain": "plain loop", "careful": "careful loop"}
-FIGURES: Final = (
-    ("records put", "put"),
-    ("handled", "handled"),
-    ("not handled", "lost"),
-    ("out of order", "out_of_order"),
-    ("handled again", "repeated"),
-)
-"""What the audit shows of each side."""
-MUST_BE_ZERO: Final = ("not handled", "out of order")
-NOTE: Final = (
-    "Handled again: finished, but not yet committed at the kill.\n"
-    "The careful loop is one process; it saves each page and follows lineage. "
-)
 
 
 class River:
@@ -70,8 +65,8 @@ class River:
         """Adds a row: who reads which part of the hash space now."""
         news = self._stage.happenings[self._told_count :]
         self._told_count += len(news)
-        mark = ", ".join(happening.mark for happening in news)
-        self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), mark))
+        marks = tuple(happening.mark for happening in news)
+        self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), marks))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
@@ -105,7 +100,7 @@ class River:
 
 def _line(row: RiverRow) -> Text:
     line = Text().append(f"{row.seconds:5.1f} s ", style="dim").append_text(_banks(row.shards))
-    return line.append(f" {row.mark}"[: MARGIN + 1], style="bold")
+    return line.append(f" {', '.join(row.marks)}"[: MARGIN + 1], style="bold")
 
 
 def _panel(rows: list[Text]) -> Panel:
@@ -143,16 +138,6 @@ def plain_line(stage: Stage, elapsed: float) -> str:
     )
 
 
-def audit_lines(audit: Audit) -> list[list[str]]:
-    """The audit as a table of texts: the headings, what became of the records, and how soon shards were read again."""
-    sides = [*audit.peers.values(), audit.ours]
-    lines = [["", *(HEADINGS.get(name, name) for name in (*audit.peers, "anabranch"))]]
-    lines += [[name, *(str(getattr(side, field)) for side in sides)] for name, field in FIGURES]
-    for recovery in audit.recoveries:
-        lines.append([f"read after {recovery.after}", *(_seconds(recovery, name) for name in recovery.seconds)])
-    return lines
-
-
 def audit_table(audit: Audit) -> RenderableType:
     headings, *lines = audit_lines(audit)
     table = Table(title="What became of every record", title_justify="left", title_style="bold")
@@ -162,14 +147,13 @@ def audit_table(audit: Audit) -> RenderableType:
         styles = ["" if name not in MUST_BE_ZERO else "green" if cell == "0" else "bold red" for cell in cells]
         styled = (Text(cell, style=style) for cell, style in zip(cells, styles, strict=True))
         table.add_row(name, *styled, end_section=number == len(FIGURES))
-    note = Text(NOTE, style="dim")
-    note.append(f"Seed {audit.seed}.")
-    return Group(table, note)
-
-
-def _seconds(recovery: Recovery, name: str) -> str:
-    seconds = recovery.seconds[name]
-    return f"> {recovery.watched_seconds:.0f} s" if seconds is None else f"{seconds:.1f} s"
+    notes = [
+        "Handled again: finished, but not yet committed at the kill.",
+        f"The careful loop is one process; it saves each page and follows lineage. Seed {audit.seed}.",
+    ]
+    if "async-kinesis" in audit.peers:
+        notes.insert(1, "async-kinesis lists shards once a minute, so it may not have read new ones yet.")
+    return Group(table, Text("\n".join(notes), style="dim"))
 
 
 def _program() -> str:
@@ -201,13 +185,14 @@ async def perform(
     """Shows the run on the console. Returns the audit and the final view, an SVG document."""
     logging.getLogger("anabranch").addHandler(logging.NullHandler())  # the view shows what happens
     how = " by fan-out" if fanout else ""
-    console.print(f"anabranch demo, seed {seed}: three workers read a local Kinesis{how}, beside their peers")
+    console.print(f"anabranch demo, seed {seed}: three workers read a local Kinesis{how}.")
     group = asyncio.TaskGroup()
-    stage = Stage(group, seed=seed, records_per_second=rate, read="fanout" if fanout else "polling")
+    stage = Stage(group, seed=seed, seconds=seconds, records_per_second=rate, fanout=fanout)
     try:
         async with group:
             await stage.open()
-            console.print("waiting for the first records to come through all sides")
+            alternatives = ", ".join(HEADINGS.get(name, name) for name in stage.peers)
+            console.print(f"Beside them: {alternatives}. Starting all of them...")
             await stage.await_readers()
             river = await _play(stage, console, seconds, group)
             stage.end()
@@ -218,12 +203,11 @@ async def perform(
     audit = _audit(stage, seed)
     if shows_audit:
         console.print("", audit_table(audit), what_next(), sep="\n")
-    return audit, draw(river.rows, audit, audit_lines(audit))
+    return audit, draw(river.rows, audit)
 
 
 async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> River:
-    loop = asyncio.get_running_loop()
-    over = asyncio.Event()
+    pressed, over = asyncio.Event(), asyncio.Event()
 
     def on_key(key: str) -> None:
         if key in KEYS:
@@ -232,25 +216,20 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
         elif key == "q":
             over.set()
 
-    pressed = asyncio.Event()
-    writing = group.create_task(stage.write(seconds))
-    with listen(loop.add_reader, on_key) as has_keys:
-        if has_keys:
-            over_watch = group.create_task(over.wait())
+    writing, over_watch = group.create_task(stage.write()), group.create_task(over.wait())
+    with listen(on_key) as has_keys:
         story = group.create_task(_follow(stage, seconds, pressed))
         river = River(stage, keys=has_keys)
         show = _show_river if console.is_terminal else _show_lines
         viewing = group.create_task(show(stage, river, console))
-        await asyncio.wait([writing, over_watch] if has_keys else [writing], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([writing, over_watch], return_when=asyncio.FIRST_COMPLETED)
+        over_watch.cancel()
         writing.cancel()
         await asyncio.wait([writing])
         story.cancel()
         await _drain(stage)
         viewing.cancel()
         await asyncio.wait([viewing])
-        if has_keys:
-            over_watch.cancel()
-            loop.remove_reader(sys.stdin.fileno())
     return river
 
 

@@ -1,4 +1,4 @@
-"""The demo's set-up: a local Kinesis, a producer, three worker processes, their peers, and what is done to them."""
+"""The demo's set-up: a local Kinesis, a producer, three worker processes, the alternatives, and the events."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -42,7 +43,7 @@ KEYS: Final[dict[str, Action]] = {"s": "split", "m": "merge", "k": "kill", "t": 
 
 
 class Program:
-    """One child process whose output lines are handlings."""
+    """One child process. Each line of its output is a record that it handled."""
 
     def __init__(self, name: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
         self.name = name
@@ -52,19 +53,19 @@ class Program:
         self.ended = asyncio.Event()
         self.complaints: list[str] = []
 
-    async def run(self, on_handling: Callable[[HandledRecord], None]) -> None:
+    async def run(self, on_handled: Callable[[HandledRecord], None]) -> None:
         """Returns when the process has ended."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             env={**os.environ, **self._environment},
-            stdin=asyncio.subprocess.PIPE,  # the lifeline
+            stdin=asyncio.subprocess.PIPE,  # closes when the demo ends
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # the demo handles Ctrl-C and stops its children
         )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._listen(process.stdout, on_handling))
+                group.create_task(self._listen(process.stdout, on_handled))
                 group.create_task(self._keep_complaints(process.stderr))
             await process.wait()
         finally:
@@ -72,12 +73,12 @@ class Program:
             await asyncio.shield(process.wait())
             self.ended.set()
 
-    async def _listen(self, lines: asyncio.StreamReader | None, on_handling: Callable[[HandledRecord], None]) -> None:
+    async def _listen(self, lines: asyncio.StreamReader | None, on_handled: Callable[[HandledRecord], None]) -> None:
         assert lines is not None
         async for line in lines:
             words = line.decode().split()
             if len(words) == 3:
-                on_handling(HandledRecord(int(words[0]), int(words[1]), words[2]))
+                on_handled(HandledRecord(int(words[0]), int(words[1]), words[2]))
 
     async def _keep_complaints(self, lines: asyncio.StreamReader | None) -> None:
         assert lines is not None
@@ -107,19 +108,19 @@ SHARDS: Final = 4
 WORKERS: Final = ("one", "two", "three")
 KEY_COUNT: Final = 48
 FIRST_RECORDS_SECONDS: Final = 60.0
-RESTART_AFTER_SECONDS: Final = 3.0
-THROTTLE_SECONDS: Final = 3.0
+PAUSE_SECONDS_MAX: Final = 3.0
+PAUSE_SHARE: Final = 1 / 12
 
 
 class Happening(msgspec.Struct, frozen=True):
-    """Something was done to the stage."""
+    """An event of the story, or one that a key caused."""
 
     at_ns: int
     text: str
     mark: str
-    """The same in a word or two, for the margin."""
+    """The text in a word or two, for the margin of the picture."""
     label: str = ""
-    """What the audit calls it."""
+    """The text for the audit."""
     shard_ids: tuple[str, ...] = ()
     """Shards that have to be read (again) after it."""
     victim: str | None = None
@@ -138,8 +139,8 @@ class RiverRow(NamedTuple):
 
     seconds: float
     shards: tuple[ShardView, ...]
-    mark: str
-    """What was done to the stage since the row before, in a word or two."""
+    marks: tuple[str, ...]
+    """What happened since the row before, each in a word or two."""
 
 
 class Stage:
@@ -148,14 +149,20 @@ class Stage:
         group: asyncio.TaskGroup,
         *,
         seed: int,
+        seconds: float,
         records_per_second: int,
-        read: Literal["polling", "fanout"] = "polling",
+        fanout: bool = False,
     ) -> None:
         self._group = group
         self._chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
-        """Only the story uses it, so that a seed repeats the story whatever the timing of the records."""
+        """Only the story uses it, so that a seed repeats the story at any speed."""
+        self._seconds = seconds
+        self._pause_seconds = min(PAUSE_SECONDS_MAX, PAUSE_SHARE * seconds)
+        """How long programs stay dead, and how long the service throttles. Both end before the next event of the story,
+        so that short runs have the same events in the same order.
+        """
         self._rate = records_per_second
-        self._read = read
+        self._read = "fanout" if fanout else "polling"
         self._kinesis = LocalKinesis(create={STREAM: SHARDS}, seed=seed)
         self._folder = TemporaryDirectory(prefix="anabranch-demo-")
         self.put: dict[int, PutRecord] = {}
@@ -192,14 +199,15 @@ class Stage:
         self._group.create_task(self._peers[name].run(self.peers[name].append), name=f"peer {name}")
 
     async def await_readers(self) -> None:
-        """Waits until each shard has an owner and all sides have handled a record; counting starts then."""
+        """Waits until each shard has an owner and each alternative has handled a record. Only later records count."""
         deadline = time.monotonic() + FIRST_RECORDS_SECONDS
         async with self._producer() as producer:
             while not (self.shards and all(shard.owner for shard in self.shards) and all(self.peers.values())):
                 self._check_programs()
                 if time.monotonic() > deadline:
-                    silent = [name for name, handlings in self.peers.items() if not handlings]
-                    raise AnabranchError(f"the demo's {' and '.join(silent) or 'workers'} did not get going")
+                    silent = [name for name, handled in self.peers.items() if not handled] or ["the workers"]
+                    late = " and ".join(silent)
+                    raise AnabranchError(f"{late} did not begin to read within {FIRST_RECORDS_SECONDS:.0f} s")
                 for number in range(KEY_COUNT):
                     await producer.put(b"-1", f"customer-{number}")
                 await asyncio.sleep(0.3)
@@ -213,24 +221,26 @@ class Stage:
         aws = Aws(
             region=self._kinesis.region,
             endpoint_url=self._kinesis.endpoint_url,
-            credentials=_Credentials(variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"]),
+            credentials=SimpleNamespace(
+                access_key=variables["AWS_ACCESS_KEY_ID"], secret_key=variables["AWS_SECRET_ACCESS_KEY"], token=None
+            ),
         )
         return Producer(STREAM, aggregate=None, aws=aws)
 
     def _check_programs(self) -> None:
         for program in self._programs():
             if program.ended.is_set():
-                raise AnabranchError(f"the demo's {program.name} ended at once: {' '.join(program.complaints[-3:])}")
+                raise AnabranchError(f"the program {program.name} ended: {' '.join(program.complaints[-3:])}")
 
     # writing
 
-    async def write(self, seconds: float) -> None:
+    async def write(self) -> None:
         """Writes numbered records at a steady rate; a record counts as put once it is delivered."""
         started = time.monotonic()
         number = 0
         async with self._producer() as producer, asyncio.TaskGroup() as group:
             try:
-                while (elapsed := time.monotonic() - started) < seconds:
+                while (elapsed := time.monotonic() - started) < self._seconds:
                     while number < elapsed * self._rate:
                         key = f"customer-{number * 29 % KEY_COUNT}"
                         delivery = await producer.put(str(number).encode(), key)
@@ -238,7 +248,7 @@ class Stage:
                         number += 1
                     await asyncio.sleep(0.02)
             finally:
-                self._kinesis.faults.clear()  # ending the demo does not wait out throttling
+                self._kinesis.faults.clear()  # otherwise the end of the demo would wait for the throttling
 
     async def _note_put(self, number: int, key: str, delivery: Delivery) -> None:
         result = await delivery
@@ -295,7 +305,7 @@ class Stage:
         self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
 
     def _kill(self) -> None:
-        """Kills one worker and the peers with SIGKILL; all restart a little later."""
+        """Kills one worker and the alternatives with SIGKILL; all restart a little later."""
         victim = self._chance.choice(WORKERS)
         if not self._workers[victim].is_running:
             return
@@ -303,7 +313,7 @@ class Stage:
         for program in (self._workers[victim], *self._peers.values()):
             program.kill()
         self._note(
-            f"killed worker {victim} and the peers (kill -9)",
+            f"killed worker {victim} and the alternatives (kill -9)",
             f"killed {victim}",
             label="kill -9",
             shard_ids=orphans,
@@ -312,18 +322,18 @@ class Stage:
         self._group.create_task(self._restart(victim))
 
     async def _restart(self, name: str) -> None:
-        await asyncio.sleep(RESTART_AFTER_SECONDS)
+        await asyncio.sleep(self._pause_seconds)
         self._start_worker(name)
         for peer in self.peers:
             self._start_peer(peer)
-        self._note(f"started worker {name} and the peers again", f"started {name}")
+        self._note(f"started worker {name} and the alternatives again", f"started {name}")
 
     def _throttle(self) -> None:
         rules = [self._kinesis.faults.on(operation).throttle() for operation in ("GetRecords", "PutRecords")]
-        self._note(f"throttled every read and write for {THROTTLE_SECONDS:.0f} s", "throttled")
+        self._note(f"throttled every read and write for {self._pause_seconds:.2g} s", "throttled")
         loop = asyncio.get_running_loop()
         for rule in rules:
-            loop.call_later(THROTTLE_SECONDS, self._kinesis.faults.remove, rule)
+            loop.call_later(self._pause_seconds, self._kinesis.faults.remove, rule)
 
     def _note(self, text: str, mark: str, **more: Any) -> None:
         self.happenings.append(Happening(time.monotonic_ns(), text, mark, **more))
@@ -380,14 +390,6 @@ class Stage:
 
     def _programs(self) -> list[Program]:
         return [*self._workers.values(), *self._peers.values()]
-
-
-class _Credentials:
-    token = None
-
-    def __init__(self, access_key: str, secret_key: str) -> None:
-        self.access_key = access_key
-        self.secret_key = secret_key
 
 
 def _start(shard: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""What a destination that can also be read offers, and what its failures are called."""
+"""The protocols of the destinations of dead letters, and `DeadLetterError` for what AWS answers."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol
@@ -25,7 +25,7 @@ RETENTION_HOURS_WANTED: Final = 14 * 24
 class StoredLetter(msgspec.Struct, frozen=True):
     letter: Letter
     handle: Any
-    """How its box finds it again."""
+    """What the box needs to find the letter again."""
 
 
 class SizedDestination(LetterDestination, Protocol):
@@ -40,9 +40,9 @@ class LetterBox(SizedDestination, Protocol):
     """A destination that can be read. Letters come in stream order, as far as it can tell."""
 
     reveals_more: bool
-    """Whether letters show only after earlier ones are gone: then it is read again until nothing is new."""
+    """Whether deleting letters makes later ones visible. If so, callers read again until nothing is left."""
     unreadable: list[str]
-    """What was found among the letters and is none: it is left alone, and told."""
+    """What was found that is not a letter. It is left there, and reported."""
 
     async def count(self) -> int:
         """About how many letters there are."""
@@ -58,14 +58,14 @@ class LetterBox(SizedDestination, Protocol):
     async def let_go(self) -> None: ...
 
     def read(self) -> AsyncGenerator[StoredLetter, None]:
-        """Each letter once. Letters that come in meanwhile may be among them."""
+        """Each letter once. May include letters that are written meanwhile."""
 
     async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
         """Writes the letter with the delivery that is about to begin, so that the count outlives the process."""
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        """Counts a failed redrive in the stored letter: nothing else of it has changed. Does nothing if it is gone, or
-        if it would lose its place among the letters of its key.
+        """Writes the counts of a failed redrive into the stored letter. Does nothing if it is gone, or if it would lose
+        its place among the letters of its key.
         """
 
     async def delete(self, stored: StoredLetter) -> None: ...
@@ -83,9 +83,10 @@ class OverflowBox(LetterDestination, Protocol):
     async def delete(self, stored: StoredLetter) -> None: ...
 
 
-_MISSING: Final = frozenset({
-    "404", "AWS.SimpleQueueService.NonExistentQueue", "NoSuchBucket", "QueueDoesNotExist", "ResourceNotFoundException",
-})  # fmt: skip
+_MISSING: Final = frozenset(
+    {"404", "NoSuchBucket", "NonExistentQueue", "QueueDoesNotExist", "ResourceNotFoundException"}
+)
+"""The last parts of error codes: SQS puts `AWS.SimpleQueueService.` before them."""
 
 
 def translated(error: AnabranchError, where: str) -> DeadLetterError:
@@ -94,7 +95,7 @@ def translated(error: AnabranchError, where: str) -> DeadLetterError:
         return error
     if isinstance(error, ThrottledError):
         return DeadLetterError(f"{where} is throttled: {error}", code="throttled")
-    if isinstance(error, ServiceError) and error.code in _MISSING:
+    if isinstance(error, ServiceError) and error.code.rpartition(".")[2] in _MISSING:
         return DeadLetterError(
             f"{where} does not exist", code="missing", advice="create it, or check the name, the region and the account"
         )

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 ALL: Final = LetterFilter()
 REDRIVE_POLICY: Final = Retry(attempts=3, backoff=1.0, backoff_max=60.0)
-_AWAY_SECONDS: Final = 5.0
+_UNREACHABLE_PAUSE_SECONDS: Final = 5.0
 
 
 class DeadLetters:
@@ -78,7 +78,7 @@ class DeadLetters:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """What was found among the letters and is none. It is left alone."""
+        """What was found that is not a letter. It is left there."""
         return tuple(self._unreadable)
 
     # reading
@@ -100,8 +100,8 @@ class DeadLetters:
         return group_letters([letter async for letter in self.letters(where)])
 
     async def get(self, letter: str) -> Letter:
-        """The whole letter with this idempotency key, or with one that begins so. If its object in the overflow is
-        gone, it comes without its payload, and `overflow` names the object.
+        """The whole letter with this idempotency key, or with a key that begins so. If its object in the overflow is
+        gone, the letter has no payload, and `overflow` names the object.
         """
         async with self._reading() as box, aclosing(_matching(box, LetterFilter(letter=letter))) as found:
             fitting = [stored async for stored in found]
@@ -109,7 +109,7 @@ class DeadLetters:
             count = f"{len(fitting)} letters begin" if fitting else "no letter begins"
             advice = "give more digits" if fitting else "`anabranch dlq ls --letters` has the first digits of each"
             raise DeadLetterError(f"{count} with {letter!r} in {self._box}", code="missing", advice=advice)
-        return await self._as_whole_as_it_is(fitting[0])
+        return await self._whole_if_possible(fitting[0])
 
     async def export(self, path: str | Path, where: LetterFilter = ALL) -> int:
         """Writes whole letters to a file, one JSON object per line. Returns their number. The file is complete, or not
@@ -129,7 +129,7 @@ class DeadLetters:
         count = 0
         async with self._reading() as box, aclosing(_matching(box, where)) as found:
             async for stored in found:
-                letter = await self._as_whole_as_it_is(stored)
+                letter = await self._whole_if_possible(stored)
                 if (pointer := letter.overflow) is not None:
                     _log.warning(
                         "the letter of record %s has no payload: %s is gone, or no letter", letter.place, pointer
@@ -138,7 +138,7 @@ class DeadLetters:
                 count += 1
         return count
 
-    async def _as_whole_as_it_is(self, stored: StoredLetter) -> Letter:
+    async def _whole_if_possible(self, stored: StoredLetter) -> Letter:
         try:
             return await fetch_whole(stored, self._aws)
         except DeadLetterError as error:
@@ -148,7 +148,7 @@ class DeadLetters:
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[LetterBox]:
-        """A box of its own: what a redrive of this object holds stays held."""
+        """Opens another box, so that closing it does not release what a redrive of this object holds."""
         box = open_box(self._url, aws=self._aws)
         self._unreadable = box.unreadable
         try:
@@ -181,7 +181,7 @@ class DeadLetters:
 
     async def redrive(
         self,
-        handler: HasHandler | RegisteredHandler | Callable[..., Any],
+        handler: HasHandler | Callable[..., Any],
         *,
         where: LetterFilter = ALL,
         policy: Retry = REDRIVE_POLICY,
@@ -234,7 +234,7 @@ class DeadLetters:
 
     async def work(
         self,
-        handler: HasHandler | RegisteredHandler | Callable[..., Any],
+        handler: HasHandler | Callable[..., Any],
         *,
         policy: Retry = REDRIVE_POLICY,
         review: str | None = None,
@@ -244,8 +244,8 @@ class DeadLetters:
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RedriveReport], None] = lambda _: None,
     ) -> None:
-        """Redrives letters as they come, until `stop` is set. It needs a review destination: a letter that stayed would
-        be tried forever.
+        """Redrives letters as they arrive, until `stop` is set. Needs a review destination: without one, a failing
+        letter would be tried forever.
         """
         registered, stop = _registered(handler), stop or asyncio.Event()
         settings = _settings(policy, rate, concurrency, review, registered)
@@ -266,7 +266,7 @@ class DeadLetters:
                 if not error.retryable:
                     raise
                 _log.warning("%s; trying again", error)
-                await _wait(stop, max(idle, _AWAY_SECONDS))
+                await _wait(stop, max(idle, _UNREACHABLE_PAUSE_SECONDS))
 
     @asynccontextmanager
     async def _prepared(
@@ -333,9 +333,7 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
         await asyncio.wait_for(stop.wait(), seconds)
 
 
-def _registered(handler: HasHandler | RegisteredHandler | Callable[..., Any]) -> RegisteredHandler:
-    if isinstance(handler, RegisteredHandler):
-        return handler
+def _registered(handler: HasHandler | Callable[..., Any]) -> RegisteredHandler:
     found: RegisteredHandler | None = getattr(handler, "registered_handler", None)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Letters that are too large for their destination, as files of a folder: the overflow of one machine."""
+"""The overflow of one machine: letters that are too large for their destination, as files in a folder."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ class FolderLetters:
 
     async def check(self, retention_hours: int) -> list[str]:  # noqa: ARG002 -- a folder keeps letters forever
         if not self._folder.is_dir() or not os.access(self._folder, os.W_OK):
-            raise DeadLetterError(f"{self} is no folder that can be written", code="missing", advice="create it")
+            raise DeadLetterError(f"{self} is not a writable folder", code="missing", advice="create it")
         return []
 
     def pointer(self, letter: Letter) -> str:

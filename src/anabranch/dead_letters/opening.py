@@ -36,8 +36,8 @@ _MESSAGE_SHOWN: Final = 200
 
 
 class LetterWriter:
-    """What the engine writes to. Redacts, writes, and keeps a letter that is too large in the overflow, with a pointer
-    to it in the destination.
+    """The destination as the engine uses it. Redacts each letter, and stores one that is too large in the overflow,
+    with a pointer to it in the destination.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ async def fetch_whole(stored: StoredLetter, aws: Aws | None = None) -> Letter:
 
 
 def with_counts(letter: Letter, counted: Letter) -> Letter:
-    """Calls are counted in the letter of the box, also if the whole letter is elsewhere."""
+    """Calls are counted in the box's letter, also if the whole letter is in the overflow."""
     return replace(
         letter,
         attempts=counted.attempts,

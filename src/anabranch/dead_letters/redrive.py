@@ -44,8 +44,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _MOVED: Final = {"reviewed": "went to review", "failed": "stays"}
-_PATIENCE_SECONDS: Final = 30.0
-"""How long a destination may be away while a letter is moved or removed."""
+_RETRY_SECONDS_MAX: Final = 30.0
+"""For how long a failed call to a destination is retried."""
 
 
 class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +89,8 @@ class Redrive:
         self._last_of_key: dict[tuple[str, str, str], asyncio.Task[None]] = {}
 
     async def run(self, wanted: LetterFilter, owner: str) -> RedriveReport:
-        """Until no letter is left, or it is told to stop. Raises `DeadLetterError` if the box or the review destination
-        fails, or if somebody else holds the box.
+        """Delivers until no letter is left, or until it is stopped. Raises `DeadLetterError` if the box or the review
+        destination fails, or if somebody else holds the box.
         """
         async with self._holding(owner):
             try:
@@ -129,7 +129,7 @@ class Redrive:
                 renewed_at = monotonic()
 
     async def _deliver_all(self, wanted: LetterFilter) -> int:
-        """How many letters were read."""
+        """Returns how many letters were read."""
         slots, count = asyncio.Semaphore(self._settings.concurrency), 0
         async with asyncio.TaskGroup() as group, aclosing(self._box.read()) as letters:
             async for stored in letters:
@@ -139,7 +139,7 @@ class Redrive:
                 if not (wanted.matches(stored.letter) and self._accepts(stored.letter)):
                     continue
                 self._tally.add()
-                # Alone, if a process died with it: if it dies again, no other letter is suspected.
+                # If a process died during its delivery, it is delivered alone: no other letter can be the cause then.
                 needed = self._settings.concurrency if stored.letter.redrives_cut_off else 1
                 for _ in range(needed):
                     await slots.acquire()
@@ -170,7 +170,7 @@ class Redrive:
         if self._stop.is_set():
             return
         try:
-            whole = await self._insist(lambda: fetch_whole(stored, self._aws))
+            whole = await self._retry(lambda: fetch_whole(stored, self._aws))
         except DeadLetterError as error:
             if error.retryable:
                 raise
@@ -182,7 +182,7 @@ class Redrive:
         if letter.redrives_cut_off >= CUT_OFF_MAX:
             await self._settle_failed(stored, whole, KILLED, ())
             return
-        begun = await self._insist(lambda: self._box.begin(stored, begin_delivery(letter)))
+        begun = await self._retry(lambda: self._box.begin(stored, begin_delivery(letter)))
         failure, calls_at = await self._deliver(whole)
         if failure is None:
             await self._remove(begun)
@@ -191,10 +191,10 @@ class Redrive:
         elif not self._stop.is_set() or len(calls_at) >= self._settings.policy.attempts:
             await self._settle_failed(begun, whole, failure, calls_at)
         else:
-            await self._insist(lambda: self._box.replace(begun, letter))  # stopped, not cut off
+            await self._retry(lambda: self._box.replace(begun, letter))  # stopped, not cut off
 
     async def _deliver(self, letter: Letter) -> tuple[Failure | None, tuple[float, ...]]:
-        """The last failure, if it failed each time, and when the calls began."""
+        """Returns the last failure, None if a call succeeded, and when each call began."""
         calls_at: list[float] = []
         while True:
             calls_at.append(time())
@@ -222,24 +222,26 @@ class Redrive:
     async def _move(
         self, stored: StoredLetter, whole: Letter, failure: Failure, calls_at: tuple[float, ...]
     ) -> RedriveOutcome:
-        """To the review destination, or it is counted in the letter where it is. That keeps its first failure."""
+        """Moves the letter to the review destination. Without one, counts the failure in the stored letter, which keeps
+        the message and the stack of its first failure.
+        """
         review, latest = self._review, failed_again(whole, failure, calls_at)
         if review is not None:
-            pointer = await self._insist(lambda: review.write(latest))
+            pointer = await self._retry(lambda: review.write(latest))
             await self._remove(stored, with_overflow=pointer is None)  # otherwise both may point to one object
             return "reviewed"
         counted = with_counts(stored.letter, latest)
-        await self._insist(lambda: self._box.replace(stored, counted))
+        await self._retry(lambda: self._box.replace(stored, counted))
         return "failed"
 
     async def _remove(self, stored: StoredLetter, *, with_overflow: bool = True) -> None:
-        await self._insist(lambda: self._box.delete(stored))
+        await self._retry(lambda: self._box.delete(stored))
         if with_overflow:
-            await self._insist(lambda: delete_overflow(stored.letter, self._aws))
+            await self._retry(lambda: delete_overflow(stored.letter, self._aws))
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """A destination may be away for a while: what is done would be done again."""
-        give_up_at, failures = monotonic() + _PATIENCE_SECONDS, 0
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Retries a call for a while: if it failed, the whole letter would be delivered again."""
+        give_up_at, failures = monotonic() + _RETRY_SECONDS_MAX, 0
         while True:
             try:
                 return await call()

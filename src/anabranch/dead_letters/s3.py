@@ -8,7 +8,7 @@ changed only if nobody else has changed it (`If-Match`).
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
@@ -16,7 +16,7 @@ from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter, retention_warnings, translated
-from anabranch.errors import AccessDeniedError, AnabranchError, CodecError, DeadLetterError, ServiceError
+from anabranch.errors import AnabranchError, CodecError, DeadLetterError, ServiceError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 
 PAGE: Final = 1_000
@@ -51,7 +51,7 @@ class S3Letters:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     async def check(self, retention_hours: int) -> list[str]:
-        """Writes an object, since nothing else says whether we may."""
+        """Writes an object: there is no other way to check the permission."""
         await self._call("PutObject", Key=f"{self._prefix}.check", Body=b"")
         how = "change the bucket's lifecycle rule"
         days = await self._expiry_days()
@@ -59,15 +59,11 @@ class S3Letters:
 
     async def _expiry_days(self) -> int | None:
         try:
-            answer = await self._calls.call("GetBucketLifecycleConfiguration", Bucket=self._bucket)
-        except AccessDeniedError:
+            answer = await self._call("GetBucketLifecycleConfiguration", expected={"NoSuchLifecycleConfiguration"})
+        except DeadLetterError as error:
+            if error.code != "access_denied":
+                raise
             return None  # letters can still be written
-        except ServiceError as error:
-            if error.code == "NoSuchLifecycleConfiguration":
-                return None
-            raise translated(error, str(self)) from error
-        except AnabranchError as error:
-            raise translated(error, str(self)) from error
         rules = [rule for rule in answer.get("Rules", []) if rule.get("Status") == "Enabled"]
         days = [
             rule["Expiration"]["Days"]
@@ -177,35 +173,24 @@ class S3Letters:
 
     async def _get(self, key: str) -> tuple[bytes | None, str | None]:
         """The body and its tag; None if there is no such object."""
-        try:
-            answer = await self._calls.call("GetObject", Bucket=self._bucket, Key=key)
-        except ServiceError as error:
-            if error.code in _GONE:
-                return None, None
-            raise translated(error, str(self)) from error
-        except AnabranchError as error:
-            raise translated(error, str(self)) from error
-        return answer["Body"], answer["ETag"]
+        answer = await self._call("GetObject", expected=_GONE, Key=key)
+        return answer.get("Body"), answer.get("ETag")
 
     async def _put(self, key: str, body: bytes, **condition: str | None) -> str | None:
         """The tag of the new object; None if the condition did not hold."""
-        try:
-            answer = await self._calls.call("PutObject", Bucket=self._bucket, Key=key, Body=body, **condition)
-        except ServiceError as error:
-            if error.code in _LOST or error.code in _GONE:
-                return None
-            if error.code in _CONFLICT:  # another write is under way: whether it ends well is not known
-                raise DeadLetterError(f"{self}: two writes at once", code="no_answer") from error
-            raise translated(error, str(self)) from error
-        except AnabranchError as error:
-            raise translated(error, str(self)) from error
-        tag: str = answer["ETag"]
-        return tag
+        answer = await self._call("PutObject", expected=_LOST | _GONE, Key=key, Body=body, **condition)
+        return answer.get("ETag")
 
-    async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+    async def _call(self, operation: str, *, expected: Collection[str] = (), **parameters: Any) -> dict[str, Any]:
+        """The answer is empty if the call fails with one of the expected codes."""
         try:
             return await self._calls.call(operation, Bucket=self._bucket, **parameters)
         except AnabranchError as error:
+            code = error.code if isinstance(error, ServiceError) else ""
+            if code in expected:
+                return {}
+            if code in _CONFLICT:  # another write is in progress, and may still fail
+                raise DeadLetterError(f"{self}: another write is in progress", code="no_answer") from error
             raise translated(error, str(self)) from error
 
 

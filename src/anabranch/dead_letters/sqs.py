@@ -20,7 +20,7 @@ from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
 from anabranch.config import Aws
 from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter, retention_warnings, translated
-from anabranch.errors import AnabranchError, CodecError, DeadLetterError, InvalidRequestError
+from anabranch.errors import AnabranchError, CodecError, DeadLetterError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 
 ROUND_LETTERS_MAX: Final = 10_000  # SQS hides at most 120,000 messages of a queue
@@ -103,7 +103,7 @@ class SqsLetters:
     async def _renew_if_due(self) -> None:
         """A large queue takes longer to read than its messages are held."""
         if monotonic() - self._renewed_at > HOLD_SECONDS / 3:
-            with suppress(DeadLetterError):  # what comes back meanwhile is known
+            with suppress(DeadLetterError):  # messages that become visible meanwhile are recognised
                 await self.renew()
 
     async def let_go(self) -> None:
@@ -169,12 +169,12 @@ class SqsLetters:
             return None
 
     async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
-        """Not in the queue: a message cannot be changed, and its receive count also counts those who list letters."""
+        """Writes nothing: a message cannot be changed, and its receive count also counts those who list letters."""
         return StoredLetter(letter, stored.handle)
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        """A message cannot be changed: the new one is there before the old one goes. In a FIFO queue it would be behind
-        the later letters of its key, so it stays as it is.
+        """A message cannot be changed: sends a new one, then deletes the old one. In a FIFO queue the new one would be
+        behind the later letters of its key, so the old one is kept.
         """
         if self._is_fifo or letter.redrive_count == stored.letter.redrive_count:
             return
@@ -199,7 +199,7 @@ class SqsLetters:
                 del self._receipts[message_id]
 
     async def _change_visibility(self, seconds: int) -> None:
-        """A message that is gone fails in the answer, and that is all right."""
+        """Ignores the entries that fail: those messages are gone."""
         queue = await self._opened()
         receipts = list(self._receipts.values())
         entries = [
@@ -228,9 +228,5 @@ class SqsLetters:
     async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         try:
             return await self._calls.call(operation, **parameters)
-        except InvalidRequestError as error:
-            if "NonExistentQueue" in error.code or "QueueDoesNotExist" in error.code:
-                error.code = "QueueDoesNotExist"
-            raise translated(error, str(self)) from error
         except AnabranchError as error:
             raise translated(error, str(self)) from error

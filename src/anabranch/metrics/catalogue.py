@@ -5,7 +5,7 @@ Exporters derive other spellings from it. A measurement without the label `shard
 with it for a shard: exporters keep the two apart, so that no sum counts a record twice.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -146,6 +146,18 @@ STORE_ERRORS: Final = _counter("StoreErrors", "Calls to the lease store that fai
 STORE_THROTTLES: Final = _counter("StoreThrottles", "Calls that the lease store throttled.")
 LOOP_LAG: Final = Metric("LoopLag", "times", "Milliseconds", "How late the event loop was.")
 
+_OF_SHARD: Final[Mapping[Metric, Callable[[ShardMeasures], float | None]]] = {
+    BEHIND: lambda shard: shard.millis_behind_latest,
+    LAG: lambda shard: None if shard.lag is None else round(shard.lag * 1_000),
+    RETENTION_LEFT: lambda shard: shard.retention_left,
+    CHECKPOINT_AGE: lambda shard: shard.checkpoint_age,
+    UNFINISHED: lambda shard: shard.unfinished_count,
+    BUFFERED: lambda shard: shard.buffered_bytes,
+    SUBSCRIPTION_AGE: lambda shard: shard.subscription_age,
+    STALLED: lambda shard: int(shard.reason is not None),
+}
+"""The gauges of each shard; those of the process are over all of its shards."""
+
 
 def consumer_measurements(
     measures: ConsumerMeasures, own: Mapping[str, Summary], level: Level
@@ -154,15 +166,11 @@ def consumer_measurements(
     labels = {"app": measures.app}
     shards = measures.shards
     yield from _counted(measures.counters, labels)
+    for metric, value_of in _OF_SHARD.items():
+        of_shards = [found for shard in shards if (found := value_of(shard)) is not None]
+        if of_shards or metric.unit in _ADDED_UNITS:
+            yield Measurement(metric=metric, value=_over_all(metric, of_shards), labels=labels)
     for metric, value in (
-        (BEHIND, measures.millis_behind_latest),
-        (LAG, _largest(_lag_ms(shard) for shard in shards)),
-        (RETENTION_LEFT, min((s.retention_left for s in shards if s.retention_left is not None), default=None)),
-        (CHECKPOINT_AGE, _largest(shard.checkpoint_age for shard in shards)),
-        (UNFINISHED, sum(shard.unfinished_count for shard in shards)),
-        (BUFFERED, measures.buffered_bytes),
-        (SUBSCRIPTION_AGE, _largest(shard.subscription_age for shard in shards)),
-        (STALLED, sum(shard.reason is not None for shard in shards)),
         (ACTIVE_SHARDS, len(shards)),
         (LEASES_HELD, len(shards)),
         (LEASES_TAKEN, measures.lease_taken_count),
@@ -192,17 +200,8 @@ def consumer_measurements(
 def _shard_measurements(shard: ShardMeasures, of_app: Mapping[str, str]) -> Iterator[Measurement]:
     labels = {**of_app, "stream": shard.stream, "shard_id": shard.shard_id}
     yield from _counted(shard.counters, labels)
-    for metric, value in (
-        (BEHIND, shard.millis_behind_latest),
-        (LAG, _lag_ms(shard)),
-        (RETENTION_LEFT, shard.retention_left),
-        (CHECKPOINT_AGE, shard.checkpoint_age),
-        (UNFINISHED, shard.unfinished_count),
-        (BUFFERED, shard.buffered_bytes),
-        (SUBSCRIPTION_AGE, shard.subscription_age),
-        (STALLED, int(shard.reason is not None)),
-    ):
-        if value is not None:
+    for metric, value_of in _OF_SHARD.items():
+        if (value := value_of(shard)) is not None:
             yield Measurement(metric=metric, value=value, labels=labels)
 
 
@@ -212,14 +211,6 @@ def _counted(counters: Counters, labels: Mapping[str, str]) -> Iterator[Measurem
     yield Measurement(metric=PROCESSING_LATENCY, value=counters.calls.copy(), labels=labels)
     failed, tried = counters.failed_count, counters.handled_count + counters.failed_count
     yield Measurement(metric=ERROR_RATE, value=Summary(tried, failed), labels=labels)
-
-
-def _lag_ms(shard: ShardMeasures) -> float | None:
-    return None if shard.lag is None else round(shard.lag * 1_000)
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 # a producer: its streams and their shards, under the KPL's names
@@ -336,7 +327,7 @@ class OwnMetrics:
         elif name in RESERVED_NAMES:
             self._refuse(name, "the name has another meaning in CloudWatch's embedded metric format; choose another")
         elif len(self.summaries) >= OWN_NAMES_MAX:
-            self._refuse(name, f"there are {OWN_NAMES_MAX} metrics already; put no ids or keys into a name")
+            self._refuse(name, f"there are {OWN_NAMES_MAX} metrics already; do not use ids or keys in names")
         else:
             self.summaries[name] = Summary()
             self.add(name, value)
@@ -350,13 +341,12 @@ class OwnMetrics:
 _KNOWN_NAMES: Final = frozenset(metric.name for metric in KNOWN_METRICS)
 
 
+_ADDED_UNITS: Final = frozenset({"Count", "Bytes"})
 _WORST_IS_SMALLEST: Final = frozenset({RETENTION_LEFT.name, LIMITER_RATE.name})
 
 
 def merged(measured: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements of several consumers or producers with the same labels as one: counters, sizes and numbers are added
-    up, of everything else the worst counts.
-    """
+    """Measurements of several consumers or producers with the same labels as one."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], Measurement] = {}
     for one in measured:
         other = found.get(one.key)
@@ -365,11 +355,18 @@ def merged(measured: Iterable[Measurement]) -> list[Measurement]:
 
 
 def _merged_value(metric: Metric, one: Value, other: Value) -> Value:
-    if metric.kind != "gauge" or metric.unit in {"Count", "Bytes"}:
+    if metric.kind != "gauge":
         return added(one, other)
     assert isinstance(one, int | float)
     assert isinstance(other, int | float)
-    return min(one, other) if metric.name in _WORST_IS_SMALLEST else max(one, other)
+    return _over_all(metric, [one, other])
+
+
+def _over_all(gauge: Metric, values: Sequence[float]) -> float:
+    """Sizes and numbers are added up; of everything else the worst value is used."""
+    if gauge.unit in _ADDED_UNITS:
+        return sum(values)
+    return min(values) if gauge.name in _WORST_IS_SMALLEST else max(values)
 
 
 def added(one: Value, other: Value, sign: int = 1) -> Value:

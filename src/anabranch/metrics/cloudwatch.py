@@ -47,19 +47,15 @@ Sent = dict[Any, Value]
 """The readings that have arrived, by metric and labels."""
 
 
-class Datum:
+class Datum(NamedTuple):
     """One metric as CloudWatch takes it."""
 
-    __slots__ = ("counts", "dimensions", "name", "unit", "values")
-
-    def __init__(
-        self, name: str, unit: str, dimensions: Mapping[str, str], values: list[float], counts: list[float]
-    ) -> None:
-        self.name = name
-        self.unit = unit
-        self.dimensions = dimensions
-        self.values = values
-        self.counts = counts
+    name: str
+    unit: str
+    dimensions: Mapping[str, str]
+    values: list[float]
+    counts: list[float]
+    """How often each of the values was seen."""
 
 
 def batches_of(
@@ -88,7 +84,7 @@ def batches_of(
 def _data_of(one: Measurement, sent: Value | None, dimensions: Mapping[str, str]) -> list[Datum]:
     value = one.value
     if one.metric.kind == "counter" and not value:
-        return []  # what never happened needs no metric, which would cost money
+        return []  # CloudWatch charges for each metric
     if one.grows and sent is not None and size_of(sent) <= size_of(value):  # else it began again, with a new lease
         value = added(value, sent, -1)
     found = list(_values(value).items())

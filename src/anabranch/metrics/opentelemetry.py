@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: observable instruments, asked by whatever reader the program has configured.
+"""Metrics for OpenTelemetry: observable instruments, read by the readers that the program has configured.
 
 Only the API is used. `RecordsProcessed` becomes `anabranch.records_processed`, and `anabranch.shard.records_processed`
 for each shard (`level="detailed"`). The API has no way to hand over a finished histogram: times and summaries become
@@ -22,7 +22,7 @@ from anabranch.metrics.sources import Source, check_level, read_all
 
 _UNITS: Final = {"Count": "1", "None": "1", "Bytes": "By", "Milliseconds": "ms", "Seconds": "s"}
 _READING_SECONDS: Final = 0.05
-"""A reader asks one instrument after another: they share a reading that is so old at most."""
+"""A reader asks one instrument after another: they share a reading that is at most this old."""
 
 _OWN: Final = Metric("", "summary", "None", "Metrics of the program, by the attribute `metric`.", is_own=True)
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: a collector of the `prometheus-client` library, asked with each scrape.
+"""Metrics for Prometheus: a collector of the `prometheus-client` library, read at each scrape.
 
 `RecordsProcessed` becomes `anabranch_records_processed_total`, and `anabranch_shard_records_processed_total` for each
 shard (`level="detailed"`). Times are in seconds, as Prometheus wants them. All consumers and producers that use one
@@ -112,16 +112,10 @@ def text_of(found: Iterable[Any]) -> bytes:
         family.samples = list(samples[name].values())
 
     class Merged:
-        def describe(self) -> list[Any]:
-            return []
-
         def collect(self) -> Iterator[Any]:
             return iter(merged.values())
 
-    client = _client()
-    registry = client.CollectorRegistry()
-    registry.register(Merged())
-    return bytes(client.generate_latest(registry))
+    return bytes(_client().generate_latest(Merged()))
 
 
 def families(measured: Iterable[Measurement]) -> Iterator[Any]:
@@ -174,7 +168,7 @@ def _add_sample(family: Any, one: Measurement) -> None:
 
 
 def _texts(labels: Mapping[str, str]) -> list[str]:
-    """Empty for a label that does not apply: Prometheus takes it for a missing one."""
+    """Empty for a label that does not apply: Prometheus treats it as missing."""
     return [labels.get(name, "") for name in _LABELS]
 
 

@@ -31,11 +31,8 @@ class Source:
         *,
         namespace: str,
         aws: Aws | None = None,
-        reads_anywhere: bool = False,
     ) -> None:
-        """`reads_anywhere`: `read` may be called in any thread."""
         self.name = name
-        self._reads_anywhere = reads_anywhere
         self.namespace = namespace
         """For CloudWatch, if the exporter has none of its own."""
         self.aws = aws
@@ -64,15 +61,13 @@ class Source:
         self._loop = None
 
     def forget_shards(self) -> None:
-        """After the end: the shards are another's now."""
+        """After the end: other workers hold the shards now."""
         self._last["detailed"] = self._last["summary"]
 
     def read(self, level: Level) -> list[Measurement]:
         """All measurements of this level, from any thread."""
-        if self._reads_anywhere:
-            self._last[level] = list(self._read(level))
-        elif self._loop is not None:
-            with suppress(TimeoutError, RuntimeError):  # busy or closed: the previous reading has to do
+        if self._loop is not None:
+            with suppress(TimeoutError, RuntimeError):  # busy or closed: returns the previous reading
                 self._last[level] = read_on(self._loop, lambda: self._measure(level))
         return self._last.get(level, [])
 
@@ -88,17 +83,17 @@ class Source:
     # failures: an event, never an outage
 
     def failed(self, exporter: object, error: Exception, *, name: str = "") -> None:
-        """`name`: how the user knows it; its class by default."""
+        """`name`: the name in the event; by default the class."""
         count = self._failures[id(exporter)] = self._failures.get(id(exporter), 0) + 1
         if count & (count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             text = f"{type(error).__name__}: {error}"
-            self._tell(ExporterFailed(exporter=name or type(exporter).__name__, error=text, failure_count=count))
+            self._report(ExporterFailed(exporter=name or type(exporter).__name__, error=text, failure_count=count))
 
     def succeeded(self, exporter: object, *, name: str = "") -> None:
         if count := self._failures.pop(id(exporter), 0):
-            self._tell(ExporterRecovered(exporter=name or type(exporter).__name__, failure_count=count))
+            self._report(ExporterRecovered(exporter=name or type(exporter).__name__, failure_count=count))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         loop = self._loop
         if loop is None or running_loop() is loop:
             self._emit(event)
@@ -111,8 +106,8 @@ class Source:
 
 @runtime_checkable
 class Exporter(Protocol):
-    """Takes metrics elsewhere. Its methods are called on the event loop and must not block. One exporter can serve
-    several consumers and producers.
+    """Sends metrics to another system. Its methods are called on the event loop and must not block. One exporter can
+    serve several consumers and producers.
     """
 
     level: Level

@@ -11,8 +11,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from anabranch._aws.account import AwsAccount
-from anabranch._aws.kinesis_client import ClientSettings, open_kinesis
-from anabranch._http.client.limits import ClientTimeouts
+from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
@@ -45,9 +44,8 @@ class Keys:
 async def client_of(conversation, *, keys=None, timeouts=None):
     async with canned_server(conversation) as server:
         account = AwsAccount(Aws(region="eu-west-1", endpoint_url=server.url, credentials=keys or Keys()))
-        settings = ClientSettings(timeouts=timeouts or ClientTimeouts())
         try:
-            async with await open_kinesis(account, settings=settings) as client:
+            async with await open_kinesis(account, timeouts=timeouts) as client:
                 yield server, client
             await server.all_gone()
         finally:
@@ -150,7 +148,7 @@ def test_a_clock_that_is_off_is_corrected_from_the_services_own():
             await client.get_records(ORDERS, "iterator")
             assert len(seen) == 5
             assert first.server_seconds == second.server_seconds == int(ahead.timestamp())
-            assert client._service.clock_offset_ms == pytest.approx(7_200_000, abs=10_000)
+            assert client._service._clock_offset_ms == pytest.approx(7_200_000, abs=10_000)
 
     run(main)
 

@@ -44,7 +44,7 @@ def explain(shard, *others, members=(MEMBER,)):
 def test_a_shard_that_moves_needs_nothing():
     assert explain(SHARD) == (
         (
-            "shardId-000000000001 of orders is being read. a holds it, whose last heartbeat was 0.4 s ago. "
+            "shardId-000000000001 of orders is being read. It is held by a, whose last heartbeat was 0.4 s ago. "
             "Everything up to 49:3 is handled; it is 1.5 s behind, at 12 records per second."
         ),
         None,

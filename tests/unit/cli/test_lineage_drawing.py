@@ -1,6 +1,7 @@
 """The drawing of lineage: every shard once, in a tree that may have thousands; bars that meet and are never empty."""
 
-from anabranch._cli.output import ASCII, lineage, range_bar, share
+from anabranch._cli.output import ASCII, range_bar, share
+from anabranch._cli.shards import lineage
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.streams import Shard
 from anabranch.limits import HASH_KEY_MAX
@@ -54,7 +55,7 @@ def test_a_shard_with_one_missing_parent_is_drawn_under_the_other():
 
 def test_a_very_long_line_of_descent_is_drawn():
     shards = [shard("0")] + [shard(str(n), WHOLE, str(n - 1)) for n in range(1, 3000)]
-    assert len(lineage(shards)) == 3000
+    assert len(lineage(shards, ASCII)) == 3000
 
 
 def test_the_bars_of_neighbours_cover_the_space_once():

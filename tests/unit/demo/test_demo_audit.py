@@ -5,7 +5,6 @@ from xml.etree import ElementTree as ET
 
 from anabranch._demo.audit import Audit, HandledRecord, PutRecord, Recovery, judge, recovery_seconds
 from anabranch._demo.picture import draw
-from anabranch._demo.show import audit_lines
 from anabranch._demo.stage import RiverRow, ShardView
 from anabranch.limits import HASH_KEY_MAX
 
@@ -78,7 +77,7 @@ def test_the_picture_shows_the_audit_and_fits_a_screen():
         ShardView("one", 0, half, "one", is_open=True),
         ShardView("two", half + 1, HASH_KEY_MAX, None, is_open=True),
     )
-    drawn = draw([RiverRow(0.0, shards, ""), RiverRow(5.0, shards, "split 0")], audit, audit_lines(audit))
+    drawn = draw([RiverRow(0.0, shards, ()), RiverRow(5.0, shards, ("split 0", "throttled"))], audit)
     texts = [text.text for text in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"split 0", "plain loop", "not handled", "read after a split", "> 21 s", "0.2 s"} <= set(texts)
+    assert {"split 0", "throttled", "plain loop", "not handled", "read after a split", "> 21 s", "0.2 s"} <= set(texts)
     assert int(re.search(r'viewBox="0 0 1000 (\d+)"', drawn)[1]) <= 720

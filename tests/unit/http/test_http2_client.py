@@ -9,7 +9,7 @@ import h2.events
 import pytest
 
 from anabranch._http.client.http2_connection import Http2ClientConnection
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch.errors import TransportError
 
 
@@ -36,9 +36,7 @@ class Peer:
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
         self.h2.initiate_connection()
         self.events = []
-        self.connection = Http2ClientConnection(
-            asyncio.get_running_loop(), "https://peer", "peer:1", ClientLimits(), ClientTimeouts()
-        )
+        self.connection = Http2ClientConnection(asyncio.get_running_loop(), "https://peer", "peer:1", ClientTimeouts())
         self.transport = Transport(self)
         self.connection.connection_made(self.transport)
         self.say()

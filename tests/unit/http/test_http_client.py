@@ -4,11 +4,12 @@ from contextlib import asynccontextmanager
 import pytest
 from blockbuster import blockbuster_ctx
 
+from anabranch._http.client import connection
 from anabranch._http.client.connection import NoRoomError
 from anabranch._http.client.dialer import Dialer
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.client.http_client import HttpClient
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 from canned_server import answer, canned_server, read_request
 
@@ -23,13 +24,12 @@ def run(main):
 
 
 @asynccontextmanager
-async def client_of(conversation, *, connections_max=4, timeouts=None, limits=None):
+async def client_of(conversation, *, connections_max=4, timeouts=None):
     async with canned_server(conversation) as server:
         client = HttpClient(
             Dialer(parse_endpoint(server.url)),
             purposes={"reads": connections_max, "writes": 1},
             timeouts=timeouts,
-            limits=limits,
         )
         try:
             yield server, client
@@ -389,9 +389,11 @@ def test_a_refusal_before_all_was_sent_is_read_and_the_connection_is_dropped():
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20, "status 100"),
     ],
 )
-def test_a_broken_answer_is_a_transport_error_that_says_what_is_wrong(reply, words):
+def test_a_broken_answer_is_a_transport_error_that_says_what_is_wrong(monkeypatch, reply, words):
+    monkeypatch.setattr(connection, "BODY_BYTES_MAX", 2_000)
+
     async def main():
-        async with client_of(says(reply), limits=ClientLimits(body_bytes_max=2_000)) as (server, client):
+        async with client_of(says(reply)) as (server, client):
             with pytest.raises(TransportError, match=words) as failure:
                 await post(client, b"x")
             assert failure.value.maybe_sent
@@ -491,7 +493,7 @@ def test_a_caller_cancelled_in_the_moment_of_its_turn_passes_the_connection_on()
             fourth.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fourth
-            assert pool.open_count == 0
+            assert pool._open == 0
             await server.all_gone()
 
     run(main)

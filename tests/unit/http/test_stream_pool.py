@@ -124,6 +124,26 @@ def test_closing_a_stream_ends_it_at_the_server_at_once(certificate, secure, htt
     run(main)
 
 
+@pytest.mark.parametrize("http2", ["always", "never"])
+def test_a_stream_that_is_opened_while_the_client_closes_fails_and_leaves_nothing_open(http2):
+    async def main():
+        for turns in range(1, 40):  # close the client at any moment between connecting and the accepted stream
+            async with served_client(streaming(None), http2=http2) as (_, client):
+                opening = asyncio.ensure_future(client.open(HEADERS, b"{}"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                is_opening = not opening.done()
+                await client.close()
+                if is_opening:
+                    with pytest.raises(TransportError, match="closed"):
+                        await opening
+                assert not client._streams
+                assert not client._connections
+                assert client._sweep is None
+
+    run(main)
+
+
 @VERSIONS
 def test_a_cancelled_reader_and_a_closed_client_leave_nothing_open(certificate, secure, http2, version):
     async def main():

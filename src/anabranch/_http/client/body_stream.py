@@ -3,7 +3,7 @@
 `receive` returns what has arrived as views of the receive buffer, valid until the next `receive`. If the reader falls
 behind, the buffer fills and the transport is paused, so memory stays bounded. `close` ends the stream at once.
 
-The server may send `WINDOW_BYTES` that nobody has asked for; `expect` asks for more.
+The server may send `WINDOW_BYTES` at any time; `expect` allows it to send more.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class BodyStream(Protocol):
         """The next bytes, valid until the next call; an empty list at the end."""
 
     def expect(self, wanted_bytes: int) -> None:
-        """The reader has room for this many more bytes, besides the window that each stream has."""
+        """Allows the server to send this many bytes more than `WINDOW_BYTES`: the reader has room for them."""
 
     def progress(self) -> None:
         """The reader has received a complete message."""

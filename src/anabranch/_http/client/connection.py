@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from anabranch._http.client.body_stream import Http1BodyStream
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, INTERIM_ANSWERS_MAX, ClientTimeouts
 from anabranch._http.client.response_framing import (
     CHUNKED,
     UNTIL_CLOSE,
@@ -43,10 +43,6 @@ class ReceiveBuffers:
         self._kept_bytes_max = kept_bytes_max
         self._kept_bytes = 0
         self._kept: list[bytearray] = []
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._kept_bytes
 
     def borrow(self, size: int) -> bytearray:
         """At least `size` bytes, with arbitrary content."""
@@ -104,17 +100,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         peer: str,
-        limits: ClientLimits,
         timeouts: ClientTimeouts,
         buffers: ReceiveBuffers,
     ) -> None:
         self._loop = loop
         self._peer = peer
-        self._limits = limits
         self._timeouts = timeouts
         self._buffers = buffers
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
-        self._own = self._buffer = bytearray(limits.head_bytes_max)
+        self._own = self._buffer = bytearray(HEAD_BYTES_MAX)
         self._own_view = self._view = memoryview(self._own)
         self._end = 0  # bytes of the buffer that are filled
         self._body_start = 0
@@ -313,10 +307,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._become_stream(head, body_start)
         elif head.length >= 0:
             self._body_start, self._body_end = body_start, body_start + head.length
-            if head.length > self._limits.body_bytes_max:
-                bytes_max = self._limits.body_bytes_max
+            if head.length > BODY_BYTES_MAX:
                 raise TransportError(
-                    f"the response from {self._peer} has {head.length} bytes; the limit is {bytes_max}"
+                    f"the response from {self._peer} has {head.length} bytes; the limit is {BODY_BYTES_MAX}"
                 )
             self._phase = BODY
             self._read_body()
@@ -334,7 +327,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _skip_interim(self, head: ResponseHead, body_start: int) -> None:
         self._interim_answers += 1
-        if head.status == 101 or self._interim_answers > self._limits.interim_answers_max:
+        if head.status == 101 or self._interim_answers > INTERIM_ANSWERS_MAX:
             raise TransportError(f"{self._peer} sent the unexpected status {head.status}")
         rest = bytes(self._view[body_start : self._end])
         self._view[: len(rest)] = rest
@@ -399,8 +392,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _collect(self, payload: memoryview) -> None:
         body_bytes = len(self._collected) + len(payload)
-        if body_bytes > self._limits.body_bytes_max:
-            raise TransportError(f"the response from {self._peer} is longer than {self._limits.body_bytes_max} bytes")
+        if body_bytes > BODY_BYTES_MAX:
+            raise TransportError(f"the response from {self._peer} is longer than {BODY_BYTES_MAX} bytes")
         if body_bytes > len(self._own):
             self._ask_for_room(body_bytes)
         self._collected += payload

@@ -13,7 +13,7 @@ from typing import Final, cast
 
 from anabranch._http import http2
 from anabranch._http.client.body_stream import WINDOW_BYTES
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts, ReadTimeout
+from anabranch._http.client.limits import HEAD_BYTES_MAX, ClientTimeouts, ReadTimeout
 from anabranch.errors import TransportError
 
 STREAMS_MAX: Final = 100
@@ -117,15 +117,13 @@ class Http2BodyStream:
 
 
 class Http2ClientConnection(asyncio.BufferedProtocol):
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, limits: ClientLimits, timeouts: ClientTimeouts
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, authority: str, timeouts: ClientTimeouts) -> None:
         self._loop = loop
         self._peer = peer
         self._authority = authority
         self._timeouts = timeouts
         self._session = http2.client_session(
-            window_bytes=WINDOW_BYTES, frame_bytes_max=_FRAME_BYTES_MAX, head_bytes_max=limits.head_bytes_max
+            window_bytes=WINDOW_BYTES, frame_bytes_max=_FRAME_BYTES_MAX, head_bytes_max=HEAD_BYTES_MAX
         )
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # set by connection_made, before any use
         self._buffer = bytearray(_BUFFER_BYTES)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, HasRoom, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import KEPT_BUFFER_BYTES_MAX, ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 
 T = TypeVar("T")
@@ -37,13 +37,11 @@ class ConnectionPool:
         dialer: Dialer,
         *,
         connections_max: int,
-        limits: ClientLimits,
         timeouts: ClientTimeouts,
         buffers: ReceiveBuffers,
     ) -> None:
         self._dialer = dialer
         self._connections_max = connections_max
-        self._limits = limits
         self._timeouts = timeouts
         self._buffers = buffers
         self._loop = asyncio.get_running_loop()
@@ -53,10 +51,6 @@ class ConnectionPool:
         self._waiters: deque[_Waiter] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
-
-    @property
-    def open_count(self) -> int:
-        return self._open
 
     def take(self) -> ClientConnection | None:
         """An idle connection, or None. The usual case, so it needs no await."""
@@ -131,7 +125,7 @@ class ConnectionPool:
 
     def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool uses HTTP/1.1 only
         peer = self._dialer.endpoint.url
-        return ClientConnection(self._loop, peer, self._limits, self._timeouts, self._buffers)
+        return ClientConnection(self._loop, peer, self._timeouts, self._buffers)
 
     def _admit(self, connection: ClientConnection) -> None:
         self._busy[connection] = None
@@ -219,17 +213,15 @@ class HttpClient:
         *,
         purposes: Mapping[str, int],
         timeouts: ClientTimeouts | None = None,
-        limits: ClientLimits | None = None,
     ) -> None:
         """`purposes` maps the name of each pool to its maximum number of connections."""
-        limits = limits or ClientLimits()
         self._loop = asyncio.get_running_loop()
         self._timeouts = timeouts or ClientTimeouts()
         self._start = dialer.request_start
-        self._buffers = ReceiveBuffers(limits.kept_buffer_bytes_max)
+        self._buffers = ReceiveBuffers(KEPT_BUFFER_BYTES_MAX)
         self._pools = {
             purpose: ConnectionPool(
-                dialer, connections_max=connections_max, limits=limits, timeouts=self._timeouts, buffers=self._buffers
+                dialer, connections_max=connections_max, timeouts=self._timeouts, buffers=self._buffers
             )
             for purpose, connections_max in purposes.items()
         }

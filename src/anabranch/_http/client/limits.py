@@ -1,11 +1,21 @@
 """Sizes, counts and timeouts that bound what a server can cost a client.
 
-They protect the process from broken or hostile responses: nothing is allocated, kept or awaited beyond them. The
-defaults are above anything that the service does.
+They protect the process from broken or hostile responses: nothing is allocated, kept or awaited beyond them. They
+are above anything that the service does.
 """
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
+
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Status line and headers together."""
+BODY_BYTES_MAX: Final = 64 << 20
+"""GetRecords returns up to 10 MiB of data: 14 MiB in base64, plus up to 10,000 partition keys."""
+INTERIM_ANSWERS_MAX: Final = 8
+"""1xx responses before the final one."""
+KEPT_BUFFER_BYTES_MAX: Final = 32 << 20
+"""Large receive buffers that a client keeps for reuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +32,6 @@ class ClientTimeouts:
     """From the call to the last byte of its response, including the wait for a free connection."""
     idle: float = 20.0
     """How long an idle connection is kept: shorter than servers and load balancers usually do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientLimits:
-    head_bytes_max: int = 64 << 10
-    """Status line and headers together."""
-    body_bytes_max: int = 64 << 20
-    """GetRecords returns up to 10 MiB of data: 14 MiB in base64, plus up to 10,000 partition keys."""
-    interim_answers_max: int = 8
-    """1xx responses before the final one."""
-    kept_buffer_bytes_max: int = 32 << 20
-    """Large receive buffers that a client keeps for reuse."""
 
 
 class ReadTimeout:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from anabranch._http.client.body_stream import BodyStream
 from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch.errors import TransportError, UsageError
 
 if TYPE_CHECKING:
@@ -30,14 +30,12 @@ class StreamPool:
         http2: Literal["auto", "always", "never"] = "auto",
         streams_max: int = 1_000,
         timeouts: ClientTimeouts | None = None,
-        limits: ClientLimits | None = None,
     ) -> None:
         self._dialer = dialer
         self._http2 = http2
         self._streams_max = streams_max
         timeouts = timeouts or ClientTimeouts()
         self._timeouts = replace(timeouts, read=timeouts.message)  # between two messages a stream may be silent
-        self._limits = limits or ClientLimits()
         self._loop = asyncio.get_running_loop()
         self._buffers = ReceiveBuffers(0)
         self._dialling = asyncio.Lock()
@@ -68,8 +66,7 @@ class StreamPool:
                 connection.retire()  # it may be dead
             raise TransportError(f"{self._dialer.endpoint.url} did not accept the stream in time") from None
         if not isinstance(answer, ClientResponse):
-            self._streams[answer] = None
-            self._watch()
+            self._admit(answer)
         return answer
 
     def close_stream(self, stream: BodyStream, *, silent: bool = False) -> None:
@@ -100,12 +97,12 @@ class StreamPool:
 
     async def _connection(self, deadline: float) -> "Http2ClientConnection | ClientConnection":
         if self._speaks_http2 is False:
-            return await self._dialer.dial(self._choose, deadline)
+            return await self._dial(deadline)
         async with self._dialling:
             for kept in self._connections:
                 if kept.usable:
                     return kept
-            connection = await self._dialer.dial(self._choose, deadline)
+            connection = await self._dial(deadline)
             self._speaks_http2 = not isinstance(connection, ClientConnection)
             if not isinstance(connection, ClientConnection):
                 self._connections.append(connection)
@@ -117,13 +114,27 @@ class StreamPool:
                     raise
             return connection
 
+    def _admit(self, stream: BodyStream) -> None:
+        if self._closed:
+            stream.close()
+            raise TransportError("the client was closed")
+        self._streams[stream] = None
+        self._watch()
+
+    async def _dial(self, deadline: float) -> "Http2ClientConnection | ClientConnection":
+        connection = await self._dialer.dial(self._choose, deadline)
+        if self._closed:
+            connection.abort()
+            raise TransportError("the client was closed", maybe_sent=False)
+        return connection
+
     def _choose(self, negotiated: str | None) -> "Http2ClientConnection | ClientConnection":
         endpoint = self._dialer.endpoint
         if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
             from anabranch._http.client.http2_connection import Http2ClientConnection  # noqa: PLC0415 -- h2 is slow to import
 
-            return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._limits, self._timeouts)
-        return ClientConnection(self._loop, endpoint.url, self._limits, self._timeouts, self._buffers)
+            return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._timeouts)
+        return ClientConnection(self._loop, endpoint.url, self._timeouts, self._buffers)
 
     async def _open_http2(
         self, connection: "Http2ClientConnection", headers: Iterable[tuple[str, str]], body: bytes

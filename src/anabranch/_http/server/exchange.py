@@ -1,8 +1,8 @@
 """One request and its answer, independent of the HTTP version.
 
 A handler takes a `Request` and returns an answer or an awaitable of one: most answers need no task, so none is made
-for them. An answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (the behaviour of a server that
-went away). The connection provides an `AnswerSink` and does the framing. An `Exchange` owns the task that produces its
+for them. An answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (no answer, as if the server had
+gone away). The connection provides an `AnswerSink` and does the framing. An `Exchange` owns the task that produces its
 answer, and cancels it when the client disconnects.
 """
 
@@ -98,12 +98,9 @@ class Exchange:
         try:
             outcome = self._handler(request)
         except Exception as error:  # noqa: BLE001 -- a failing handler must not end the connection
-            self._sink.send(_defect(request, error))
-            return
-        if isinstance(outcome, Response):
-            self._sink.send(outcome)
-        elif isinstance(outcome, Abandon):
-            self._sink.abandon(outcome)
+            outcome = _defect(request, error)
+        if isinstance(outcome, Response | Abandon):
+            self._finish(outcome)
         else:
             self._task = self._spawn(self._perform(request, outcome))
 
@@ -116,14 +113,17 @@ class Exchange:
         try:
             answer = outcome if isinstance(outcome, StreamingResponse) else await outcome
         except Exception as error:  # noqa: BLE001 -- as in begin
-            self._sink.send(_defect(request, error))
-            return
+            answer = _defect(request, error)
+        if isinstance(answer, StreamingResponse):
+            await self._stream(request, answer)
+        else:
+            self._finish(answer)
+
+    def _finish(self, answer: Response | Abandon) -> None:
         if isinstance(answer, Response):
             self._sink.send(answer)
-        elif isinstance(answer, Abandon):
-            self._sink.abandon(answer)
         else:
-            await self._stream(request, answer)
+            self._sink.abandon(answer)
 
     async def _stream(self, request: Request, answer: StreamingResponse) -> None:
         if request.method == "HEAD":

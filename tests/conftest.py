@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background deaf to Ctrl-C, and that is handed down: tests press it in children.
+    # A shell starts background jobs with SIGINT ignored, and children inherit that. Some tests send SIGINT to children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A gate gives the same answer every time. New examples are looked for by hand: pytest --hypothesis-profile=explore
+# The gate is deterministic. To search for new examples: pytest --hypothesis-profile=explore
 settings.register_profile("gate", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile(
     "explore", deadline=None, print_blob=True, max_examples=1_000, suppress_health_check=[HealthCheck.too_slow]

@@ -18,18 +18,14 @@ class NetworkProxy:
         self._server: asyncio.Server | None = None
         self.port = 0
         self.delay_seconds = 0.0
-        """How long each piece is under way."""
+        """How long each piece takes to arrive."""
         self.loses_answers = False
-        """Requests arrive, and the connection breaks when the answer comes."""
+        """Requests arrive, but the connection breaks before the response does."""
 
     async def start(self) -> Self:
         self._server = await asyncio.start_server(self._accept, self._host, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
-
-    @property
-    def is_cut(self) -> bool:
-        return not self._passes.is_set()
 
     def cut(self) -> None:
         """From now on no byte passes, in either direction. Connections stay open, as when a cable is pulled."""
@@ -43,12 +39,12 @@ class NetworkProxy:
         self._passes.set()
 
     def lead_to(self, target_port: int) -> None:
-        """New connections go there; those that there are break."""
+        """Sends new connections there, and breaks the existing ones."""
         self._target_port = target_port
         self.heal(drop=True)
 
     def on_request(self, data: bytes) -> None:
-        """For those who count."""
+        """For subclasses that count requests."""
 
     async def close(self) -> None:
         if self._server is not None:

@@ -4,8 +4,8 @@ import cbor2
 import pytest
 from hypothesis import given, strategies as st
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local import cbor
+from anabranch.local.state.timestamps import Timestamp
 
 SCALARS = st.one_of(
     st.none(),

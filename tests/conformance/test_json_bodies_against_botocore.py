@@ -134,16 +134,16 @@ def test_requests_that_write(stream, records) -> None:
     )
 
 
-@given(some_text, some_text, some_text, st.none() | st.integers(1, 10_000))
-def test_requests_about_consumers(stream_arn, name, consumer_arn, max_results) -> None:
+@given(some_text, some_text, some_text)
+def test_requests_about_consumers(stream_arn, name, consumer_arn) -> None:
     assert ours(encode_register_stream_consumer(stream_arn, name)) == sent(
         "RegisterStreamConsumer", StreamARN=stream_arn, ConsumerName=name
     )
-    assert ours(encode_describe_stream_consumer(stream_arn=stream_arn, name=name)) == sent(
+    assert ours(encode_describe_stream_consumer(stream_arn, name)) == sent(
         "DescribeStreamConsumer", StreamARN=stream_arn, ConsumerName=name
     )
-    assert ours(encode_list_stream_consumers(stream_arn, next_token=name, max_results=max_results)) == sent(
-        "ListStreamConsumers", StreamARN=stream_arn, NextToken=name, MaxResults=max_results
+    assert ours(encode_list_stream_consumers(stream_arn, next_token=name)) == sent(
+        "ListStreamConsumers", StreamARN=stream_arn, NextToken=name
     )
     assert ours(encode_deregister_stream_consumer(consumer_arn)) == sent(
         "DeregisterStreamConsumer", ConsumerARN=consumer_arn
@@ -177,15 +177,12 @@ def test_answers_to_get_records(answer) -> None:
     body = json.dumps(answer).encode()
     theirs = read("GetRecords", body)
     response = decode_get_records(body)
-    assert [
-        (r.data, r.sequence_number, r.partition_key, r.arrival_seconds, r.encryption_type) for r in response.records
-    ] == [
+    assert [(r.data, r.sequence_number, r.partition_key, r.arrival_seconds) for r in response.records] == [
         (
             r["Data"],
             r["SequenceNumber"],
             r.get("PartitionKey", ""),
             r.get("ApproximateArrivalTimestamp", 0.0),
-            r.get("EncryptionType"),
         )
         for r in theirs["Records"]
     ]
@@ -275,7 +272,6 @@ def test_answers_to_describe_stream_summary(answer) -> None:
     assert summary.retention_hours == their["RetentionPeriodHours"]
     assert summary.open_shard_count == their["OpenShardCount"]
     assert summary.stream_mode == their.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED")
-    assert summary.consumer_count == their.get("ConsumerCount", 0)
     assert summary.record_bytes_max == their.get("MaxRecordSizeInKiB", 1024) * 1024
     assert summary.record_distribution == their.get("RecordDistributionStrategy")
 
@@ -305,7 +301,6 @@ def test_answers_about_consumers(answers, stream_arn) -> None:
     described = decode_describe_stream_consumer(body)
     their = read("DescribeStreamConsumer", body)["ConsumerDescription"]
     assert same(described, their)
-    assert described.stream_arn == their["StreamARN"]
 
 
 @pytest.mark.parametrize("code", ["ResourceInUseException", "com.amazonaws.kinesis.v20131202#KMSThrottlingException"])

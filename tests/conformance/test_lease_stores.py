@@ -152,10 +152,10 @@ class ForgetfulStore(MemoryLeaseStore):
         (UpsertingStore, "a heartbeat raises the counter of a live row and makes none"),
         (TakingFromAnybodyStore, "a lease is taken from the expected owner at the expected version"),
         (LastWriteWinsStore, "one of many writes of a version holds"),
-        (RacyStore, "many who create agree on one row"),
+        (RacyStore, "concurrent creates agree on one row"),
         (NarrowStore, "fields of a newer version are kept"),
         (StoreOfOneLoop, "two event loops use one handle"),
-        (StoreThatBreaksWhenGivenUp, "a call that was given up leaves the handle usable"),
+        (StoreThatBreaksWhenGivenUp, "a cancelled call leaves the handle usable"),
         (StoreThatRemembers, "a roll back shows"),
         (ForgetfulStore, "rows are read in order and finished ones only when asked for"),
     ],
@@ -190,4 +190,4 @@ def test_the_contract_catches_a_store_that_shows_late_writes_in_the_next_applica
     with pytest.raises(ExceptionGroup) as caught:
         check_lease_store(make)
     notes = [note for failure in caught.value.exceptions for note in failure.__notes__]
-    assert "in the check 'what comes late does not show in the next application of the name'" in notes
+    assert "in the check 'a late write does not show in the next application of the name'" in notes

@@ -13,9 +13,9 @@ import botocore.exceptions
 import botocore.session
 import pytest
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
+from anabranch.local.state.timestamps import Timestamp
 
 MODEL = botocore.session.Session().get_service_model("kinesis")
 OPERATIONS = [name for name in MODEL.operation_names if "Channel" not in name]

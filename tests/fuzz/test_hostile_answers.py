@@ -13,10 +13,11 @@ from anabranch._aws.account import ServiceAddress
 from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
+from anabranch._http.client import connection
 from anabranch._http.client.dialer import Dialer
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.client.http_client import HttpClient
-from anabranch._http.client.limits import ClientLimits, ClientTimeouts
+from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.event_stream import encode_message
@@ -27,10 +28,16 @@ from subscribed import subscribed
 
 ORDERS = parse_stream("orders")
 TIMEOUTS = ClientTimeouts(connect=2, read=0.3, message=0.6, total=0.6)
-LIMITS = ClientLimits(body_bytes_max=4 << 20)
 EXPECTED = (ServiceError, TransportError)
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_bodies():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "BODY_BYTES_MAX", 4 << 20)
+        yield
 
 
 class Keys:
@@ -43,9 +50,9 @@ async def client_of(conversation, *, http2="auto"):
         endpoint = parse_endpoint(server.url)
         dialer = Dialer(endpoint, connect_timeout=TIMEOUTS.connect)
         source = CredentialSource(lambda anew: Keys())
-        http = HttpClient(dialer, purposes={"reads": 4, "writes": 4, "others": 4}, timeouts=TIMEOUTS, limits=LIMITS)
+        http = HttpClient(dialer, purposes={"reads": 4, "writes": 4, "others": 4}, timeouts=TIMEOUTS)
         service = AwsService(KINESIS, ServiceAddress("eu-west-1", endpoint), source, http)
-        streams = StreamPool(dialer, http2=http2, timeouts=TIMEOUTS, limits=LIMITS)
+        streams = StreamPool(dialer, http2=http2, timeouts=TIMEOUTS)
         try:
             async with KinesisClient(service, streams) as client:
                 yield client

@@ -7,8 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch import Consumer, ConsumerSettings, DeadLetter, DeadLetters, PollingSettings, Producer, Retry
+from anabranch._aws.kinesis_client import open_kinesis
+from anabranch._model.streams import StreamName
 from anabranch.dead_letters import LetterFilter
-from anabranch.errors import DeadLetterError
+from anabranch.errors import ConfigurationError, DeadLetterError, UsageError
 from anabranch.events import DeadLettersWarning, RecordDeadLettered
 from anabranch.local import LocalKinesis
 from letter_samples import AWS_NAMES, moto
@@ -209,3 +211,24 @@ def test_a_letter_that_is_too_large_waits_with_that_reason_or_goes_to_the_overfl
             assert (await box.get(letter.idempotency_key)).payload == b"poison" + bytes(8_000)
 
     on_kinesis(monkeypatch, work)
+
+
+def test_a_start_that_fails_at_the_dead_letters_leaves_nothing_open(monkeypatch):
+    opened = []
+
+    async def open_and_remember(*arguments, **options):
+        opened.append(await open_kinesis(*arguments, **options))
+        return opened[-1]
+
+    async def main():
+        async with LocalKinesis(create={"orders": 1}) as local:
+            for name, value in local.environment().items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+            monkeypatch.setattr("anabranch.consumer.open_kinesis", open_and_remember)
+            with pytest.raises(ConfigurationError, match="the dead letters of application 'billing'"):
+                await consumer(DeadLetter()).run(Handler())
+            with pytest.raises(UsageError, match="this client is closed"):
+                await opened[0].describe_stream_summary(StreamName("orders"))
+
+    asyncio.run(main())

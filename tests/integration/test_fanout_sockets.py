@@ -10,7 +10,7 @@ from anabranch.stores.memory import MemoryLeaseStore
 from stream_world import QUICK, check_order, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(40)]
-TRANSPORTS = pytest.mark.parametrize("tls", [False, True], ids=["http1", "http2"])
+TRANSPORTS = pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.long), True], ids=["http1", "http2"])
 
 
 def fanout(world, store=None, **options):
@@ -53,6 +53,7 @@ def test_everything_comes_once_and_in_order_across_renewals_resharding_and_a_res
     run(main, 60)
 
 
+@pytest.mark.long
 def test_two_hundred_subscriptions_share_a_few_connections(monkeypatch):
     async def main():
         async with stream_world(200, tls=True) as world:
@@ -64,7 +65,7 @@ def test_two_hundred_subscriptions_share_a_few_connections(monkeypatch):
 
             running = asyncio.create_task(consumer.run(handle))
             await until(lambda: _active(consumer) == 200, "200 subscriptions", 40)
-            assert len(consumer._client._streams._connections) == 13  # 16 on each
+            assert len(consumer._ports.kinesis._streams._connections) == 13  # 16 on each
             world.put([f"key-{n}" for n in range(2_000)])
             await until(lambda: len(seen) == 2_000, "all records", 20)
             await consumer.stop()

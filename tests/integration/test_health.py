@@ -374,6 +374,31 @@ def test_a_sync_producer_can_be_checked():
     run(main)
 
 
+def test_metrics_of_a_sync_producer_include_the_registry_of_its_exporter():
+    async def main():
+        async with stream_world(1) as world:
+            registry = CollectorRegistry()
+            Gauge("queue_depth", "Of the program.", registry=registry).set(7)
+
+            def work():
+                with SyncProducer("orders", aws=world.aws, metrics=[Prometheus(registry=registry)]) as producer:
+                    producer.put_and_wait(b"1", "a")
+                    text = HealthApp(producer).answer("/metrics").body
+                    assert b"queue_depth 7.0" in text
+                    assert b'anabranch_user_records_put_total{app="",code="",shard_id="",stream="orders"' in text
+
+            await asyncio.to_thread(work)
+
+    run(main)
+
+
+def test_a_sync_producer_that_was_closed_before_its_first_put_says_why_it_is_not_ready():
+    producer = SyncProducer("orders")
+    producer.close()
+    assert producer.health().reasons == ("the producer is closed",)
+    assert HealthApp(producer).answer("/ready").status == 503
+
+
 def test_mistakes_are_named():
     with pytest.raises(ConfigurationError, match="HealthApp\\(\\) needs a consumer or a producer"):
         HealthApp()
@@ -429,7 +454,7 @@ async def handle(record):
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
     (tmp_path / "app.py").write_text(MODULE)
     port = free_port()

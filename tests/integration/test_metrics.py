@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch import Aws, Producer, SyncProducer, events
-from anabranch.errors import ConfigurationError
+from anabranch._model.streams import StreamName
+from anabranch.errors import ConfigurationError, UsageError
 from anabranch.measures import TimeBuckets
 from anabranch.metrics import CloudWatch, EmbeddedMetrics, OpenTelemetry, Prometheus, Summary
 from anabranch.metrics.opentelemetry import instrument_name
@@ -502,7 +503,9 @@ def test_a_cancelled_stop_of_an_exporter_leaves_nothing_open():
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-            assert (consumer._ports, consumer._client) == (None, None)
+            kinesis = consumer._consumer_run._ports.kinesis
+            with pytest.raises(UsageError, match="this client is closed"):
+                await kinesis.describe_stream_summary(StreamName("orders"))
 
     stopping = asyncio.Event()
     run(main)

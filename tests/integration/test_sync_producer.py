@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import boto3
 import pytest
 
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._wire.aggregate import open_aggregate
 from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.sync_producer import SyncProducer
@@ -35,6 +36,23 @@ def records(client, stream="orders"):
             else:
                 found += [(key, data) for key, _, data in aggregate.sub_records()]
     return found
+
+
+def test_after_a_thread_could_not_start_the_next_put_tries_again(kinesis, monkeypatch):
+    started, start = [], DaemonThreads.start
+
+    def start_the_second_time(self):
+        started.append(self)
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(DaemonThreads, "start", start_the_second_time)
+    with SyncProducer("orders") as producer:
+        with pytest.raises(ProducerError, match="can't start new thread"):
+            producer.put_nowait(b"x", "key")
+        assert producer.put_and_wait(b"x", "key").delivered
+    assert records(kinesis) == [("key", b"x")]
 
 
 def test_a_record_is_put_and_its_outcome_is_reported(kinesis):

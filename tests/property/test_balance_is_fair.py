@@ -12,10 +12,10 @@ MEMBERS = [f"m{number}" for number in range(7)]
 @st.composite
 def fleets(draw, *, limits=True, cooling=True):
     present = draw(st.lists(st.sampled_from(MEMBERS), unique=True, max_size=6))
-    seats = [
+    members = [
         MemberCapacity(member_id, draw(st.none() | st.integers(0, 6)) if limits else None) for member_id in present
     ]
-    claims = [
+    demands = [
         LeaseDemand(
             LeaseKey("1:orders:1", 0, f"shardId-{number:012}"),
             draw(st.none() | st.sampled_from(MEMBERS)),
@@ -24,32 +24,35 @@ def fleets(draw, *, limits=True, cooling=True):
         )
         for number in range(draw(st.integers(0, 12)))
     ]
-    return seats, claims
+    return members, demands
 
 
-def loads(seats, claims, desired):
-    counts = {seat.member_id: 0 for seat in seats}
-    for claim in claims:
-        if desired.get(claim.key) in counts:
-            counts[desired[claim.key]] += claim.weight
+def loads(members, demands, desired):
+    counts = {member.member_id: 0 for member in members}
+    for demand in demands:
+        if desired.get(demand.key) in counts:
+            counts[desired[demand.key]] += demand.weight
     return counts
 
 
 @given(fleets(limits=False, cooling=False))
 def test_members_differ_by_at_most_one(fleet):
-    seats, claims = fleet
-    counts = loads(seats, claims, balance(seats, claims))
+    members, demands = fleet
+    counts = loads(members, demands, balance(members, demands))
     if counts:
         assert max(counts.values()) - min(counts.values()) <= 1
-        assert sum(counts.values()) == sum(claim.weight for claim in claims)
+        assert sum(counts.values()) == sum(demand.weight for demand in demands)
 
 
 @given(fleets(cooling=False))
 def test_a_member_with_room_is_at_most_one_behind_another(fleet):
-    seats, claims = fleet
-    counts = loads(seats, claims, balance(seats, claims))
-    limits = {seat.member_id: seat.shards_max for seat in seats}
-    owned = {seat.member_id: sum(claim.weight for claim in claims if claim.owner == seat.member_id) for seat in seats}
+    members, demands = fleet
+    counts = loads(members, demands, balance(members, demands))
+    limits = {member.member_id: member.shards_max for member in members}
+    owned = {
+        member.member_id: sum(demand.weight for demand in demands if demand.owner == member.member_id)
+        for member in members
+    }
     for name, count in counts.items():
         limit = limits[name]
         # A member above its limit is never stripped of what nobody else has room for.
@@ -60,25 +63,25 @@ def test_a_member_with_room_is_at_most_one_behind_another(fleet):
 
 @given(fleets())
 def test_what_was_decided_is_decided_again(fleet):
-    seats, claims = fleet
-    desired = balance(seats, claims)
-    settled = [replace(claim, owner=desired.get(claim.key)) for claim in claims if claim.key in desired]
-    seated = {seat.member_id for seat in seats}
-    if all(claim.owner in seated for claim in settled):
-        assert balance(seats, settled) == desired
+    members, demands = fleet
+    desired = balance(members, demands)
+    settled = [replace(demand, owner=desired.get(demand.key)) for demand in demands if demand.key in desired]
+    member_ids = {member.member_id for member in members}
+    if all(demand.owner in member_ids for demand in settled):
+        assert balance(members, settled) == desired
 
 
 @given(fleets(limits=False, cooling=False))
 def test_a_lease_leaves_a_member_only_if_that_has_more_than_its_share(fleet):
-    seats, claims = fleet
-    if not seats:
+    members, demands = fleet
+    if not members:
         return
-    desired = balance(seats, claims)
-    total = sum(claim.weight for claim in claims)
-    fewest = total // len(seats)
-    for seat in seats:
-        mine = [claim for claim in claims if claim.owner == seat.member_id and claim.weight]
-        left = [claim for claim in mine if desired[claim.key] != seat.member_id]
+    desired = balance(members, demands)
+    total = sum(demand.weight for demand in demands)
+    fewest = total // len(members)
+    for member in members:
+        mine = [demand for demand in demands if demand.owner == member.member_id and demand.weight]
+        left = [demand for demand in mine if desired[demand.key] != member.member_id]
         if left:
             assert len(mine) > fewest
             assert len(mine) - len(left) >= fewest
@@ -86,53 +89,53 @@ def test_a_lease_leaves_a_member_only_if_that_has_more_than_its_share(fleet):
 
 @given(fleets(limits=False, cooling=False))
 def test_no_fair_sharing_moves_less(fleet):
-    seats, claims = fleet
-    if not seats:
+    members, demands = fleet
+    if not members:
         return
-    desired = balance(seats, claims)
-    owned = sorted((sum(c.weight for c in claims if c.owner == seat.member_id) for seat in seats), reverse=True)
-    share, over = divmod(sum(claim.weight for claim in claims), len(seats))
+    desired = balance(members, demands)
+    owned = sorted((sum(c.weight for c in demands if c.owner == member.member_id) for member in members), reverse=True)
+    share, over = divmod(sum(demand.weight for demand in demands), len(members))
     kept_at_best = sum(min(count, share + (place < over)) for place, count in enumerate(owned))
-    kept = sum(claim.weight for claim in claims if claim.owner and desired.get(claim.key) == claim.owner)
+    kept = sum(demand.weight for demand in demands if demand.owner and desired.get(demand.key) == demand.owner)
     assert kept >= kept_at_best
 
 
 @given(fleets(), st.randoms())
 def test_the_order_of_the_inputs_does_not_matter(fleet, random):
-    seats, claims = fleet
-    expected = balance(seats, claims)
-    random.shuffle(seats)
-    random.shuffle(claims)
-    assert balance(seats, claims) == expected
+    members, demands = fleet
+    expected = balance(members, demands)
+    random.shuffle(members)
+    random.shuffle(demands)
+    assert balance(members, demands) == expected
 
 
 @given(fleets())
 def test_leases_that_must_not_move_stay(fleet):
-    seats, claims = fleet
-    desired = balance(seats, claims)
-    seated = {seat.member_id for seat in seats}
-    for claim in claims:
-        if claim.owner in seated and (claim.weight == 0 or not claim.movable):
-            assert desired[claim.key] == claim.owner
+    members, demands = fleet
+    desired = balance(members, demands)
+    member_ids = {member.member_id for member in members}
+    for demand in demands:
+        if demand.owner in member_ids and (demand.weight == 0 or not demand.movable):
+            assert desired[demand.key] == demand.owner
 
 
 @given(fleets())
-def test_only_members_with_a_seat_get_something_new(fleet):
-    seats, claims = fleet
-    seated = {seat.member_id for seat in seats}
-    desired = balance(seats, claims)
-    for claim in claims:
-        if claim.key in desired and desired[claim.key] != claim.owner:
-            assert desired[claim.key] in seated
+def test_only_members_that_are_present_get_something_new(fleet):
+    members, demands = fleet
+    member_ids = {member.member_id for member in members}
+    desired = balance(members, demands)
+    for demand in demands:
+        if demand.key in desired and desired[demand.key] != demand.owner:
+            assert desired[demand.key] in member_ids
 
 
 def test_children_stay_with_their_parents_holder_while_that_is_fair():
     keys = [LeaseKey("1:orders:1", 0, f"shardId-{number:012}") for number in range(4)]
-    seats = [MemberCapacity("a"), MemberCapacity("b")]
+    members = [MemberCapacity("a"), MemberCapacity("b")]
     adopted = [LeaseDemand(keys[0], "a"), LeaseDemand(keys[1], "b"), LeaseDemand(keys[2], "b")]
-    assert balance(seats, adopted) == {keys[0]: "a", keys[1]: "b", keys[2]: "b"}
+    assert balance(members, adopted) == {keys[0]: "a", keys[1]: "b", keys[2]: "b"}
     unfair = [LeaseDemand(key, "b") for key in keys]
-    assert sorted(balance(seats, unfair).values()) == ["a", "a", "b", "b"]
+    assert sorted(balance(members, unfair).values()) == ["a", "a", "b", "b"]
 
 
 def test_without_seats_everything_stays_where_it_is():
@@ -145,7 +148,7 @@ def fleets_of_two_streams(draw):
     """Some members read only one of two streams, as while another is added worker by worker."""
     present = draw(st.lists(st.sampled_from(MEMBERS), unique=True, min_size=1, max_size=6))
     readers = {stream: sorted(draw(st.lists(st.sampled_from(present), unique=True))) for stream in ("a", "b")}
-    claims = [
+    demands = [
         LeaseDemand(
             LeaseKey(stream, 0, f"shardId-{number:012}"),
             draw(st.none() | st.sampled_from(readers[stream])) if readers[stream] else None,
@@ -154,35 +157,44 @@ def fleets_of_two_streams(draw):
         for number in range(draw(st.integers(0, 12)))
         for stream in [draw(st.sampled_from(["a", "b"]))]
     ]
-    return [MemberCapacity(member_id) for member_id in present], claims, readers
+    return [MemberCapacity(member_id) for member_id in present], demands, readers
 
 
 @given(fleets_of_two_streams())
 def test_each_member_gets_leases_of_streams_that_it_reads_and_none_is_left(fleet):
-    seats, claims, readers = fleet
-    desired = balance(seats, claims)
-    for claim in claims:
-        takers = readers[claim.key.stream_key]
-        assert desired.get(claim.key) in takers if takers else claim.key not in desired
+    members, demands, readers = fleet
+    desired = balance(members, demands)
+    for demand in demands:
+        takers = readers[demand.key.stream_key]
+        assert desired.get(demand.key) in takers if takers else demand.key not in desired
 
 
 @given(fleets_of_two_streams())
 def test_no_reader_of_a_stream_could_relieve_another_that_has_two_more(fleet):
-    seats, claims, readers = fleet
-    desired = balance(seats, claims)
-    counts = loads(seats, claims, desired)
+    members, demands, readers = fleet
+    desired = balance(members, demands)
+    counts = loads(members, demands, desired)
     both = set(readers["a"]) & set(readers["b"])
-    for claim in claims:
-        if (owner := desired.get(claim.key)) is None:
+    for demand in demands:
+        if (owner := desired.get(demand.key)) is None:
             continue
         # Who reads one stream only is as full as the others can make it.
-        relief = both if owner in both else set(readers[claim.key.stream_key]) - both
+        relief = both if owner in both else set(readers[demand.key.stream_key]) - both
         assert all(counts[other] >= counts[owner] - 1 for other in relief)
 
 
 @given(fleets_of_two_streams())
 def test_what_was_decided_for_two_streams_is_decided_again(fleet):
-    seats, claims, _ = fleet
-    desired = balance(seats, claims)
-    settled = [replace(claim, owner=desired[claim.key]) for claim in claims if claim.key in desired]
-    assert balance(seats, settled) == desired
+    members, demands, _ = fleet
+    desired = balance(members, demands)
+    settled = [replace(demand, owner=desired[demand.key]) for demand in demands if demand.key in desired]
+    assert balance(members, settled) == desired
+
+
+def test_a_member_with_shards_of_another_stream_keeps_the_remainder_that_it_was_given():
+    keys = [LeaseKey("a", 0, f"shardId-{number}") for number in range(3)]
+    members = [MemberCapacity("m0"), MemberCapacity("m1")]
+    only_m0 = [LeaseDemand(LeaseKey("b", 0, f"shardId-{number}"), takers=("m0",)) for number in (3, 4)]
+    demands = [LeaseDemand(key, takers=("m0", "m1")) for key in keys] + only_m0
+    desired = balance(members, demands)
+    assert balance(members, [replace(demand, owner=desired[demand.key]) for demand in demands]) == desired

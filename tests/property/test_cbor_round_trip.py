@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local import cbor
+from anabranch.local.state.timestamps import Timestamp
 
 timestamps = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(Timestamp.from_milliseconds)
 scalars = st.one_of(

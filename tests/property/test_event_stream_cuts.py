@@ -2,18 +2,10 @@
 
 from hypothesis import given, strategies as st
 
-from anabranch._wire.event_stream import Message, MessageDecoder, Uuid, encode_message
-from anabranch._wire.timestamps import Timestamp
+from anabranch._wire.event_stream import Message, MessageDecoder, encode_message
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
-values = st.one_of(
-    st.booleans(),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.binary(max_size=20),
-    st.text(st.characters(codec="utf-8"), max_size=20),
-    st.integers(0, 253_402_300_799_999).map(Timestamp.from_milliseconds),
-    st.binary(min_size=16, max_size=16).map(Uuid),
-)
+values = st.text(st.characters(codec="utf-8"), max_size=20)
 messages = st.builds(Message, st.dictionaries(names, values, max_size=4), st.binary(max_size=100))
 
 
@@ -27,7 +19,4 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(sent, cuts) -> None
         received += decoder.feed(stream[position : position + size])
         position += size
     assert received == sent
-    assert [{name: type(value) for name, value in m.headers.items()} for m in received] == [
-        {name: type(value) for name, value in m.headers.items()} for m in sent
-    ]
     assert decoder.buffered_bytes == 0

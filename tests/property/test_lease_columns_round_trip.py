@@ -12,8 +12,7 @@ from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, Str
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
 from anabranch.reasons import Reason, StoppedByHandler, UnknownReason
-from anabranch.stores import decode_row, encode_row, row_codec, sqlite_tables as tables
-from anabranch.stores.sqlite_tables import Table
+from anabranch.stores import decode_row, encode_row, sqlite_tables as tables
 
 NUMBERS = st.integers(0, 2**63 - 1)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
@@ -67,12 +66,12 @@ SPECIAL[MemberRow] = st.builds(
 )
 
 
-def through_sqlite(statements, table, row_columns):
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+def through_sqlite(statements, kind, row, app="a"):
+    connection, table = sqlite3.connect(":memory:", isolation_level=None), tables.TABLES[kind]
     try:
         tables.create_tables(connection, statements)
-        table.put(connection, row_columns)
-        (found,) = table.scan(connection, row_columns[: min(2, table._key_width)])
+        table.put(connection, app, "id", row)
+        (found,) = table.scan(connection, (row.app,) if kind == "app" else (app, "id"))
         return found
     finally:
         connection.close()
@@ -80,32 +79,27 @@ def through_sqlite(statements, table, row_columns):
 
 @given(values(LeaseRow), TEXT)
 def test_a_lease_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_leases", row_codec.LEASE_COLUMNS, 5, row_codec.lease_row)
-    assert through_sqlite(tables.LEASES, table, row_codec.lease_columns(app, "id", row)) == row
+    assert through_sqlite(tables.LEASES, "lease", row, app) == row
 
 
 @given(values(MemberRow), TEXT)
 def test_a_member_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_members", row_codec.MEMBER_COLUMNS, 3, row_codec.member_row)
-    assert through_sqlite(tables.MEMBERS, table, row_codec.member_columns(app, "id", row)) == row
+    assert through_sqlite(tables.MEMBERS, "member", row, app) == row
 
 
 @given(values(StreamRow), TEXT)
 def test_a_stream_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_streams", row_codec.STREAM_COLUMNS, 3, row_codec.stream_row)
-    assert through_sqlite(tables.LEASES, table, row_codec.stream_columns(app, "id", row)) == row
+    assert through_sqlite(tables.LEASES, "stream", row, app) == row
 
 
 @given(values(ControlRow), TEXT)
 def test_a_command_is_read_as_it_was_written(row, app):
-    table = Table("anabranch_commands", row_codec.CONTROL_COLUMNS, 3, row_codec.control_row)
-    assert through_sqlite(tables.LEASES, table, row_codec.control_columns(app, "id", row)) == row
+    assert through_sqlite(tables.LEASES, "command", row, app) == row
 
 
 @given(values(AppRow))
 def test_an_application_is_read_as_it_was_written(row):
-    table = Table("anabranch_applications", row_codec.APP_COLUMNS, 1, row_codec.app_row)
-    assert through_sqlite(tables.LEASES, table, row_codec.app_columns(row)) == row
+    assert through_sqlite(tables.LEASES, "app", row) == row
 
 
 @given(st.one_of(*(values(kind).map(lambda row, name=name: (name, row)) for name, kind in KINDS.items())))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from anabranch._wire.timestamps import Timestamp
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
+from anabranch.local.state.timestamps import Timestamp
 
 HASH_KEYS = 1 << 128
 HOUR_MS = 3_600_000
@@ -82,11 +82,15 @@ class LocalKinesisMachine(RuleBasedStateMachine):
         )
         assert answer["FailedRecordCount"] == len([slot for slot in refused if slot < len(keys)])
         for slot, (entry, result) in enumerate(zip(entries, answer["Records"], strict=True)):
-            assert (slot in refused) == (result.sequence_number is None)
-            if result.sequence_number is not None:
+            assert (slot in refused) == ("SequenceNumber" not in result)
+            if "SequenceNumber" in result:
                 self.acknowledged.append(
                     Acknowledged(
-                        result.shard_id, int(result.sequence_number), entry["PartitionKey"], entry["Data"], self.now_ms
+                        result["ShardId"],
+                        int(result["SequenceNumber"]),
+                        entry["PartitionKey"],
+                        entry["Data"],
+                        self.now_ms,
                     )
                 )
 

@@ -48,7 +48,7 @@ def expected(units, after, shard, policy):
 @given(units=UNITS, after=POSITIONS, shard=RANGES, policy=POLICIES)
 def test_every_record_after_the_position_comes_out_once_and_in_order(units, after, shard, policy):
     unpacker = Unpacker(STREAM, SHARD, shard, policy)
-    stretches = list(unpacker.unpack(read_of(units), after))
+    stretches = [some.records for some in unpacker.unpack(read_of(units), after)]
     assert all(stretches)
     records = [record for stretch in stretches for record in stretch]
     found = list(zip(places(records), (r.partition_key for r in records), (r.misrouted for r in records), strict=True))
@@ -59,10 +59,10 @@ def test_every_record_after_the_position_comes_out_once_and_in_order(units, afte
 @given(units=UNITS, cut=st.integers(0, 40))
 def test_resuming_after_any_record_gives_exactly_the_rest(units, cut):
     read = read_of(units)
-    whole = [r for stretch in Unpacker(STREAM, SHARD, None).unpack(read, None) for r in stretch]
+    whole = [r for some in Unpacker(STREAM, SHARD, None).unpack(read, None) for r in some.records]
     cut = min(cut, len(whole))
     after = whole[cut - 1].position if cut else None
     # Iterators resume at whole Kinesis records: what was handled of the first one comes again.
     again = [r for r in read if after is None or int(r.sequence_number) >= after.sequence_number]
-    rest = [r for stretch in Unpacker(STREAM, SHARD, None).unpack(again, after) for r in stretch]
+    rest = [r for some in Unpacker(STREAM, SHARD, None).unpack(again, after) for r in some.records]
     assert whole[:cut] + rest == whole

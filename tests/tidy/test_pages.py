@@ -14,6 +14,8 @@ PAGES = sorted(
 CODE_COLUMNS_MAX = 88
 """A page of the docs is 46em wide. Longer lines of code get a scroll bar."""
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_SHOWN_FILE = re.compile(r"^```\{literalinclude\} (\S+)$", re.MULTILINE)
+_INDENTED_CODE = re.compile(r"\n\n {4}(?=\S)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _OURS = re.compile(r"https://github\.com/anabranch/anabranch/(?:blob|tree)/main/(.*)")
 _ROLE = re.compile(r"\{\w+\}`")
@@ -23,8 +25,10 @@ def named(page):
     return str(page.relative_to(ROOT))
 
 
-def wide_lines(text):
+def wide_lines(page):
+    text = page.read_text()
     blocks = [block for _, language, block in _FENCE.findall(text) if not language.startswith("{")]
+    blocks += [(page.parent / shown).read_text() for shown in _SHOWN_FILE.findall(text)]
     return [line for block in blocks for line in block.splitlines() if len(line) > CODE_COLUMNS_MAX]
 
 
@@ -58,7 +62,8 @@ def broken_links(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_code_fits_the_page(page):
-    assert wide_lines(page.read_text()) == []
+    assert wide_lines(page) == []
+    assert not _INDENTED_CODE.search(_FENCE.sub("", page.read_text())), "code that is not fenced is not checked"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -73,6 +78,9 @@ def test_no_page_needs_sphinx_to_show_a_link(page):
 
 def test_a_wide_line_a_missing_file_and_a_missing_heading_are_noticed(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"# One ...\n[a](b.md) [c](#one) [d](#one-) [e](page.md#two)\n```text\n{'x' * 89}\n```\n")
-    assert wide_lines(page.read_text()) == ["x" * 89]
+    shown = tmp_path / "shown.yaml"
+    shown.write_text("y" * 90)
+    code = f"```text\n{'x' * 89}\n```\n```{{literalinclude}} shown.yaml\n```\n"
+    page.write_text(f"# One ...\n[a](b.md) [c](#one) [d](#one-) [e](page.md#two)\n{code}")
+    assert wide_lines(page) == ["x" * 89, "y" * 90]
     assert list(broken_links(page)) == ["b.md", "#one", "page.md#two"]

@@ -79,6 +79,7 @@ def is_running(process_id):
     return "anabranch._demo" in listed.stdout and not listed.stdout.startswith("Z")
 
 
+@pytest.mark.long
 def test_without_a_terminal_it_prints_lines_and_ends_with_a_clean_audit(tmp_path):
     ended = without_a_terminal("--seconds", "2", TMPDIR=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -182,7 +183,14 @@ def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_au
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    "number, code",
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path, number, code):
     with on_a_terminal(tmp_path) as (process, terminal):
         read_until(terminal, b"q end")

@@ -61,7 +61,7 @@ def test_doctor_finds_the_consumer_of_an_application_that_was_deleted(server, cl
     leases = f"sqlite:///{tmp_path}/leases.db"
     document = cli("doctor", "orders", "--app", "billing", "--leases", leases, "--json").json
     (found,) = [finding for finding in document if finding["check"] == "consumers"]
-    assert found["finding"] == "left by a former application 'billing': anabranch-billing-0123abcd"
+    assert found["finding"] == "left by an earlier application 'billing': anabranch-billing-0123abcd"
     assert found["advice"] == "anabranch streams consumers rm orders anabranch-billing-0123abcd"
     document = cli("doctor", "orders", "--app", "payments", "--leases", leases, "--json").json
     assert "consumers" not in {finding["check"] for finding in document}

@@ -121,7 +121,7 @@ def test_a_running_application_is_listed_shown_and_explained(worker, server, cli
     ]
     one = cli("explain", "billing", "1")
     assert one.out.splitlines()[0] == "shardId-000000000001 of orders is being read."
-    assert re.search(r"worker one holds it, whose last heartbeat was \d+\.\d s ago\.", one.out)
+    assert re.search(r"It is held by worker one, whose last heartbeat was \d+\.\d s ago\.", one.out)
 
 
 def test_an_application_is_deleted_when_its_workers_have_stopped(worker, cli):
@@ -176,6 +176,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     assert "shardId-000000000000 is not stopped: there is nothing to resume" in nothing.err
 
 
+@pytest.mark.long
 def test_the_installed_program_looks_at_an_application_too(worker, program):
     worker.start()
     for words in (("apps", "ls"), ("apps", "show", "billing"), ("explain", "billing"), ("top", "billing", "--once")):

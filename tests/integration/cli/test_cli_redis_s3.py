@@ -27,7 +27,7 @@ def redis(tmp_path_factory):
         yield server
 
 
-@pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.services), "s3"])
+@pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.services), pytest.param("s3", marks=pytest.mark.long)])
 def leases(request):
     """A store of its own for each test."""
     if request.param == "s3":

@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     ),  # what Sphinx makes of a type with a comma in it
     (
         r"py:.*",
-        r"anabranch\.\w+\.(T|R|BatchDecorator)",
+        r"anabranch\.\w+\.(T|R|ValueT|BatchDecorator)",
     ),  # type variables, and the type of a decorator
     (
         r"py:.*",

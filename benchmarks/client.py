@@ -19,7 +19,7 @@ from aiobotocore.session import get_session
 
 import measure
 from anabranch._aws.account import AwsAccount
-from anabranch._aws.kinesis_client import ClientSettings, open_kinesis
+from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
@@ -178,10 +178,7 @@ def main() -> None:
 async def open_all(stack: AsyncExitStack, url: str, certificate: str):
     account = AwsAccount(Aws(endpoint_url=url))
     stack.callback(account.close)
-    clients = [
-        await stack.enter_async_context(await open_kinesis(account, settings=ClientSettings(http2=http2)))
-        for http2 in ("never", "auto")
-    ]
+    clients = [await stack.enter_async_context(await open_kinesis(account, http2=http2)) for http2 in ("never", "auto")]
     config = AioConfig(max_pool_connections=64, retries={"total_max_attempts": 1})
     session = get_session()
     peer = await stack.enter_async_context(

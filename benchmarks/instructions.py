@@ -242,7 +242,7 @@ class VirtualStream:
             await asyncio.sleep(self._latency)
         return bodies.decode_get_records(body, server_seconds=self.clock.wall_ms() / 1000)
 
-    async def list_shards(self, stream, *, shard_filter=None, next_token=None, max_results=None):  # noqa: ARG002
+    async def list_shards(self, stream, *, shard_filter=None, next_token=None):  # noqa: ARG002
         from anabranch._wire import bodies
 
         return bodies.decode_list_shards(self._body("ListShards", self.name))

@@ -153,7 +153,7 @@ def show_traces(runner, client, folder) -> None:
     stream, count = f"plain-{SHARDS}s-{TRACED_PAGES}p-10000x100", SHARDS * TRACED_PAGES * 10_000
     works = {"off": lambda: read_all(client, folder, handler, watch=False, stream=stream, count=count)}
     trace.set_tracer_provider(TracerProvider(sampler=ALWAYS_OFF))
-    tracing = Tracing()
+    tracing = Tracing(lambda _: None)
     works["traced, none sampled"] = lambda: read_all(
         client, folder, handler, watch=False, stream=stream, count=count, tracing=tracing
     )

@@ -129,7 +129,7 @@ class Stream:
             ]
         return GetRecordsResponse(records, f"{shard_id} {now}", 0, (), self._clock.wall_ms() / 1000)
 
-    async def list_shards(self, stream, *, shard_filter=None, next_token=None, max_results=None):
+    async def list_shards(self, stream, *, shard_filter=None, next_token=None):
         return ListShardsResponse(self.shards)
 
     async def describe_stream_summary(self, stream):

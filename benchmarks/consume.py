@@ -51,7 +51,7 @@ from anabranch._engine.consumer_run import (
     IterateRecords,
 )
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.ports import Ports
+from anabranch._ports import Ports
 from anabranch.config import Aws
 from anabranch.stores.urls import open_store
 from client import canned_server

@@ -30,10 +30,10 @@ from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard
+from anabranch._ports import Ports
 from anabranch.errors import ThrottledError
 from anabranch.limits import HASH_KEY_MAX
 from anabranch.stores.dynamodb import DynamoDbLeaseStore

@@ -210,7 +210,7 @@ class VirtualStream:
 
     def consumer(self, mode, order="shard", *, pace=None):
         import scale
-        from anabranch._engine.ports import Ports
+        from anabranch._ports import Ports
         from anabranch.stores.memory import MemoryLeaseStore
 
         ports = Ports(

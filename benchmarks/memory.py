@@ -20,7 +20,7 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.window import Unpacker
 from anabranch._engine.consumer_run import IterateBatches
-from anabranch._engine.ports import Ports
+from anabranch._ports import Ports
 from anabranch._wire import bodies
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry
 from anabranch.producer import Producer, ProducerPorts

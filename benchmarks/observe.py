@@ -25,7 +25,7 @@ from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._engine.consumer_run import HandleRecords, IterateBatches, IterateRecords
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.tracing import Tracing
+from anabranch._tracing import Tracing
 from anabranch.config import Aws
 from anabranch.metrics import EmbeddedMetrics, Prometheus
 from anabranch.metrics.catalogue import consumer_measurements

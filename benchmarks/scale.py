@@ -23,10 +23,10 @@ from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consumer_run import ConsumerRun, HandleBatches, RunPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.ports import Ports
 from anabranch._model.hash_keys import HASH_KEY_MAX, HashKeyRange
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Shard, parse_stream
+from anabranch._ports import Ports
 from anabranch._wire.messages import GetRecordsResponse, KinesisRecord, ListShardsResponse, StreamSummary
 from anabranch.budget import Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings

@@ -20,11 +20,10 @@ from anabranch._aws.account import ServiceAddress
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.ports import Ports
 from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.endpoint import parse_endpoint
 from anabranch._http.server.exchange import Abandon, HangUp, Request, Response, StreamingResponse
-from anabranch._ports import LeaseStore
+from anabranch._ports import LeaseStore, Ports
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.errors import TransportError
 from anabranch.local.faults import Faults

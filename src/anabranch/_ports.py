@@ -1,11 +1,14 @@
 """What the engine needs from outside, as protocols: a clock, Kinesis, a lease store, dead letters.
 
-`_aws`, `stores` and `dead_letters` implement them for production, `testing` for simulated fleets.
+`_aws`, `stores` and `dead_letters` implement them for production, `testing` for simulated fleets. `Ports` has all that
+a consumer needs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from anabranch._model.entropy import Entropy
 from anabranch._model.leases import (
     AppRow,
     Conflict,
@@ -22,6 +25,7 @@ from anabranch._model.leases import (
     StreamRow,
 )
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
+from anabranch._tracing import Tracing
 from anabranch._wire.messages import (
     ConsumerDescription,
     GetRecordsResponse,
@@ -32,6 +36,7 @@ from anabranch._wire.messages import (
     StreamSummary,
     SubscribeToShardEvent,
 )
+from anabranch.events import Event
 from anabranch.letters import Letter
 
 
@@ -293,3 +298,25 @@ class LetterDestination(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Everything that one run of a consumer needs."""
+
+    kinesis: Kinesis
+    store: LeaseStore
+    clock: Clock
+    entropy: Entropy
+    emit: Callable[[Event], None]
+    letters: LetterDestination | None = None
+    """Where dead letters go, if the policy writes some."""
+    heartbeats_on_thread: bool = False
+    """Whether heartbeats have their own thread. A simulation has no threads: it sends them from the event loop."""
+    tracing: Tracing | None = None
+    """None: nothing is traced."""
+    add_metric: Callable[[str, float], None] | None = None
+    """Receives the metrics that handlers report with `context.metric`; None drops them."""
+    before_call: Callable[[], Awaitable[None]] | None = None
+    """For simulations: awaited between the fence check and the handler call, the worst moment for a process to
+    pause."""

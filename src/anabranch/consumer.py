@@ -36,15 +36,14 @@ from anabranch._engine.consumer_run import (
 from anabranch._engine.emit import check_alerts, make_emit
 from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.ports import Ports
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
-from anabranch._engine.tracing import Tracing
 from anabranch._loop_reads import read_on
 from anabranch._model.kinds import check_types, type_violations
 from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
 from anabranch._model.streams import StreamName, parse_stream
-from anabranch._ports import LeaseStore, LetterDestination
+from anabranch._ports import LeaseStore, LetterDestination, Ports
+from anabranch._tracing import Tracing
 from anabranch.alerts import Alert
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings, FanOutSettings

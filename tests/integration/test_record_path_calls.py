@@ -76,7 +76,7 @@ def test_exporters_add_no_call_for_a_record(consume):
     )
     assert watched == off
     ours = {name.partition(":")[0] for name in off}
-    assert not ours & {"catalogue.py", "health.py", "measures.py", "prometheus.py", "sources.py", "tracing.py"}
+    assert not ours & {"catalogue.py", "health.py", "measures.py", "prometheus.py", "sources.py", "_tracing.py"}
 
 
 @pytest.mark.parametrize("consume, most", [(by_handler, 13), (by_loop, 13), (by_batches, 5)])
@@ -89,4 +89,4 @@ def test_the_check_sees_what_traces_add():
     settings = ConsumerSettings(leases=QUICK.leases, polling=QUICK.polling, trace=True)
     with recorded_spans():
         traced = calls_per_record(by_handler, settings=settings)
-    assert "tracing.py:handling" in traced
+    assert "_tracing.py:handling" in traced

@@ -12,10 +12,9 @@ from anabranch._core.leases.plan import Write, Written
 from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import Finish, LeaseRow
-from anabranch._ports import Clock
+from anabranch._ports import Clock, Ports
 from anabranch.config import CheckpointSettings
 from anabranch.events import CheckpointFailed, CheckpointRecovered
 from anabranch.records import Record

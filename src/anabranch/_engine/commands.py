@@ -19,9 +19,9 @@ from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import report_skipped
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._model.leases import ControlRow, LeaseKey
 from anabranch._model.streams import Position
+from anabranch._ports import Ports
 from anabranch.events import CommandAnswered
 
 GIVE_UP_MS: Final = 30_000

@@ -40,7 +40,6 @@ from anabranch._engine.handover import ShardHandover
 from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader, Reader
-from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
@@ -52,6 +51,7 @@ from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause
 from anabranch._engine.work_queue import Isolation, WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
+from anabranch._ports import Ports
 from anabranch._version import __version__
 from anabranch.alerts import Alert
 from anabranch.budget import Budget

@@ -16,10 +16,9 @@ from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.work_queue import WorkQueue
 from anabranch._model.streams import Position
-from anabranch._ports import LetterDestination
+from anabranch._ports import LetterDestination, Ports
 from anabranch.errors import AnabranchError, DeadLetterError
 from anabranch.events import DeadLettersWarning, RecordDeadLettered
 from anabranch.letters import Letter, make_letter

@@ -40,9 +40,9 @@ from anabranch._engine.handler_calls import (
     refuse_unfinished,
 )
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._engine.work_queue import WorkQueue
+from anabranch._ports import Ports
 from anabranch.events import RecordSkipped
 from anabranch.letters import Failure
 from anabranch.policies import DeadLetter, Retry

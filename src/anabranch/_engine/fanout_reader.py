@@ -26,9 +26,8 @@ from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.fanout_registration import FanOutRegistration
 from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
-from anabranch._engine.ports import Ports
 from anabranch._engine.read_results import ReadError, ReadResults
-from anabranch._ports import ShardSubscription
+from anabranch._ports import Ports, ShardSubscription
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch.budget import Budget
 from anabranch.errors import (

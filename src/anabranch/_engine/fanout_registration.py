@@ -27,9 +27,9 @@ from anabranch._core.reading.registration import (
     own_name,
 )
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.shard_discovery import CoalescedCall, retry_kinesis_call
 from anabranch._model.leases import FanOutConsumer, StreamRow
+from anabranch._ports import Ports
 from anabranch._wire.messages import ConsumerDescription
 from anabranch.errors import (
     AnabranchError,

@@ -23,9 +23,9 @@ from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._engine.work_queue import Isolation
+from anabranch._ports import Ports
 from anabranch.events import ShardSuspected
 from anabranch.reasons import StoppedByCrashes
 

@@ -12,9 +12,9 @@ from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import ReadPage, Session
 from anabranch._engine.changes import Changes
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
 from anabranch._model.leases import LeaseKey
+from anabranch._ports import Ports
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import CredentialsError, ServiceError, ThrottledError, TransportError
 from anabranch.events import ReadFailed, ReadRecovered, TaskRestarted

@@ -7,8 +7,8 @@ from anabranch._core.monitor import AlertEvent, RunMonitor
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._model.leases import LeaseKey
+from anabranch._ports import Ports
 from anabranch.alerts import Alert
 from anabranch.events import Event, HookFailed
 from anabranch.measures import ConsumerMeasures

@@ -37,9 +37,9 @@ from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unrea
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.fleet import Fleet
-from anabranch._engine.ports import Ports
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName
+from anabranch._ports import Ports
 from anabranch._wire.messages import StreamSummary
 from anabranch.config import ConsumerSettings
 from anabranch.errors import (

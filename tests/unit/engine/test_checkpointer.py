@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from anabranch._core.session import SEEN_THROUGH_EVERY_SECONDS
 from anabranch._engine.checkpointer import WRITES_AT_ONCE, Checkpointer
-from anabranch._engine.ports import Ports
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import Finish, Stopped
 from anabranch._model.streams import Position
+from anabranch._ports import Ports
 from anabranch.config import CheckpointSettings
 from anabranch.reasons import StoppedByCrashes
 from anabranch.testing import ManualClock

@@ -4,9 +4,9 @@ import asyncio
 import random
 from types import SimpleNamespace
 
-from anabranch._engine.ports import Ports
 from anabranch._engine.quarantine import CHECK_MS, Quarantine
 from anabranch._engine.work_queue import Isolation
+from anabranch._ports import Ports
 from anabranch.testing import ManualClock
 from held_sessions import make_session, read
 from shard_records import plain

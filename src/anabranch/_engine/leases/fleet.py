@@ -40,9 +40,9 @@ from anabranch._core.shards.bootstrap import unfinished_shards
 from anabranch._engine.clock import Alarm
 from anabranch._engine.leases.drive import StoreCaller, drive, moment_of
 from anabranch._engine.leases.heartbeats import ExitOnLeaseExpiry, HeartbeatSender, HeartbeatThread
-from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Shard, ShardFilter
+from anabranch._ports import Ports
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import ClockSkew, Reason, StoreAccessDenied, StoreThrottled, StoreUnreachable

@@ -24,12 +24,12 @@ from anabranch._core.writing.lanes import PutRecordsCall, WriteOptions, check_ke
 from anabranch._core.writing.stream_writer import StreamWriter, WriteSteps
 from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause
-from anabranch._engine.tracing import PutSpan, Tracing
 from anabranch._engine.writing.process_exit import cancel_report_at_exit, report_at_exit
 from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import wrong_partition_key
 from anabranch._model.streams import AT_LATEST, Shard, StreamName, parse_stream
 from anabranch._ports import Clock, KinesisWriting
+from anabranch._tracing import PutSpan, Tracing
 from anabranch._wire.aggregate import TRACE_TAG, Tag
 from anabranch._wire.messages import PutRecordsResponse, StreamSummary
 from anabranch.errors import (

@@ -13,10 +13,9 @@ from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.consumer_run import ConsumerRun, EngineMode, HandleBatches, HandleRecords, RunPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.ports import Ports
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Position, StreamName
-from anabranch._ports import Kinesis, LeaseStore
+from anabranch._ports import Kinesis, LeaseStore, Ports
 from anabranch.budget import Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import DeadLetterError, ShardStoppedError
